@@ -71,7 +71,7 @@ def show(results: list[Result]) -> None:
 
 def main() -> None:
     """Run the benchmarks that the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
     parser.add_argument("--database", choices=["sqlite", "postgresql"], action="append", help="only this one")
     parser.add_argument("--only", help="only benchmarks with this in their name, such as fetch")
     parser.add_argument("--rounds", type=int, default=7, help="rounds of each measurement (7)")

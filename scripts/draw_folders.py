@@ -32,7 +32,7 @@ def draw_files(folder: Path) -> Iterator[str]:
         yield ""
         yield "| file | what |"
         yield "| --- | --- |"
-        for path in _in_reading_order(files):
+        for path in [*_in_reading_order(files), *sorted(folder.glob("*.c"))]:
             yield f"| [`{path.name}`]({path.name}) | {_summary(path)} |"
 
 
@@ -154,6 +154,9 @@ def _file_of(dotted: str) -> list[Path]:
 
 
 def _summary(file: Path) -> str:
-    """Return the first sentence of a module's docstring, for the cell of a table."""
-    paragraph = (ast.get_docstring(ast.parse(file.read_bytes())) or "").partition("\n\n")[0]
+    """Return the first sentence of a module's docstring, or of the comment that opens a file of C."""
+    if file.suffix == ".c":
+        paragraph = file.read_text(encoding="utf-8").partition("*/")[0].partition("\n *\n")[0].removeprefix("/*")
+    else:
+        paragraph = (ast.get_docstring(ast.parse(file.read_bytes())) or "").partition("\n\n")[0]
     return " ".join(paragraph.split()).replace("|", "\\|")

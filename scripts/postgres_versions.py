@@ -29,18 +29,29 @@ PART = (
     "tests/participants/test_branches.py",
     "tests/clients/producer/test_transactions.py",
 )
+#: What differs between C and Python alone, which one version is enough for.
+PART_OF_THE_FIRST = (
+    "tests/clients/model/test_message.py",
+    "tests/clients/consumer/test_subscription.py",
+    "tests/clients/consumer/test_consumer_reading.py",
+)
 #: Not what is about SQLite. A commit of several statements in one message is that of every version: of the cases that
 #: are written down here are those of the function; random histories, and what has begun before, run all the statements.
 CHOSEN = "not sqlite and (function or not statements or both_ways or begun_before or cannot_wait or not test_whole.py)"
+#: Of the commit by one statement a version between others has the random histories, which run all its ways: the cases
+#: that are written down are those of the versions on both sides; so are the changes that the comparison of tables sees.
+CHOSEN_BETWEEN = f"({CHOSEN}) and (both_ways or not test_whole) and not comparison_sees"
 
 
-def run(programs: Path, tests: Sequence[str]) -> tuple[int, str, float]:
+def run(programs: Path, tests: Sequence[str], chosen: str) -> tuple[int, str, float]:
     """Run the tests on the programs in this folder; return the exit code, what was printed, and the seconds."""
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-k", CHOSEN, *tests]
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-k", chosen, *tests]
     environment = {
         **os.environ,
         "TXNSTORE_TEST_POSTGRES_PROGRAMS": str(programs),
         "TXNSTORE_CAMPAIGN_LENGTH": str(CAMPAIGN_LENGTH),
+        # All other tests run with what is in C, where it was built.
+        "TXNSTORE_PURE_PYTHON": "1",
     }
     began = time.monotonic()
     try:
@@ -56,7 +67,7 @@ def run(programs: Path, tests: Sequence[str]) -> tuple[int, str, float]:
 def main(arguments: Sequence[str]) -> int:
     """Run the part on the versions that are named, or all; return the exit code."""
     split = arguments.index("--") if "--" in arguments else len(arguments)
-    wanted, tests = arguments[:split], list(arguments[split + 1 :]) or PART
+    wanted, tests = arguments[:split], arguments[split + 1 :]
     try:
         found = fetch_programs()
     except NoProgramsError as error:
@@ -69,7 +80,15 @@ def main(arguments: Sequence[str]) -> int:
     codes = set()
     # A third of the time a test waits.
     with ThreadPoolExecutor((os.cpu_count() or 1) + 2) as pool:
-        runs = {version: pool.submit(run, found[version], tests) for version in versions}
+        runs = {
+            version: pool.submit(
+                run,
+                found[version],
+                tests or (PART if number else PART + PART_OF_THE_FIRST),
+                CHOSEN_BETWEEN if version in versions[1:-1] and not tests else CHOSEN,
+            )
+            for number, version in enumerate(versions)
+        }
         for version, future in runs.items():
             code, printed, seconds = future.result()
             last = printed.strip().splitlines()[-1] if printed.strip() else ""

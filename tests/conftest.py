@@ -10,7 +10,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
@@ -20,8 +20,10 @@ from sqlalchemy.engine import make_url
 
 from tests.tools.living_sessions import sessions_living_on
 from txnstore.clients.upkeep import Upkeep
+from txnstore.db import opening
 from txnstore.db.opening import open_store
 from txnstore.db.store import Store
+from txnstore.log import partition_rows
 from txnstore.testing.manual_clock import ManualClock
 from txnstore.testing.postgres_server import PostgresServer, connection_string
 from txnstore.testing.private_cluster import (
@@ -41,53 +43,47 @@ settings.load_profile("txnstore")
 
 #: What all tests leave is a fifth of it.
 MEMORY_BYTES_MIN = 8 * 1024**3
-#: The files that take longest, those that take most first: with several processes, the last one to end is soon.
+#: The files that take longest, those that take most first: with several processes, the last one to end is soon. Here
+#: belongs each that takes more than half a minute of the whole suite.
 LONG_FILES = (
     "spark/test_sink_kills.py",
-    "crash/test_writers.py",
-    "demo/test_demo.py",
-    "consumer/test_consumer_faults.py",
-    "membership/test_group_outages.py",
-    "processes/test_stopped_members.py",
-    "cluster/test_clients_records.py",
-    "roles/test_clients_again_groups.py",
+    "processes/test_commit_order_history.py",
     "crash/test_transactions.py",
+    "processes/test_stopped_members.py",
+    "crash/test_housekeeping.py",
+    "processes/test_upkeep_kills.py",
+    "interleavings/test_reaper.py",
+    "demo/test_demo.py",
     "moving/test_move_crashes.py",
-    "relay/test_real_kafka.py",
-    "crash/test_starts.py",
-    "interleavings/test_writers.py",
-    "consumer/test_consumer_reading.py",
+    "processes/test_commit_order_memory.py",
+    "processes/test_commit_order_rebalances.py",
+    "interleavings/test_compaction.py",
+    "maintenance/test_year.py",
     "processes/test_group_workers.py",
-    "clients/test_interrupts.py",
-    "membership/test_group_subscriptions.py",
-    "maintenance/test_catching_up.py",
-    "db/test_wakeup.py",
-    "db/test_wakeup_hints.py",
-    "membership/test_group_losses.py",
+    "plans/test_plans.py",
+    "consumer/test_consumer_faults.py",
+    "relay/test_real_kafka.py",
+    "house/test_comparison.py",
+    "participants/test_crashes.py",
+    "cluster/test_crashes.py",
+    "cluster/test_clients_records.py",
+    "interleavings/test_retention.py",
+    "moving/test_move.py",
+    "membership/test_group_outages.py",
+    "faults/test_producer.py",
+    "crash/test_second_crashes.py",
+    "house/test_growth.py",
+    "transactions/test_whole_group.py",
     "models/test_client_model.py",
     "crash/test_writer_kills.py",
-    "moving/test_move.py",
-    "plans/test_plans.py",
-    "producer/test_enlist_faults.py",
-    "membership/test_group_callbacks.py",
+    "clients/test_interrupts.py",
+    "membership/test_group_subscriptions.py",
+    "consumer/test_consumer_reading.py",
+    "membership/test_group_losses.py",
     "transactions/test_whole.py",
-    "cluster/test_crashes.py",
-    "interleavings/test_upkeep.py",
-    "house/test_comparison.py",
-    "cli/test_maintenance.py",
-    "crash/test_sink.py",
-    "transactions/test_whole_group.py",
-    "crash/test_second_crashes.py",
-    "processes/test_client_workers.py",
+    "cluster/test_clients_outages.py",
     "moving/test_archives.py",
-    "crash/test_kills.py",
-    "cli/test_readme.py",
-    "participants/test_kills.py",
-    "participants/test_bank.py",
-    "spark/test_sink_streams.py",
-    "spark/test_source_spark.py",
-    "processes/test_kills.py",
-    "clients/test_bad_inputs.py",
+    "log/test_commit_order.py",
 )
 #: All that take `spark`. One process has them all: another one would start a Spark, too, and take ten seconds for it.
 FILES_WITH_SPARK = frozenset(
@@ -108,8 +104,12 @@ SLOW_TESTS_UNTIL = float(os.environ.get("TXNSTORE_SLOW_TESTS_UNTIL", "inf"))
 def pytest_configure(config: pytest.Config) -> None:
     """Keep the tests' files in memory where there is room: SQLite waits for a disk at each commit, for minutes in all.
 
-    Take interrupts also where a shell has begun the run in the background: what tests start inherits that.
+    Take interrupts also where a shell has begun the run in the background: what tests start inherits that. Stores that
+    are made here number their partitions from 1 on and their producers in turn: rows of two can be compared, and a test
+    may name one.
     """
+    opening.FIRST_PARTITION_ID_MAX = 1
+    partition_rows.PRODUCER_ID_MS = 1 << 62
     if config.option.basetemp is None and has_room(MEMORY_FOLDER, MEMORY_BYTES_MIN):
         folder = ServerFolder(None, in_memory=True)
         config.add_cleanup(folder.remove)
@@ -119,18 +119,30 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     """Mark what is slow on one database before tests are chosen; begin with the long files, the rest as it comes.
 
     Where slow tests have their time, files with nothing else come last.
     """
+    tried, left_out = set[tuple[object, ...]](), []
     for item in items:
         # What only PostgreSQL has, a function that commits, everybody runs.
-        on_postgresql = item.name.partition("[")[2].startswith(("postgresql", "statements on postgresql"))
+        function, _, parameters = item.nodeid.partition("[")
+        on_postgresql = parameters.startswith(("postgresql", "statements on postgresql"))
+        variants = item.get_closest_marker("variants_on_sqlite")
+        if on_postgresql and variants is not None:
+            case = function, *(variants.args and _parameters_but(item, variants.args))
+            if case in tried:
+                left_out.append(item)
+            tried.add(case)
         if on_postgresql and item.get_closest_marker("slow_on_postgresql") is not None:
             item.add_marker(pytest.mark.slow)
         if "spark" in getattr(item, "fixturenames", ()) and file_of(item.nodeid) not in FILES_WITH_SPARK:
             raise pytest.UsageError(f"FILES_WITH_SPARK in tests/conftest.py lacks {file_of(item.nodeid)}")
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        those = set(left_out)
+        items[:] = (item for item in items if item not in those)
     yield
     rank = {name: number for number, name in enumerate(LONG_FILES)}
     others = {item.path for item in items if not (is_slow(item) and math.isfinite(SLOW_TESTS_UNTIL))}
@@ -141,6 +153,12 @@ def pytest_collection_finish() -> None:
     """Let the garbage collector pass over what stays to the end, half a million objects of 12,000 tests."""
     gc.collect()
     gc.freeze()
+
+
+def _parameters_but(item: pytest.Item, names: Collection[str]) -> list[tuple[str, str]]:
+    """Return which parameters a test has, but for those of these names."""
+    parameters: dict[str, object] = vars(item)["callspec"].params
+    return sorted((name, repr(value)) for name, value in parameters.items() if name not in names)
 
 
 def file_of(nodeid: str) -> str:

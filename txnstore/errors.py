@@ -285,6 +285,10 @@ class BranchUnfinished(TxnStoreError, code=1017, recovery=Recovery.RETRY):
     """The transaction is decided, but its branch in another database has not ended yet; recovery will end it."""
 
 
+class BranchEndedOtherwise(TxnStoreError, code=1022, recovery=Recovery.FIX):
+    """The transaction is decided, but in another database somebody has ended its branch the other way."""
+
+
 class OutcomeForgotten(TxnStoreError, code=1030, recovery=Recovery.CLOSE):
     """Whether the transaction was committed is not known, and nothing remembers it any more."""
 

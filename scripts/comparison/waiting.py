@@ -18,6 +18,8 @@ from scripts.comparison.small import repeat, transact
 from scripts.comparison.wakeups import wakeups
 
 BETWEEN_RECORDS_SECONDS: Final = 0.005
+#: Longer than the first look of a client at the maintenance is away.
+SETTLING_SECONDS: Final = 3.0
 
 
 def _consumer(side: Side, topic: str) -> Any:
@@ -85,13 +87,17 @@ def _median_ms(
 def _idle_consumer(side: Side, topic: str) -> Any:
     consumer = side.consumer(auto_offset_reset="latest")
     consumer.assign([side.partition(topic)])
+    # Connected, with all that it imports for that: a poll() does not say so.
+    consumer.get_watermark_offsets(side.partition(topic), ANSWER_TIMEOUT_SECONDS)
     return consumer
 
 
-def _idle_worker(opened: Callable[[], Any], ready: Any, stop: Any, results: Any) -> None:
+def _idle_worker(opened: Callable[[], Any], ready: Any, begin: Any, stop: Any, results: Any) -> None:
     consumer = opened()
     consumer.poll(0.5)
     ready.release()
+    while not begin.is_set():
+        consumer.poll(0.2)
     begun_cpu, begun = time.process_time(), time.perf_counter()
     while not stop.is_set():
         consumer.poll(0.2)
@@ -119,11 +125,15 @@ def idle(side: Side, options: argparse.Namespace) -> Iterator[Figure]:
 
 def _beside(side: Side, opened: Callable[[], Any], count: int, seconds: float) -> tuple[float, float]:
     """Return the transactions a second of a client beside those who wait, and what each of them takes of a core."""
-    ready, stop, results = processes.Semaphore(0), processes.Event(), processes.Queue()
-    workers = [processes.Process(target=_idle_worker, args=(opened, ready, stop, results)) for _ in range(count)]
+    ready, begin, stop, results = processes.Semaphore(0), processes.Event(), processes.Event(), processes.Queue()
+    shared = ready, begin, stop, results
+    workers = [processes.Process(target=_idle_worker, args=(opened, *shared)) for _ in range(count)]
     with running(workers):
         for _ in workers:
             assert ready.acquire(timeout=ANSWER_TIMEOUT_SECONDS), "a consumer did not begin"
+        # What the last one still has to do is not idle, and the start of a hundred takes all of the machine.
+        time.sleep(SETTLING_SECONDS if count else 0.0)
+        begin.set()
         transactions, taken_seconds, _ = repeat(
             partial(transact, side.transactional_producer(), side.new_topic()), seconds
         )

@@ -8,6 +8,8 @@ import pytest
 
 from txnstore.db.closing import read_move
 from txnstore.db.opening import open_store
+from txnstore.db.url import parse_url
+from txnstore.errors import StoreFull
 from txnstore.log.topics import create_topic
 from txnstore.moving import move as moving
 
@@ -48,7 +50,9 @@ def test_a_copy_that_stopped_is_cancelled_or_goes_on(txnstore, urls, monkeypatch
 
     with monkeypatch.context() as patched:
         patched.setattr(moving, "_compare", stop)
-        assert txnstore("copy", *urls).code == 130
+        ended = txnstore("copy", *urls)
+        assert ended.code == 130
+        assert "is closed now, and not copied to the end; the same call goes on" in ended.err
     ended = txnstore("topics", "list", "--url", urls[0])
     assert (ended.code, "it is being copied to" in ended.err) == (1, True)
     assert txnstore("copy", "--cancel", urls[0]).out.endswith(": open again\n")
@@ -60,10 +64,27 @@ def test_a_copy_that_stopped_is_cancelled_or_goes_on(txnstore, urls, monkeypatch
         assert store.read(read_move) is None
 
 
+def test_an_error_says_that_the_source_is_closed_only_if_it_is(txnstore, urls, monkeypatch):
+    def fail(*_, **__):
+        raise StoreFull("there is no room; nothing was changed")
+
+    told = "is closed now, and not copied to the end; the same call goes on, and `txnstore copy --cancel"
+    with monkeypatch.context() as patched:
+        patched.setattr(moving, "_arrive", fail)
+        ended = txnstore("copy", *urls)
+        assert (ended.code, ended.err) == (1, "txnstore: there is no room; nothing was changed\n")
+    with monkeypatch.context() as patched:
+        patched.setattr(moving, "_compare", fail)
+        ended = txnstore("copy", *urls)
+        assert (ended.code, ended.err.count("\n")) == (1, 1)
+        assert f"there is no room; nothing was changed; {parse_url(urls[0])} {told}" in ended.err
+    assert txnstore("copy", *urls).code == 0
+
+
 def test_a_wrong_call_is_refused(txnstore, tmp_path):
     url = f"sqlite:///{tmp_path / 'a.db'}"
     for arguments in ((url,), ("--cancel", url, url), (f"{url},{url}b", url), (url, f"{url},{url}b")):
         assert txnstore("copy", *arguments).code == 2
     ended = txnstore("copy", url, f"sqlite:///{tmp_path / 'b.db'}")
-    assert (ended.code, "has no tables of txnstore" in ended.err) == (1, True)
+    assert (ended.code, "leads to no file" in ended.err) == (1, True)
     assert not (tmp_path / "a.db").exists()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from sqlalchemy.engine import make_url
 
 from tests.copies import copy_file
+from txnstore.cli.options import about
 from txnstore.db import migrating, opening
 from txnstore.db.backend import Limits
 from txnstore.db.identity import check_original
 from txnstore.db.opening import connect_store, open_store
 from txnstore.db.schema import SCHEMA_VERSION
+from txnstore.errors import SchemaTooNew
 from txnstore.log.topics import create_topic, list_topics
 from txnstore.testing.private_cluster import free_port
 
@@ -104,6 +108,24 @@ def test_migrate_gives_up_on_a_server_that_is_not_there(txnstore, monkeypatch):
     ended = txnstore("migrate", f"postgresql://alice@127.0.0.1:{free_port()}/shop")
     assert ended.code == 75
     assert "is the server there" in ended.err
+
+
+@pytest.mark.parametrize("command", [("migrate", "--url"), ("roles", "list", "--url")])
+def test_of_several_databases_an_error_says_which_one_it_is_about(
+    txnstore, monkeypatch, command, txnstore_postgresql_url
+):
+    for module in ("databases", "roles"):
+        monkeypatch.setattr(f"txnstore.cli.{module}.patient_limits", lambda: Limits(retry_timeout_ms=100))
+    away = f"postgresql://alice:secret@127.0.0.1:{free_port()}/shop"
+    ended = txnstore(*command, f"{txnstore_postgresql_url},{away}")
+    assert ended.code == 75
+    assert re.search(r"postgresql://alice:\*+@127\.0\.0\.1:[0-9]+/shop: .*is the server there", ended.err)
+
+
+def test_an_error_that_says_which_database_it_is_about_says_so_once():
+    urls = ["sqlite:///a.db", "sqlite:///b.db"]
+    with pytest.raises(SchemaTooNew, match=r"^those in sqlite:///b\.db$"), about(urls[1], urls):
+        raise SchemaTooNew("those in sqlite:///b.db")
 
 
 def test_the_printed_sql_is_all_that_is_printed_and_nothing_is_connected_to(txnstore, tmp_path, monkeypatch):

@@ -186,3 +186,44 @@ def test_an_error_of_the_program_itself_shows_no_variables(start):
     assert process.returncode == 1
     assert "TypeError" in err
     assert SECRET not in err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full is Linux's")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["topics", "list"],
+        ["topics", "list", "--json"],
+        ["info"],
+        ["doctor"],
+        ["verify", "--json"],
+        ["consume", "orders", "--group", "billing"],
+    ],
+)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_an_output_that_cannot_be_written_is_one_line_and_code_1(
+    txnstore, start, txnstore_sqlite_url, monkeypatch, arguments, unbuffered
+):
+    """On one database: it is not asked."""
+    monkeypatch.setenv("TXNSTORE_URL", txnstore_sqlite_url)
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    txnstore("topics", "create", "orders")
+    txnstore("produce", "orders", stdin=b"3 apples\n")
+    process = start(*arguments, before="import os; os.dup2(os.open('/dev/full', os.O_WRONLY), 1); ")
+    _, err = process.communicate(timeout=60)
+    assert err.splitlines()[-1] == "txnstore: the output cannot be written: No space left on device"
+    assert "Traceback" not in err
+    assert "Exception ignored" not in err
+    assert process.returncode == 1
+    # What a group was not shown it has not read.
+    assert txnstore("consume", "orders", "--group", "billing").out == "3 apples\n"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_who_reads_no_further_is_told_nothing(start, txnstore_sqlite_url, monkeypatch, unbuffered):
+    """On one database: it is not asked."""
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    gone = "import os; read, write = os.pipe(); os.close(read); os.dup2(write, 1); "
+    process = start("topics", "list", "--json", "--url", txnstore_sqlite_url, before=gone)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (1, "")

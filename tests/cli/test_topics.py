@@ -53,6 +53,14 @@ def test_of_several_topics_all_are_created_or_none(run, done, answer):
     ]
 
 
+def test_a_topic_that_is_named_twice_is_created_and_deleted_once(done):
+    assert done("topics", "create", "orders", "audit", "orders").splitlines() == [
+        "topic orders was created with 1 partition",
+        "topic audit was created with 1 partition",
+    ]
+    assert done("topics", "delete", "orders", "orders", "--yes") == "topic orders was deleted\n"
+
+
 def test_a_setting_without_a_meaning_here_is_told_of_and_kept(run, answer):
     ended = run("topics", "create", "orders", "--config", "min.insync.replicas=2")
     assert ended.code == 0

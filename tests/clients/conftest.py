@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import sqlite3
 import warnings
@@ -73,6 +74,13 @@ def module_url(request, tmp_path_factory):
         return
     with request.getfixturevalue("lent_postgresql")() as url:
         yield url
+
+
+@pytest.fixture(scope="module")
+def collects_little():
+    """Let the garbage collector, which a file's tests call themselves, look at nothing that was there before them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -18,10 +18,14 @@ import pytest
 
 from tests.clients.steps import NO_MEMBER, PATIENCE_SECONDS, create_topic, read_to_end, values
 from txnstore import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from txnstore.admin import AdminClient
+from txnstore.outbox import Outbox
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork"),
     pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning"),
+    # In a child it would copy all of it.
+    pytest.mark.usefixtures("collects_little"),
 ]
 
 #: What is named in a child, where nothing comes of it.
@@ -166,6 +170,7 @@ def test_every_public_method_is_tried():
         assert public - calls.keys() == {"close"}
 
 
+@pytest.mark.variants_on_sqlite
 @pytest.mark.parametrize("is_held", [False, True], ids=["idle", "in use"])
 @pytest.mark.parametrize("kind", ["plain", "transactional"])
 def test_a_producer_is_refused_in_a_child_and_goes_on_in_its_parent(make_producer, topic, url, kind, is_held):
@@ -189,6 +194,7 @@ def test_a_producer_is_refused_in_a_child_and_goes_on_in_its_parent(make_produce
     assert reports == Counter(f"{value!r} None" for value in expected)
 
 
+@pytest.mark.variants_on_sqlite
 @pytest.mark.parametrize("is_held", [False, True], ids=["idle", "in use"])
 @pytest.mark.parametrize("how", ["assigned", "subscribed"])
 def test_a_consumer_is_refused_in_a_child_and_goes_on_in_its_parent(make_consumer, make_producer, topic, how, is_held):
@@ -244,6 +250,7 @@ def _work(pipe, url, topic, name):
     pipe.close()
 
 
+@pytest.mark.variants_on_sqlite
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_processes_of_multiprocessing_work_at_the_same_time(make_producer, topic, url, method):
     context = multiprocessing.get_context(method)
@@ -280,13 +287,16 @@ def test_a_client_cannot_be_sent_to_another_process(make_producer, make_consumer
             pickle.dumps(client)
 
 
-def test_a_child_that_ends_as_programs_do_leaves_the_parents_sessions_alone(make_producer, make_consumer, topic):
+def test_a_child_that_ends_as_programs_do_leaves_the_parents_sessions_alone(url, make_producer, make_consumer, topic):
     """Its finalizers run: none of them may end what is the parent's."""
     producer, consumer = make_producer({"linger.ms": 0}), make_consumer()
     consumer.assign([TopicPartition(topic, 0, 0)])
     producer.produce(topic, b"before")
     assert producer.flush(PATIENCE_SECONDS) == 0
     assert consumer.poll(PATIENCE_SECONDS).value() == b"before"
+    admin = AdminClient({"bootstrap.servers": url})
+    others = AdminClient({"bootstrap.servers": url}), Outbox(url)
+    assert admin.list_topics(topic, PATIENCE_SECONDS).topics[topic].error is None
     child = os.fork()
     if child == 0:
         signal.alarm(int(PATIENCE_SECONDS))
@@ -296,13 +306,20 @@ def test_a_child_that_ends_as_programs_do_leaves_the_parents_sessions_alone(make
 
             # What the interpreter does at its end, without pytest's own doings.
             for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
-                if finalizer.atexit and "txnstore" in repr(finalizer.peek()):
+                _, function, arguments, _ = finalizer.peek()
+                called = [getattr(each, "__module__", None) or "" for each in (function, *arguments)]
+                if finalizer.atexit and any(module.startswith("txnstore.") for module in called):
                     finalizer()
             sys.stdout.flush()
             code = 0
+        except BaseException:
+            traceback.print_exc()
+            raise
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     producer.produce(topic, b"after")
     assert producer.flush(PATIENCE_SECONDS) == 0
     assert consumer.poll(PATIENCE_SECONDS).value() == b"after"
+    assert admin.list_topics(topic, PATIENCE_SECONDS).topics[topic].error is None
+    del others

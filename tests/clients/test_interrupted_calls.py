@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import itertools
-import sys
 import threading
 from contextlib import closing
 from functools import partial
@@ -15,6 +12,7 @@ import pytest
 
 import txnstore
 from tests.clients.callers import calling, ledger_of, make_ledger
+from tests.clients.moments import attempt, every_interrupt
 from tests.clients.steps import PATIENCE_SECONDS, create_topic, error_of, read_to_end, refusal_of, values
 from txnstore import KafkaError, Producer
 from txnstore.clients.producer.enlistment import Enlistment
@@ -38,53 +36,9 @@ def test_the_files_whose_moments_are_tried_are_there():
     assert present >= FILES
 
 
-class Interrupt:
-    """Raises KeyboardInterrupt where Python would: as a function begins, and as a call comes back."""
-
-    def __init__(self, at):
-        self.where = None
-        self._at = at
-        self._count = 0
-
-    def __enter__(self):
-        sys.setprofile(self._look)
-
-    def __exit__(self, *_):
-        sys.setprofile(None)
-
-    def _look(self, frame, event, function):
-        code = frame.f_code
-        path = Path(code.co_filename)
-        if "/".join(path.parts[-2:]) not in FILES or "txnstore" not in path.parts or event == "c_call":
-            return
-        if code.co_name == "delivery_failed":
-            # Called from below, where records are being dropped from the queue.
-            return
-        if event == "return" and code.co_flags & inspect.CO_GENERATOR:
-            # A generator that yields; no signal is looked for there.
-            return
-        self._count += 1
-        if self._count == self._at:
-            self.where = f"{path.name}:{frame.f_lineno} in {code.co_name}, {event}"
-            sys.setprofile(None)
-            raise KeyboardInterrupt
-
-
-def every_interrupt():
-    """Yield interrupts one moment after the other, until it comes to its end untouched."""
-    for at in itertools.count(1):
-        interrupt = Interrupt(at)
-        yield at, interrupt
-        if interrupt.where is None:
-            return
-
-
-def attempt(interrupt, call):
-    try:
-        with interrupt:
-            call()
-    except KeyboardInterrupt:
-        assert interrupt.where is not None
+def is_left_alone(frame, event):
+    # Called from below, where records are being dropped from the queue.
+    return frame.f_code.co_name == "delivery_failed"
 
 
 def bring_to_an_end(producer):
@@ -121,7 +75,7 @@ def test_an_enlisted_transaction_that_is_interrupted_anywhere_can_be_ended_and_t
     producer = Producer({"bootstrap.servers": bank, "transactional.id": "anna", "linger.ms": 9_000})
     producer.init_transactions(PATIENCE_SECONDS)
     with calling(bank, "core") as caller:
-        for at, interrupt in every_interrupt():
+        for at, interrupt in every_interrupt(FILES, is_left_alone):
             producer.begin_transaction()
             if name != "enlist":
                 producer.enlist(caller.given)
@@ -184,7 +138,7 @@ def test_a_commit_that_is_settled_as_it_is_asked_for_again_is_done(bank, monkeyp
 def test_a_transaction_that_is_interrupted_anywhere_can_be_ended_and_the_next_one_begun(bank, name):
     producer = Producer({"bootstrap.servers": bank, "transactional.id": "anna", "linger.ms": 9_000})
     producer.init_transactions(PATIENCE_SECONDS)
-    for at, interrupt in every_interrupt():
+    for at, interrupt in every_interrupt(FILES, is_left_alone):
         producer.begin_transaction()
         producer.produce(TOPIC, str(at), partition=0)
         attempt(interrupt, lambda: CALLS[name](producer, None))
@@ -203,7 +157,7 @@ def test_a_commit_that_nobody_waits_for_is_left_or_not_wherever_it_is_interrupte
     producer.init_transactions(PATIENCE_SECONDS)
     wanted: list[str] = []
     futures = []
-    for at, interrupt in every_interrupt():
+    for at, interrupt in every_interrupt(FILES, is_left_alone):
         producer.begin_transaction()
         producer.produce(TOPIC, str(at), partition=0)
         attempt(interrupt, lambda: futures.append(producer.commit_transaction_async()))
@@ -226,7 +180,7 @@ def test_a_commit_that_nobody_waits_for_is_left_or_not_wherever_it_is_interrupte
 
 @pytest.mark.slow
 def test_a_start_that_is_interrupted_anywhere_can_be_made_again(bank):
-    for _, interrupt in every_interrupt():
+    for _, interrupt in every_interrupt(FILES, is_left_alone):
         with Producer({"bootstrap.servers": bank, "transactional.id": "anna"}) as producer:
             attempt(interrupt, lambda: producer.init_transactions(PATIENCE_SECONDS))
             refused = refusal_of(producer.init_transactions, PATIENCE_SECONDS)

@@ -12,7 +12,7 @@ from txnstore import Consumer, KafkaError, KafkaException, Producer
 from txnstore.admin import AdminClient
 from txnstore.db.schema import metadata
 from txnstore.model import NAME_BYTES_MAX
-from txnstore.spark.sink_coordination import RUN_ID_BYTES_MAX
+from txnstore.spark.sink_run import RUN_ID_BYTES_MAX
 
 #: What an entry of an index may have on PostgreSQL.
 ENTRY_BYTES_MAX = 2_704

@@ -12,6 +12,7 @@ from txnstore.clients.connection import StoreConnection
 from txnstore.clients.model.errors import KafkaError
 from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.db.cluster.catalogue import change_store_settings
+from txnstore.db.statements import HotStatement
 from txnstore.db.url import parse_url
 from txnstore.errors import InvalidRequest, InvalidTopic, UnknownTopicOrPartition
 from txnstore.log.topics import create_topic, delete_topic, grow_topic
@@ -265,3 +266,20 @@ def test_thousands_of_topics_are_listed(directory, store):
 )  # fmt: skip
 def test_the_brokers_address_is_the_databases_and_no_more_of_its_url(url, address):
     assert broker_address(parse_url(url)) == address
+
+
+def test_a_look_asks_in_the_same_statement_whether_it_is_still_the_same_store(directory, store, monkeypatch):
+    create(store, "a")
+    asked = []
+    rows = HotStatement.rows
+
+    def noting(statement, *arguments):
+        asked.append(str(statement.statement))
+        return rows(statement, *arguments)
+
+    monkeypatch.setattr(HotStatement, "rows", noting)
+    for names, count in ((["a", "nobody"], 3), (["nobody"], 1)):
+        assert list(directory.refresh(names)) == names[: count // 3]
+        assert len(asked) == count
+        assert "store_uuid" in asked[0]
+        asked.clear()

@@ -69,6 +69,19 @@ def wait_until(is_so):
         time.sleep(0.01)
 
 
+def noted_looks(monkeypatch):
+    """Return a list that gets longer with each look at what is due."""
+    looks = []
+    look = turns.look_for_due
+
+    def note(*arguments):
+        looks.append(1)
+        return look(*arguments)
+
+    monkeypatch.setattr(turns, "look_for_due", note)
+    return looks
+
+
 def test_producers_that_live_a_moment_look_after_their_store(store, clock, configuration, patient):
     write_one(configuration)
     assert count(store, transaction_log) == 0
@@ -92,14 +105,7 @@ def test_so_do_those_that_have_no_time_a_portion_each(store, clock, configuratio
 
 
 def test_a_process_looks_once_in_a_while_however_many_clients_it_has(store, clock, configuration, patient, monkeypatch):
-    looks = []
-    look = turns.look_for_due
-
-    def note(*arguments):
-        looks.append(1)
-        return look(*arguments)
-
-    monkeypatch.setattr(turns, "look_for_due", note)
+    looks = noted_looks(monkeypatch)
     for _ in range(3):
         write_one(configuration)
     # One to see that something is due, one more of the turn.
@@ -131,12 +137,14 @@ def test_the_clients_part_can_be_turned_off(store, configuration, patient, off):
 
 @pytest.mark.parametrize("kind", ["producer", "consumer"])
 def test_a_client_that_stays_has_its_turns_beside_its_work(store, configuration, patient, monkeypatch, kind):
-    """It is asked to look by the thread that is awake anyway."""
+    """It is asked to look by the thread that is awake anyway, for the first time soon."""
+    looks = noted_looks(monkeypatch)
     # Those of closed clients may take a moment to end.
     others = threading.enumerate()
-    monkeypatch.setattr(upkeep, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(upkeep, "FIRST_LOOK_SECONDS", 0.0)
     monkeypatch.setattr("txnstore.clients.producer.thread.WRITER_ASKS_SECONDS", 0.01)
-    monkeypatch.setattr("txnstore.clients.consumer.core.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("txnstore.clients.consumer.core.FIRST_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("txnstore.clients.consumer.core.LOOK_SECONDS", 3_600.0)
     client: Producer | Consumer
     if kind == "producer":
         client = Producer(configuration)
@@ -144,12 +152,19 @@ def test_a_client_that_stays_has_its_turns_beside_its_work(store, configuration,
         client.flush()
     else:
         client = Consumer({**configuration, "group.id": "g"})
+        # Before the thread asks for the first time.
+        client.list_topics()
         client.subscribe(["t"])
         client.poll(0.1)
     with client:
         wait_until(lambda: count(store, transaction_log) == 0)
         threads = [thread.name for thread in threading.enumerate() if thread not in others]
         assert threads.count("txnstore-upkeep") == 1
+        # Until the next look is due, which is a while.
+        wait_until(lambda: not client._connection.upkeep._is_busy)
+        looks.clear()
+    # Whoever closes it waits for no look.
+    assert not looks
     wait_until(lambda: not any(thread.name == "txnstore-upkeep" for thread in threading.enumerate()))
 
 
@@ -192,6 +207,7 @@ def test_a_client_is_closed_while_the_interpreter_ends(store, configuration, mon
 
 
 def test_a_look_for_which_no_thread_can_be_started_is_for_the_next_one(store, configuration, patient, monkeypatch):
+    monkeypatch.setattr(upkeep, "FIRST_LOOK_SECONDS", 0.0)
     monkeypatch.setattr(upkeep, "LOOK_SECONDS", 0.0)
     with Producer({**configuration, "txnstore.maintenance": False}) as producer:
         producer.produce("t", b"one")
@@ -238,7 +254,7 @@ def test_who_closes_a_client_waits_a_moment_whatever_the_database_does(store, co
 
 
 def test_a_client_that_is_closed_during_its_turn_ends_it_with_the_portion(store, clock, configuration, monkeypatch):
-    monkeypatch.setattr(upkeep, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(upkeep, "FIRST_LOOK_SECONDS", 0.0)
     began, closing = threading.Event(), threading.Event()
     portions = []
 

@@ -8,8 +8,20 @@ import time
 import pytest
 
 from tests.cluster.conftest import down
-from txnstore import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from txnstore import (
+    OFFSET_BEGINNING,
+    OFFSET_INVALID,
+    OFFSET_STORED,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicPartition,
+)
 from txnstore.admin import AdminClient, NewTopic
+from txnstore.clients.consumer.reader import PartitionMoved, PartitionReader, StartResolved
+from txnstore.clients.consumer.subscription import AssignedPartition, FetchPosition, StoredOffset
+from txnstore.model import OffsetAndMetadata
 from txnstore.testing.private_cluster import PrivateCluster
 
 PATIENCE_SECONDS = 20.0
@@ -276,6 +288,42 @@ def test_a_consumer_reads_on_from_the_others_and_catches_up(make, topic, place):
     assert [each.offset for each in consumer.committed(partitions, PATIENCE_SECONDS)] == [21, 21]
 
 
+def test_a_partition_that_waits_for_its_committed_offset_holds_up_no_other(make, topic, place):
+    """Both are in the first database, and the group is in the second one."""
+    other = request_topic(place)
+    producer, reports = produced_to_both(make, topic)
+    producer.produce(other, b"other", partition=FIRST, on_delivery=reports)
+    assert producer.flush(PATIENCE_SECONDS) == 0
+    told: list[KafkaError] = []
+    consumer = make(Consumer, group_id=coordinator_name("group", 2), error_cb=told.append)
+    consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in (FIRST, SECOND)])
+    assert read(consumer, 2) == {FIRST: [b"before"], SECOND: [b"before"]}
+    with Outage(place, producer, consumer):
+        known = [TopicPartition(topic, number, 1) for number in (FIRST, SECOND)]
+        consumer.assign([*known, TopicPartition(other, FIRST)])
+        until(consumer, lambda: told)
+        for number in range(5):
+            producer.produce(topic, b"%d" % number, partition=FIRST)
+            assert read(consumer, 1, SOON_SECONDS) == {FIRST: [b"%d" % number], SECOND: []}
+    assert read(consumer, 1) == {FIRST: [b"other"], SECOND: []}
+    position = consumer.position([TopicPartition(other, FIRST)])[0]
+    assert position.offset == 1
+
+
+def test_what_was_committed_for_a_topic_is_no_beginning_in_one_that_has_replaced_it(make, topic, place):
+    """The group's database has answered about the one before; the partition is looked up anew."""
+    del place
+    core = make(Consumer, group_id=coordinator_name("group", 2))._core
+    known = core.directory.find([topic])[topic].partition_ids[FIRST]
+    partition = AssignedPartition(topic, FIRST, OFFSET_INVALID)
+    partition.leader = 1
+    reader = PartitionReader(core.connection, core.directory, core.options, 1)
+    for partition_id, expected in ((known, StartResolved), (known + 1_000, PartitionMoved)):
+        answer = StoredOffset(partition_id, OffsetAndMetadata(0))
+        (outcome,) = reader.resolve([FetchPosition(partition, partition.version, OFFSET_STORED, answer)])
+        assert isinstance(outcome, expected)
+
+
 def test_clients_that_start_while_a_database_is_away_work_with_the_others(make, topic, place, request):
     if place.take_away is None:
         pytest.skip("a client that is not there yet cannot be kept from its files")
@@ -328,3 +376,27 @@ def request_topic(place):
         new = NewTopic("known", 2, config={"txnstore.placement": "roundrobin"})
         admin.create_topics([new])["known"].result(PATIENCE_SECONDS)
     return "known"
+
+
+def test_a_member_keeps_its_place_though_its_new_topics_cannot_be_looked_up(make, topic, place):
+    """The controller is away, which knows the topics, and the group is in the second database."""
+    other = request_topic(place)
+    settings = {"session_timeout_ms": 9_000, "heartbeat_interval_ms": 200}
+    consumer = make(Consumer, group_id=coordinator_name("group", 2), **settings)
+    consumer.subscribe([topic])
+    until(consumer, lambda: len(consumer.assignment()) == 2)
+    member_id, requests = consumer.memberid(), consumer._core.group._requests
+    renewed, renew = [], requests.renew
+
+    def renew_and_note(membership):
+        renewed.append(renew(membership))
+        return renewed[-1]
+
+    requests.renew = renew_and_note
+    cluster = connection_of(consumer).cluster()
+    with down(cluster, cluster.own(1)):
+        consumer.subscribe([topic, other])
+        renewed.clear()
+        until(consumer, lambda: True in renewed)
+    until(consumer, lambda: len(consumer.assignment()) == 4)
+    assert consumer.memberid() == member_id

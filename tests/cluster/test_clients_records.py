@@ -25,7 +25,8 @@ from txnstore.db.cluster.cluster import open_cluster
 from txnstore.log.topics import get_topic
 from txnstore.transactions.outcome import Outcome
 
-pytestmark = pytest.mark.slow_on_postgresql
+# Clients of three databases come and go.
+pytestmark = [pytest.mark.slow_on_postgresql, pytest.mark.crashes]
 
 PATIENCE_SECONDS = 20.0
 PARTITIONS = 6

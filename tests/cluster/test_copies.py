@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ from sqlalchemy import delete, insert, select, update
 
 from tests.cluster.conftest import Bench, Site
 from txnstore.config import TOPIC_SETTINGS, settings_in_force
-from txnstore.db.cluster.catalogue import apply_catalogue, read_catalogue
+from txnstore.db.cluster.catalogue import apply_catalogue, is_current, read_catalogue
 from txnstore.db.cluster.cluster import Cluster, repaired
 from txnstore.db.cluster.membership import Database, coordinator_of_name, read_databases
+from txnstore.db.portions import Portions
 from txnstore.db.schema import groups, partition_heads, partitions, store_configs, topics, transactions
 from txnstore.errors import (
     InvalidConfiguration,
@@ -30,13 +32,27 @@ from txnstore.log.cluster_topics import (
     grow_topic,
 )
 from txnstore.log.codec import encode
+from txnstore.log.partition_rows import producers_of_partition
 from txnstore.log.topics import find_topics, leaders_by_hash, leaders_in_turn
-from txnstore.model import Record
+from txnstore.maintenance.duties import DUTIES
+from txnstore.maintenance.turns import take_turn
+from txnstore.model import ProducerIdentity, Record
 from txnstore.testing.invariants import Invariant, Violation, assert_cluster_sound, cluster_violations
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.verification import verify as verify_module
 from txnstore.verification.verify import verify
 
+#: The duties that go by settings.
+FORGETTING = {
+    "expired transactional ids forgotten",
+    "silent producers forgotten",
+    "journal entries deleted",
+    "refused rows of the outbox deleted",
+    "silent sinks of Spark forgotten",
+    "batches past their retention deleted",
+    "batches read by the compaction",
+    "groups cleared of expired offsets",
+}
 MEMBERS = [Database(number, f"db{number}", "", coordinates=True) for number in (1, 2, 3)]
 
 
@@ -165,6 +181,16 @@ def test_a_database_that_was_away_when_a_topic_went_forgets_it_with_its_log(benc
     assert bench.read(again.partition_ids[1]) == [b"a"]
 
 
+def test_a_log_that_a_database_lacks_is_made_there(sqlite_bench: Bench):
+    cluster, number = sqlite_bench.cluster, sqlite_bench.partition_at(2)
+    cluster.own(2).write(
+        lambda connection: connection.execute(delete(partition_heads).where(partition_heads.c.partition_id == number))
+    )
+    write(sqlite_bench, number)
+    assert sqlite_bench.read(number) == [b"a"]
+    assert_cluster_sound(cluster, at_rest=True)
+
+
 def test_the_maintenance_brings_a_database_up_to_date(sqlite_bench: Bench):
     bench = sqlite_bench
     with bench.down(2):
@@ -174,12 +200,49 @@ def test_the_maintenance_brings_a_database_up_to_date(sqlite_bench: Bench):
     assert_cluster_sound(bench.cluster, at_rest=True)
 
 
+@pytest.mark.parametrize("is_reachable", [True, False], ids=["controller there", "controller away"])
+def test_nothing_is_forgotten_by_settings_from_before_a_database_was_away(bench: Bench, is_reachable: bool):
+    cluster = bench.cluster
+    change_topic_configs(cluster, "orders", {"retention.ms": "1000"})
+    change_store_settings(cluster, {"producer.id.expiration.ms": "1000"})
+    kept = bench.partition_at(2)
+    batch = encode([Record(b"a")], producer=ProducerIdentity(70_001, 0), base_sequence=0)
+    cluster.own(2).write(lambda connection: append(connection, [Append(kept, batch)]))
+    with bench.down(2):
+        change_topic_configs(cluster, "orders", {"retention.ms": "-1"})
+        change_store_settings(cluster, {"producer.id.expiration.ms": None})
+    bench.clock.advance(2_000)
+    with nullcontext() if is_reachable else bench.down(1):
+        turn = take_turn(cluster.own(2), cluster, DUTIES, Portions(), forced=True)
+    assert set(turn.failed) >= FORGETTING if not is_reachable else not turn.failed
+    assert bench.read(kept) == [b"a"]
+    producers = cluster.own(2).read(lambda connection: producers_of_partition(connection, kept))
+    assert [state.producer_id for state in producers] == [70_001]
+
+
+def test_a_turn_asks_the_controller_for_the_newest_settings_once(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    asked: list[int] = []
+    with bench.down(2):
+        create_topic(bench.cluster, "more", partition_count=3)
+
+    def ask(*arguments: Any) -> int:
+        asked.append(bring_up_to_date(*arguments))
+        return asked[-1]
+
+    monkeypatch.setattr("txnstore.log.cluster_topics.bring_up_to_date", ask)
+    for expected in ([1], [1, 0]):
+        turn = take_turn(bench.cluster.own(2), bench.cluster, DUTIES, Portions(), forced=True)
+        assert not turn.failed
+        assert asked == expected
+
+
 def test_an_old_look_at_the_controller_undoes_nothing(bench: Bench):
     cluster = bench.cluster
     old = cluster.controller.read(read_catalogue)
     made = create_topic(cluster, "more", partition_count=3, config={"txnstore.placement": "roundrobin"})
     write(bench, made.partition_ids[1])
     store = cluster.own(2)
+    assert store.read(lambda connection: is_current(connection, old, 2))
     assert not store.write(lambda connection: apply_catalogue(connection, old, 2))
     assert bench.read(made.partition_ids[1]) == [b"a"]
     # Nor does one of the same age that has missed something.

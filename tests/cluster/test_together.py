@@ -12,6 +12,7 @@ from sqlalchemy import Connection, Table, event, select, update
 from tests.cluster.conftest import Bench, Producer, down
 from tests.tools.crashes import is_commit
 from tests.tools.lists import be_many
+from txnstore.db.backend import Subjects
 from txnstore.db.cluster.cluster import Locality
 from txnstore.db.schema import (
     offset_producers,
@@ -210,6 +211,26 @@ def test_many_cost_as_many_database_transactions_as_a_few(bench: Bench):
     assert counts[0] == counts[1]
     group_is_at = bench.cluster.coordinator_id_of("group of all")
     assert counts[0].total() == (4 if group_is_at == 3 else 3)
+
+
+def test_readers_are_woken_where_markers_are_written_and_by_nothing_else(bench: Bench, monkeypatch):
+    there = bench.partition_at(2)
+    for name in ("aborted", "completed"):
+        for producer in [bench.producer_at(1) for _ in range(3)]:
+            producer.send(there, b"a")
+            if name == "completed":
+                with bench.down(2), pytest.raises(OutcomeUnknown):
+                    producer.end(commit=True)
+        told: dict[int, list[Subjects]] = {1: [], 2: []}
+        with monkeypatch.context() as patched:
+            for number, of in told.items():
+                patched.setattr(bench.cluster.own(number), "announce", of.append)
+            if name == "aborted":
+                bench.clock.advance(TIMEOUT_MS + 1)
+                assert len(abort_timed_out(bench.cluster.own(1), bench.cluster)) == 3
+            else:
+                assert len(complete_all_decided(bench.cluster.own(1), bench.cluster)) == 3
+        assert told == {1: [], 2: [Subjects(frozenset({there}))]}
 
 
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])

@@ -20,7 +20,9 @@ from txnstore.db.schema import sink_batches, sink_positions, sink_runs
 from txnstore.db.store import Store
 from txnstore.groups.administration import alter_offsets
 from txnstore.model import OffsetAndMetadata
-from txnstore.spark.sink_coordination import SinkInput, SinkRun, abort, decide, note_inputs, open_writer, run_of_query
+from txnstore.spark.sink_coordination import abort, decide, open_writer
+from txnstore.spark.sink_inputs import SinkInput, note_inputs
+from txnstore.spark.sink_run import SinkRun, run_of_query
 
 #: The run that a crash is about, and the one that comes after it.
 RUN, NEXT_RUN = "run 1", "run 2"

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Hashable
 from functools import partial
 
 import pytest
 from sqlalchemy import func, select
 
 from tests.crash import children
-from tests.crash.worlds import Place
+from tests.crash.afterlives import start_producer
+from tests.crash.scenarios import COMMIT_ELSEWHERE
+from tests.crash.sinking import SINKING_BY_NAME
+from tests.crash.worlds import Place, Victim, state_of
+from tests.crash.writing_together import TOGETHER_BY_NAME
 from tests.tools.crashes import (
     Crash,
     When,
@@ -39,6 +44,11 @@ def look_twice(store: Store) -> None:
     store.read(lambda connection: [connection.exec_driver_sql(f"SELECT {number}") for number in (1, 2)])
 
 
+def fail(store: Store) -> None:
+    with pytest.raises(ForeignSchema):
+        store.read(lambda connection: connection.exec_driver_sql("SELECT nothing_at_all"))
+
+
 def test_both_sides_of_every_statement_are_crashed_in_order_and_then_it_ends(place: Place):
     crashes = list(every_crash(place.open, look_twice))
     assert [(crash.step, crash.when) for crash in crashes] == [
@@ -48,6 +58,56 @@ def test_both_sides_of_every_statement_are_crashed_in_order_and_then_it_ends(pla
     assert str(crashes[3]) == "after step 2 (SELECT 1)"
     with place.open() as store:
         assert steps_of(look_twice, store) == [crash.point for crash in crashes]
+
+
+def look_and_fail(store: Store) -> None:
+    look_twice(store)
+    fail(store)
+    look_twice(store)
+
+
+@pytest.mark.parametrize("action", [look_twice, look_and_fail])
+def test_where_statements_are_all_the_side_before_one_is_left_out_where_none_fails(place: Place, action):
+    whole = [crash.point for crash in every_crash(place.open, action)]
+    with_after = {point.step for point in whole if point.when is When.AFTER}
+    expected = [point for point in whole if point.when is When.AFTER or not {point.step - 1, point.step} <= with_after]
+    assert len(expected) < len(whole)
+    assert [crash.point for crash in every_crash(place.open, action, statements_are_all=True)] == expected
+
+
+@pytest.mark.slow_on_postgresql
+@pytest.mark.crashes
+@pytest.mark.parametrize(
+    "case",
+    [
+        COMMIT_ELSEWHERE,
+        TOGETHER_BY_NAME["a commit of writers"],
+        SINKING_BY_NAME["the decision of a batch"],
+    ],
+    ids=str,
+)
+def test_who_dies_before_a_statement_has_left_what_who_died_after_the_last_one_did(place: Place, case):
+    def states(*, statements_are_all: bool) -> dict[tuple[int, When], Hashable]:
+        left = {}
+        for crash in every_crash(
+            lambda: Victim(place.make(others, case.before), victims),
+            lambda victim: case.call(victim.world, victim.store),
+            statements_are_all=statements_are_all,
+        ):
+            crash.revive()
+            left[crash.step, crash.when] = state_of(others, crash.subject.world)
+            start_producer(crash.subject.world, others)
+        return left
+
+    with place.open() as others, place.open() as victims:
+        whole, some = states(statements_are_all=False), states(statements_are_all=True)
+    assert len(whole) == 2 * len(some) - 2, "all but the first and the last are two sides in one"
+    assert {point: whole[point] for point in some} == some
+    left_out = whole.keys() - some.keys()
+    assert {point: whole[point] for point in left_out} == {
+        (step, when): some[step - 1, When.AFTER] for step, when in left_out
+    }
+    assert len(set(some.values())) > 1
 
 
 def test_a_crash_before_commit_undoes_everything_and_one_after_it_nothing(place: Place):
@@ -133,15 +193,11 @@ def test_only_statements_of_the_thread_that_runs_the_action_are_steps(place: Pla
 
 
 def test_a_statement_that_fails_has_no_side_after(place: Place):
-    def fails(store: Store) -> None:
-        with pytest.raises(ForeignSchema):
-            store.read(lambda connection: connection.exec_driver_sql("SELECT nothing_at_all"))
-
     with place.open() as store:
-        sides = [point.when for point in steps_of(fails, store) if point.statement.startswith("SELECT")]
+        sides = [point.when for point in steps_of(fail, store) if point.statement.startswith("SELECT")]
         assert sides == [When.BEFORE]
     # The enumeration goes on behind it.
-    statements = [crash.statement for crash in every_crash(place.open, fails)]
+    statements = [crash.statement for crash in every_crash(place.open, fail)]
     assert statements[-1] == "ROLLBACK"
 
 

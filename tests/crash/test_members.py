@@ -83,15 +83,22 @@ class Leaving:
         assert state_of(group) is (GroupState.STABLE if self.others else GroupState.EMPTY)
 
 
-@pytest.mark.parametrize("assignor", ["range", "cooperative-sticky"])
 @pytest.mark.parametrize("others", [0, 1, 2])
-@pytest.mark.parametrize("in_one_message", [True, False])
+@pytest.mark.parametrize(
+    ("txnstore_url", "assignor", "in_one_message"),
+    [
+        pytest.param("sqlite", "range", False, id="sqlite-range"),
+        pytest.param("sqlite", "cooperative-sticky", False, id="sqlite-cooperative-sticky"),
+        # Who has which partitions then is the members' affair, whatever the database.
+        pytest.param("postgresql", "cooperative-sticky", False, id="postgresql-by statements"),
+        pytest.param("postgresql", "cooperative-sticky", True, id="postgresql-in one message"),
+    ],
+    indirect=["txnstore_url"],
+)
 def test_who_dies_while_it_leaves_is_a_member_or_is_none(
     place: Place, monkeypatch: pytest.MonkeyPatch, assignor: str, others: int, in_one_message: bool
 ):
     with place.open() as store, place.open() as victims:
-        if in_one_message and store.backend.name == "sqlite":
-            pytest.skip("nothing is sent to a server")
         if not in_one_message:
             monkeypatch.setattr(victims.backend, "write_at_once", None)
 

@@ -10,6 +10,7 @@ from tests.crash.afterlives import start_producer
 from tests.crash.everywhere import crash_everywhere
 from tests.crash.worlds import LATER, OLD, TIMEOUT_MS, Place, View, World, look, written
 from tests.crash.writing_together import ALL_TOGETHER, Together, ends_together, in_turn, joins, reports, writes
+from tests.databases import on_sqlite_and_some_on_postgresql
 from txnstore.db.store import Store
 from txnstore.errors import ProducerFenced
 from txnstore.model import ControlType
@@ -65,7 +66,11 @@ def writers_are_fenced(world: World, store: Store) -> None:
     assert look(store, world) == before
 
 
-@pytest.mark.parametrize("case", ALL_TOGETHER, ids=str)
+@on_sqlite_and_some_on_postgresql(
+    "case",
+    ALL_TOGETHER,
+    [each for each in ALL_TOGETHER if not each.is_elsewhere or each.name == "a commit of writers delivered elsewhere"],
+)
 def test_writers_count_whole_or_not_at_all_whoever_dies_at_whichever_step(place: Place, case: Together):
     def check(left: View, commits: int) -> None:
         if not case.is_elsewhere:

@@ -151,8 +151,8 @@ def is_open(connection):
 
 
 def recording(connections):
-    def connect_and_record(path):
-        connection = connect(path)
+    def connect_and_record(path, **options):
+        connection = connect(path, **options)
         (found,) = connection.execute("PRAGMA wal_autocheckpoint").fetchone()
         connections.append((connection, found))
         return connection
@@ -186,8 +186,8 @@ def test_a_checkpoint_holds_the_write_lock(store, path, other, monkeypatch, read
                 other.execute("ROLLBACK")
                 tried.append((statement, "not locked"))
 
-    def connect_and_trace(path):
-        connection = connect(path)
+    def connect_and_trace(path, **options):
+        connection = connect(path, **options)
         connection.set_trace_callback(try_to_write)
         return connection
 
@@ -395,7 +395,7 @@ def test_a_checkpoint_needs_no_connection_of_a_pool_that_is_all_in_use(store, pa
 
 
 def test_a_checkpoint_that_fails_is_no_error_of_the_commit_before_it(store, monkeypatch):
-    def refuse(path):
+    def refuse(path, **options):
         raise sqlite3.DatabaseError("disk I/O error")
 
     monkeypatch.setattr(sqlite_connections, "connect", refuse)

@@ -6,10 +6,11 @@ import pytest
 from sqlalchemy import text
 
 from txnstore.db import opening
+from txnstore.db.cluster.cluster import open_cluster
 from txnstore.db.names import VIEWS
 from txnstore.db.opening import connect_store, open_store
 from txnstore.db.schema import SCHEMA_VERSION, metadata
-from txnstore.errors import ForeignSchema, InvalidUrl, SchemaOutdated
+from txnstore.errors import ForeignSchema, InvalidUrl, SchemaOutdated, WrongCluster
 from txnstore.log.topics import create_topic, list_topics
 
 
@@ -47,7 +48,8 @@ def test_an_empty_schema_that_is_there_already_is_used(bare, txnstore_empty_url,
 
 
 def test_an_empty_database_is_left_empty_by_who_must_not_make_tables(txnstore_empty_url, tmp_path):
-    with pytest.raises(SchemaOutdated, match="has no tables of txnstore; run `txnstore migrate`"):
+    found = "leads to no file" if txnstore_empty_url.startswith("sqlite") else "has no tables of txnstore"
+    with pytest.raises(SchemaOutdated, match=f"{found}; run `txnstore migrate`"):
         open_store(txnstore_empty_url, create=False)
     assert list(tmp_path.iterdir()) == [], "the SQLite file was made"
     with connect_store(txnstore_empty_url) as store:
@@ -60,24 +62,24 @@ def test_an_empty_database_is_left_empty_by_who_must_not_make_tables(txnstore_em
         (["CREATE TABLE [stores] (id INTEGER)"], "did not make them"),
         (["CREATE TABLE [topics] (id INTEGER)"], "did not make them"),
         (["CREATE TABLE [record_batches] (id INTEGER)"], "did not make them"),
-        (["CREATE TABLE [alembic_version] (version_num TEXT)"], "did not make them"),
+        (["CREATE TABLE [store_version] (version_num TEXT)"], "did not make them"),
         (["CREATE VIEW [records] AS SELECT 1 AS one"], "did not make them"),
         (["CREATE VIEW [outbox] AS SELECT 1 AS one"], "did not make"),
-        (["CREATE TABLE [stores] (id INTEGER)", "CREATE TABLE [alembic_version] (version_num TEXT)"], "no version"),
+        (["CREATE TABLE [stores] (id INTEGER)", "CREATE TABLE [store_version] (version_num TEXT)"], "no version"),
         (
             [
                 "CREATE TABLE [stores] (id INTEGER)",
-                "CREATE TABLE [alembic_version] (version_num TEXT)",
-                "INSERT INTO [alembic_version] VALUES ('1a2b3c4d5e6f')",
+                "CREATE TABLE [store_version] (version_num TEXT)",
+                "INSERT INTO [store_version] VALUES ('1a2b3c4d5e6f')",
             ],
             "no version",
         ),
-        (["CREATE TABLE [stores] (id INTEGER)", "CREATE TABLE [alembic_version] (id INTEGER)"], "no version"),
+        (["CREATE TABLE [stores] (id INTEGER)", "CREATE TABLE [store_version] (id INTEGER)"], "no version"),
         (
             [
                 "CREATE TABLE [stores] (id INTEGER)",
-                "CREATE TABLE [alembic_version] (version_num TEXT)",
-                f"INSERT INTO [alembic_version] VALUES ('{SCHEMA_VERSION:04}')",
+                "CREATE TABLE [store_version] (version_num TEXT)",
+                f"INSERT INTO [store_version] VALUES ('{SCHEMA_VERSION:04}')",
             ],
             "some are missing",
         ),
@@ -93,7 +95,13 @@ def test_tables_of_others_with_our_names_are_refused_and_left_alone(bare, txnsto
     assert len(made) == sum(statement.startswith("CREATE") for statement in statements)
 
 
-@pytest.mark.parametrize("table", ["record_batches", "transactions", "stores", "alembic_version", "outbox"])
+def test_a_store_that_is_in_no_list_of_databases_is_refused(store, url):
+    run(store, "DELETE FROM [databases]")
+    with pytest.raises(WrongCluster, match="has no row for the store"):
+        open_cluster(url)
+
+
+@pytest.mark.parametrize("table", ["record_batches", "transactions", "stores", "store_version", "outbox"])
 def test_a_half_set_of_tables_is_refused(store, url, table):
     run(
         store,
@@ -108,8 +116,8 @@ def test_a_half_set_of_tables_is_refused(store, url, table):
     "statement",
     [
         "UPDATE [stores] SET schema_version = 7",
-        "UPDATE [alembic_version] SET version_num = 'abcd'",
-        "DELETE FROM [alembic_version]",
+        "UPDATE [store_version] SET version_num = 'abcd'",
+        "DELETE FROM [store_version]",
         "ALTER TABLE [stores] DROP COLUMN next_producer_id",
     ],
 )

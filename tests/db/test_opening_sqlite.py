@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pwd
 import shutil
@@ -10,12 +11,23 @@ import stat
 import tempfile
 from contextlib import closing, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from txnstore.db.backend import Limits
 from txnstore.db.opening import connect_store, open_store
-from txnstore.errors import ForeignSchema, InvalidUrl, PermissionDenied, StoreBusy, StoreDamaged, StoreReadOnly
+from txnstore.db.sqlite import connections
+from txnstore.db.sqlite.backend import SQLiteBackend, _opener
+from txnstore.errors import (
+    ForeignSchema,
+    InvalidUrl,
+    PermissionDenied,
+    StoreBusy,
+    StoreDamaged,
+    StoreReadOnly,
+    StoreUnavailable,
+)
 from txnstore.log.topics import create_topic, list_topics
 
 
@@ -283,7 +295,7 @@ def test_a_file_that_may_only_be_read_can_be_read(kept):
     kept.parent.chmod(0o777)
     with as_nobody(), open_store(url_of(kept)) as store:
         assert store.read(list_topics) == ["orders"]
-        with pytest.raises(StoreReadOnly):
+        with pytest.raises(StoreReadOnly, match="this user may not write to the file or its folder"):
             store.write(lambda connection: create_topic(connection, "more"))
 
 
@@ -291,8 +303,39 @@ def test_a_file_that_may_only_be_read_can_be_read(kept):
 def test_a_folder_that_may_not_be_written_makes_its_store_read_only(kept, mode):
     kept.chmod(mode)
     kept.parent.chmod(0o555)
-    with as_nobody(), pytest.raises(StoreReadOnly):
+    with as_nobody(), pytest.raises(StoreReadOnly, match=rf"this user may not write to the folder '{kept.parent}'"):
         open_store(url_of(kept))
+
+
+# No file system of its own can be mounted here: it is asked for, and says so.
+def test_a_file_system_that_is_mounted_read_only_is_named(kept, monkeypatch):
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_RDONLY))
+    monkeypatch.setattr(connections, "_configure", cannot_open)
+    with pytest.raises(StoreReadOnly, match=rf"the file system of '{kept}' is mounted read-only"):
+        open_store(url_of(kept))
+
+
+def cannot_open(connection):
+    sqlite3.connect("/no/such/folder/file.db")
+
+
+def test_whoever_finds_that_somebody_else_is_making_the_tables_waits_for_them(tmp_path, monkeypatch):
+    """However short the tries of this client are: nothing is wrong."""
+    path = tmp_path / "store.db"
+    with closing(connections.connect(str(path))) as other:
+        other.execute("BEGIN IMMEDIATE")
+        tries = itertools.count()
+        is_contended = SQLiteBackend.is_contended
+
+        def counting(backend, error):
+            if next(tries) == 2:
+                other.execute("ROLLBACK")
+            return is_contended(backend, error)
+
+        monkeypatch.setattr(SQLiteBackend, "is_contended", counting)
+        with open_store(url_of(path), limits=Limits(retry_timeout_ms=0)) as store:
+            assert store.read(list_topics) == []
+    assert next(tries) > 2
 
 
 def test_a_file_that_may_not_be_read_is_told_at_once(kept):
@@ -313,3 +356,12 @@ def test_a_folder_in_which_nothing_may_be_made_is_told_at_once(shown_folder):
     with as_nobody(), pytest.raises(PermissionDenied, match="may not make"):
         open_store(url_of(shown_folder / "new.db"))
     assert list(shown_folder.iterdir()) == []
+
+
+def test_a_file_that_goes_away_as_it_is_opened_is_told_of_as_one_that_has_gone(tmp_path, monkeypatch):
+    def look(path: str) -> None:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(connections, "_file_at", look)
+    with pytest.raises(StoreUnavailable, match="moved, deleted or replaced"):
+        _opener(str(tmp_path / "store.db"))()

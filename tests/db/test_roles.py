@@ -113,7 +113,7 @@ def test_who_may_use_the_tables_may_not_migrate_them(kept, database, role, role_
     code_of_version(SCHEMA_VERSION + 1)
     with connect_store(role_url) as store, pytest.raises(PermissionDenied):
         upgrade(store)
-    granted(database, role, "GRANT SELECT, UPDATE ON txnstore.alembic_version TO {role}")
+    granted(database, role, "GRANT SELECT, UPDATE ON txnstore.store_version TO {role}")
     with connect_store(role_url) as store, pytest.raises(PermissionDenied, match="must be owner"):
         upgrade(store)
 

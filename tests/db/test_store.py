@@ -531,13 +531,13 @@ def lock(url):
 
 def test_what_was_about_to_connect_as_the_store_was_closed_leaves_no_connection_open(store, monkeypatch):
     """Closed between the question whether it is open and the connection: that is one of a pool nobody would close."""
-    refuse_if_closed = store._refuse_if_closed
+    check_usable = store.check_usable
 
     def close_behind():
-        refuse_if_closed()
+        check_usable()
         monkeypatch.undo()
         store.close()
 
-    monkeypatch.setattr(store, "_refuse_if_closed", close_behind)
+    monkeypatch.setattr(store, "check_usable", close_behind)
     assert store.read(lambda connection: connection.execute(text("SELECT 1")).scalar_one()) == 1
     assert store.engine.pool.checkedin() == store.engine.pool.checkedout() == 0

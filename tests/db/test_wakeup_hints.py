@@ -190,7 +190,7 @@ def woken_by_a_new_commit(orders, waiter):
 def test_a_file_that_cannot_be_read_for_a_moment_wakes_and_is_opened_again(txnstore_sqlite_store, monkeypatch):
     orders = Orders(txnstore_sqlite_store)
 
-    def refuse(path):
+    def refuse(path, **options):
         raise sqlite3.OperationalError("unable to open database file")
 
     with closing(orders.store.waiter()) as waiter:
@@ -221,10 +221,10 @@ def test_a_fork_and_a_reader_that_opens_its_file_wait_for_each_other_only_so_lon
     fork = Fork()
     is_opening = threading.Event()
 
-    def connect_during_fork(path):
+    def connect_during_fork(path, **options):
         is_opening.set()
         assert fork.has_begun.wait(WAKE_LIMIT_SECONDS)
-        return connect(path)
+        return connect(path, **options)
 
     with closing(txnstore_sqlite_store.waiter()) as waiter:
         # As the first look of a fork does, which looks again until all is closed.

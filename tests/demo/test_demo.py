@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import json
 import os
 import re
 import signal
@@ -16,12 +17,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from scripts.demo import AUDIT, EMITTED, Demo, DemoError, Found, closing_table, main, next_steps
+from scripts.demo import AUDIT, EMITTED, PARTITIONS, Demo, DemoError, Found, closing_table, main, next_steps
 from scripts.demo_lines import COLUMNS
-from scripts.demo_produce import Input
+from scripts.demo_produce import SETTLEMENTS, Input
+from scripts.demo_query import BATCHES
 from scripts.demo_totals import Refunds, read_topic
 from tests.databases import on_sqlite_alone
-from txnstore import Producer
+from txnstore import Consumer, Producer, TopicPartition
 from txnstore.admin import AdminClient, NewTopic
 from txnstore.spark.local_spark import NoJavaError, find_java
 
@@ -76,6 +78,22 @@ def _needs_spark(tmp_path):
         pytest.skip(str(error))
 
 
+#: What the program's Pythons run first: Spark starts for its workers what they say that they are.
+NAMED_ELSEWISE = "import os, sys\nsys.executable = os.environ['PYSPARK_PYTHON']\n"
+
+
+@pytest.fixture
+def _spark_forks_its_python(_needs_spark, tmp_path, monkeypatch):
+    """Let Spark's workers come from a process that has imported what they need: `tests/spark` starts others, too."""
+    from tests.tools.spark_forks import python_for_spark
+
+    (tmp_path / "sitecustomize.py").write_text(NAMED_ELSEWISE)
+    with python_for_spark(tmp_path) as python:
+        monkeypatch.setenv("PYSPARK_PYTHON", str(python))
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        yield
+
+
 def command_lines():
     """What runs on this machine; not every machine has a `ps`."""
     if not Path("/proc/self/cmdline").exists():
@@ -87,18 +105,31 @@ def command_lines():
     return lines
 
 
+def ends_of(url):
+    with Consumer({"bootstrap.servers": url, "group.id": "looking"}) as consumer:
+        partitions = [TopicPartition(SETTLEMENTS, number) for number in range(PARTITIONS)]
+        return [consumer.get_watermark_offsets(partition)[1] for partition in partitions]
+
+
+def quarter_of(refund, ends):
+    return refund["source_offset"] * BATCHES // ends[refund["source_partition"]]
+
+
 @pytest.mark.slow
 @on_sqlite_alone
-@pytest.mark.usefixtures("_needs_spark")
+@pytest.mark.usefixtures("_spark_forks_its_python")
 def test_every_refund_is_there_once_although_the_driver_was_killed(demo, url, tmp_path):
     """The program and its query, which know no database: what a kill leaves in each, `tests/spark` shows on both."""
-    done = demo("--rows", "600", "--seed", "5", "--url", url)
+    done = demo("--rows", "1000", "--seed", "5", "--url", url)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "600 settlements of" in done.stdout
+    assert "1,000 settlements of" in done.stdout
     assert re.search(r"SIGKILL at offset \d+ of \d+", done.stdout.replace(",", ""))
     assert "\nexactly once\n" in done.stdout
     emitted, audit = (sorted(read_topic(url, topic, lambda count: None)) for topic in (EMITTED, AUDIT))
     assert emitted == audit != []
+    ends = ends_of(url)
+    # Each micro-batch reads a quarter of every partition, and has refunds to write: one that was dropped is missed.
+    assert {quarter_of(json.loads(value), ends) for value in emitted} == set(range(BATCHES))
     # The driver was killed, and so was all that it started.
     assert [line for line in command_lines() if "refunds.py" in line and str(tmp_path) in line] == []
 

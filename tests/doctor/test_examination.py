@@ -7,6 +7,7 @@ import os
 import shutil
 import sqlite3
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,9 @@ from tests.tools.readmes import block_of
 from txnstore.db.identity import check_original
 from txnstore.db.opening import open_store
 from txnstore.db.postgresql import facts as postgresql_facts
-from txnstore.db.postgresql.facts import PostgreSQLFacts
+from txnstore.db.postgresql.facts import PostgreSQLFacts, Standby
+from txnstore.db.roles import grants
+from txnstore.db.roles.rights import Kind
 from txnstore.db.schema import stores
 from txnstore.db.sqlite import facts as sqlite_facts
 from txnstore.db.sqlite.facts import SQLiteFacts, file_system_of
@@ -41,6 +44,8 @@ OF_THE_MACHINE = {
     "fsync",
 }
 PATIENCE_SECONDS = 30.0
+#: Where no server is.
+AWAY = "postgresql://app@127.0.0.1:1/shop"
 
 
 def found(url, **options):
@@ -192,7 +197,7 @@ def with_unused_pages(tmp_path, monkeypatch):
 def of_another_version(tmp_path, monkeypatch):
     url = sqlite_store(tmp_path)
     with closing(sqlite3.connect(path_of(url))) as connection, connection:
-        connection.execute("UPDATE txnstore_alembic_version SET version_num = '0002'")
+        connection.execute("UPDATE txnstore_store_version SET version_num = '0002'")
     return url
 
 
@@ -239,6 +244,16 @@ def test_what_bites_a_file_is_found_and_nothing_else(tmp_path, monkeypatch, plan
     before = state_of(tmp_path)
     assert {name: text in told for name, told in seen(url).items()} == {check: True}, seen(url)
     assert state_of(tmp_path) == before
+
+
+def test_a_folder_in_the_place_of_the_file_is_a_problem(tmp_path):
+    assert seen(f"sqlite:///{tmp_path}") == {"damage": "it is not a regular file"}
+
+
+def test_where_nobody_could_look_it_is_not_said_that_there_is_no_store(tmp_path, monkeypatch):
+    dark = that_is_no_database(tmp_path, monkeypatch)
+    assert [examine(url).has_store for url in (dark, f"sqlite:///{tmp_path}", AWAY)] == [None] * 3
+    assert examine(f"sqlite:///{tmp_path}/new.db").has_store is False
 
 
 def test_every_check_of_files_is_brought_about():
@@ -358,6 +373,23 @@ def test_what_the_role_or_the_database_has_set_is_found(store_url, setting, valu
             connection.execute(f"ALTER DATABASE {name} RESET {setting}")
 
 
+@pytest.mark.parametrize("limit", ["statement", "transaction"])
+def test_a_time_limit_that_ends_a_question_is_a_problem(store_url, limit, monkeypatch):
+    """So short a one ends the question for limits as well."""
+    monkeypatch.setattr(postgresql_facts, "_READ_SETTINGS", "SELECT pg_sleep(60), %s::text")
+    name = make_url(store_url).database
+    with connected(store_url) as connection:
+        if limit == "transaction" and connection.info.server_version < 170_000:
+            pytest.skip("PostgreSQL 17 and newer have it")
+        connection.execute(f"ALTER DATABASE {name} SET {limit}_timeout = '1s'")
+        try:
+            told = found(store_url)["cut-off"]
+        finally:
+            connection.execute(f"ALTER DATABASE {name} RESET {limit}_timeout")
+    assert told.grade is Grade.PROBLEM
+    assert told.seen.endswith(f"due to {limit} timeout")
+
+
 @contextmanager
 def snapshot_that_is_kept(url, monkeypatch):
     monkeypatch.setattr(postgresql, "LONG_SECONDS", -1)
@@ -424,9 +456,9 @@ def few_connections(url, monkeypatch):
 @contextmanager
 def older_tables(url, monkeypatch):
     with connected(url) as connection:
-        connection.execute("UPDATE txnstore.alembic_version SET version_num = '0000'")
+        connection.execute("UPDATE txnstore.store_version SET version_num = '0000'")
         yield "the tables are of version '0000', this txnstore is for 0001"
-        connection.execute("UPDATE txnstore.alembic_version SET version_num = '0001'")
+        connection.execute("UPDATE txnstore.store_version SET version_num = '0001'")
 
 
 @contextmanager
@@ -476,6 +508,23 @@ def test_what_bites_a_database_is_found(store_url, monkeypatch, plant):
         assert any(text in each for each in told), told
     monkeypatch.undo()
     assert check not in seen(store_url)
+
+
+def test_a_role_that_was_granted_to_be_a_coordinator_lacks_nothing(store_url, txnstore_postgres_server):
+    role = f"txnstore_doctor_coordinator_{os.getpid()}"
+    txnstore_postgres_server.create_role(role, "secret")
+    url = make_url(store_url)._replace(username=role, password="secret").render_as_string(hide_password=False)
+    try:
+        with open_store(store_url) as store:
+            grants.apply(store, grants.grant(store, Kind.COORDINATOR, role))
+        assert "rights" not in found(url)
+        with connected(store_url) as connection:
+            connection.execute(f"REVOKE SELECT ON txnstore.store_version FROM {role}")
+        assert found(url)["rights"].seen == "this role has no right to SELECT on store_version"
+    finally:
+        with connected(store_url) as connection:
+            connection.execute(f"DROP OWNED BY {role}")
+        txnstore_postgres_server.drop_role(role)
 
 
 def test_the_rights_that_a_role_lacks_are_found_and_what_it_may_not_see_is_said(store_url, txnstore_postgres_server):
@@ -529,6 +578,31 @@ def test_a_server_as_it_comes_and_one_whose_vacuum_is_off():
     assert names == {"no-prepared-transactions": "max_prepared_transactions is 0", "autovacuum": "autovacuum is off"}
 
 
+def test_a_commit_that_waits_for_a_standby_is_a_problem(monkeypatch):
+    monkeypatch.setattr(postgresql, "STANDBY_SECONDS_MAX", -1)
+    with (
+        PrivateCluster(fsync=False, settings={"synchronous_standby_names": "*"}) as cluster,
+        ThreadPoolExecutor(1) as background,
+    ):
+        url = cluster.url("postgres")
+        assert "standby-awaited" not in seen(url)
+        waiting = background.submit(wait_for_a_standby, url)
+        try:
+            deadline = time.monotonic() + PATIENCE_SECONDS
+            while "standby-awaited" not in seen(url) and time.monotonic() < deadline:
+                pass
+            assert seen(url)["standby-awaited"].startswith("a commit waits for a standby for ")
+        finally:
+            cluster.kill()
+        waiting.result()
+
+
+def wait_for_a_standby(url):
+    """Commit something, and return as soon as the server is gone."""
+    with connected(url) as connection, pytest.raises(psycopg.OperationalError):
+        connection.execute("CREATE TABLE awaited (a int)")
+
+
 #: By facts alone: there is no such server here, or it would end those of other tests.
 OF_FACTS = [
     ({"server_version": 130_012}, "old-postgresql", "the server is PostgreSQL 13, txnstore needs 14"),
@@ -537,6 +611,16 @@ OF_FACTS = [
     ({"host": "db.example.org", "sslmode": "require"}, "tls", "another machine, and sslmode is require"),
     ({"sessions_are_shared": True}, "pooler", "two clients were given the same session"),
     ({"settings": {"fsync": "off"}}, "fsync", "fsync is off"),
+    (
+        {"standbys": [Standby("east", "async")]},
+        "standby-not-awaited",
+        "a standby follows (east), and none is named in synchronous_standby_names",
+    ),
+    (
+        {"standbys": [Standby("east", "sync")], "settings": {"synchronous_commit": "local"}},
+        "standby-not-awaited",
+        "a standby follows (east), and synchronous_commit is local",
+    ),
     ({"settings": {"full_page_writes": "off"}}, "fsync", "full_page_writes is off"),
     ({"settings": {"max_prepared_transactions": "0"}}, "no-prepared-transactions", "max_prepared_transactions is 0"),
     (
@@ -550,6 +634,13 @@ OF_FACTS = [
 ]
 
 
+def test_a_standby_that_commits_wait_for_is_no_finding():
+    facts = PostgreSQLFacts("txnstore", settings={"synchronous_commit": "on"})
+    for state in ("sync", "quorum"):
+        facts.standbys = [Standby("west", "async"), Standby("east", state)]
+        assert not list(postgresql._standbys(facts))
+
+
 @pytest.mark.parametrize(("facts", "check", "text"), OF_FACTS)
 def test_what_no_test_can_bring_about_is_found_in_facts(facts, check, text):
     healthy = PostgreSQLFacts("txnstore", server_version=170_002, relations=[], connections=1)
@@ -561,7 +652,9 @@ def test_what_no_test_can_bring_about_is_found_in_facts(facts, check, text):
 
 def test_every_check_of_servers_is_brought_about():
     named = {check for _, _, check, _ in SETTINGS} | set(ON_POSTGRESQL.values()) | {check for _, check, _ in OF_FACTS}
-    assert named | {"rights", "no-schema", "encoding"} == {check.name for check in POSTGRESQL_CHECKS}
+    assert named | {"rights", "no-schema", "encoding", "cut-off", "standby-awaited"} == {
+        check.name for check in POSTGRESQL_CHECKS
+    }
 
 
 @pytest.mark.parametrize(

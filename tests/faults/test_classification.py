@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sqlite3
+from types import SimpleNamespace
+from typing import Any
 
 import psycopg
 import pytest
+from psycopg.pq import DiagnosticField, ExecStatus
 from sqlalchemy.exc import DBAPIError
 
 from txnstore.db.backend import Stage
 from txnstore.db.postgresql import backend as postgresql
 from txnstore.db.postgresql.backend import PostgreSQLBackend
+from txnstore.db.postgresql.exchange import AnswerKind, ServerAnswer, Statement, _Conversation
 from txnstore.db.sqlite import backend as sqlite
 from txnstore.db.sqlite.backend import SQLiteBackend
 from txnstore.errors import (
@@ -138,6 +142,32 @@ def test_at_commit_some_answers_of_postgresql_leave_the_outcome_open(sqlstate, k
     assert translated.outcome_unknown == is_unknown
     assert translated.recovery is (Recovery.RESOLVE if is_unknown else kind.recovery)
     assert ("nothing was changed" in str(translated)) == (not is_unknown)
+
+
+@pytest.mark.parametrize(("severity", "is_unknown"), [(b"PANIC", True), (b"FATAL", True), (b"ERROR", False)])
+@pytest.mark.parametrize(("sqlstate", "kind"), [("53100", StoreFull), ("42501", PermissionDenied)])
+def test_a_server_that_stops_at_commit_may_have_written_it(sqlstate, kind, severity, is_unknown):
+    """A log that cannot be extended, for the disk is full or the file not its own, ends the server: PANIC."""
+    error = psycopg.OperationalError("", info={DiagnosticField.SEVERITY_NONLOCALIZED: severity})
+    error.sqlstate = sqlstate
+    backend = PostgreSQLBackend()
+    assert type(backend.translate_driver_error(error, Stage.COMMIT)) is (OutcomeUnknown if is_unknown else kind)
+    assert type(backend.translate_driver_error(error, Stage.STATEMENT)) is kind
+
+
+@pytest.mark.parametrize(
+    ("severity", "kind"),
+    [(b"PANIC", AnswerKind.UNKNOWN), (b"FATAL", AnswerKind.UNKNOWN), (b"ERROR", AnswerKind.REFUSED)],
+)
+def test_a_server_that_stops_may_have_ended_a_prepared_transaction(severity, kind):
+    told = {DiagnosticField.SQLSTATE: b"53100", DiagnosticField.SEVERITY_NONLOCALIZED: severity}
+    # What libpq makes of the server's answer.
+    result = SimpleNamespace(status=ExecStatus.FATAL_ERROR, error_field=told.get)
+    driver: Any = SimpleNamespace(pgconn=None)
+    conversation = _Conversation(Statement(driver, "COMMIT PREPARED 'a'", "COMMIT PREPARED"))
+    conversation._take(result)
+    conversation._conclude()
+    assert conversation.answer == ServerAnswer(kind, "53100")
 
 
 def test_a_connection_that_ends_without_a_word_is_unknown_only_at_commit():

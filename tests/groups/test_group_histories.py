@@ -288,7 +288,6 @@ def run(machine, examples, steps):
         settings=settings(
             max_examples=examples,
             stateful_step_count=steps,
-            deadline=None,
             derandomize=True,
             database=None,
             # No shrinking: a history is short as it is, and to shorten it takes minutes.

@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.tools.fork_server import fork_server
+
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _processes_of_measures_are_forked() -> None:
+    """They come from the server that there is one of in a process: it has imported what they need."""
+    fork_server()
 
 
 @pytest.fixture(scope="session")

@@ -17,15 +17,15 @@ from scripts.comparison.sides import ANSWER_TIMEOUT_SECONDS, KAFKA, OURS, POSTGR
 from scripts.comparison.wakeups import wakeups
 
 TINY = (
-    "--rounds 1 --records 1500 --seconds 0.05 --processes 1 2 --idle 1 --members 2 --delays 2 --transactions 20"
+    "--rounds 1 --records 1500 --seconds 0.05 --processes 2 --idle 1 --members 2 --delays 2 --transactions 20"
     " --starts 1"
 )
 #: How many figures a subject has with these options, and floors of some that both databases have.
 FIGURES = {
     "bulk": (5, {"produce() with delivery reports": {"the same batches by the raw driver", "a list in Python"}}),
     "partition": (3, {}),
-    "small": (12, {"one record and an offset a transaction, 2 at once": {"plain statements"}}),
-    "pipelined": (8, {"one record a transaction, not waited for, 2 at once": {"plain statements"}}),
+    "small": (6, {"one record and an offset a transaction, 2 at once": {"plain statements"}}),
+    "pipelined": (4, {"one record a transaction, not waited for, 2 at once": {"plain statements"}}),
     "server": (6, {}),
     "delay": (
         2,

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import re
+import shlex
 import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from scripts.draw import PARTS, drawn, misplaced, readmes
+from tests.tools.program_forks import LIBRARIES, forks
 from tests.tools.readmes import READMES, TOP, anchors, block_of, blocks, without_fences
 from txnstore.db.schema import SCHEMA_VERSION
 
@@ -85,13 +87,19 @@ def test_a_part_that_stands_nowhere_or_twice_would_be_found() -> None:
     assert {f"0 READMEs have a place for {name}, not one" for name in PARTS if name != "tables"} <= found
 
 
+@pytest.fixture(scope="module")
+def forked() -> Iterator[list[str]]:
+    """The start of a command that runs a module, which imports all of the package anew."""
+    with forks(LIBRARIES) as command:
+        yield shlex.split(command)
+
+
 @pytest.mark.parametrize("block", PROGRAMS, ids=lambda block: block.name)
-def test_a_program_runs_and_prints_what_stands_below_it(tmp_path: Path, block) -> None:
+def test_a_program_runs_and_prints_what_stands_below_it(tmp_path: Path, forked: list[str], block) -> None:
     assert block.language == "python", "above it has to stand which test runs it"
-    script = tmp_path / "example.py"
-    script.write_text(block.text, encoding="utf-8")
+    (tmp_path / "example.py").write_text(block.text, encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        [*forked, "-m", "example"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == (block.printed or "")

@@ -9,6 +9,9 @@ import zipfile
 
 import pytest
 
+from scripts.build_bulk import BUILT
+from txnstore import bulk
+
 
 @pytest.fixture(scope="module")
 def wheel(root, tmp_path_factory):
@@ -37,10 +40,20 @@ def test_the_wheel_holds_every_file_of_the_package(root, wheel):
     package = {
         file.relative_to(root).as_posix()
         for file in (root / "txnstore").rglob("*")
-        if file.is_file() and not {"__pycache__", "registration", "README.md"} & set(file.parts)
+        if file.is_file()
+        and not {"__pycache__", "registration", "README.md"} & set(file.parts)
+        # What is compiled from C is that of this Python, and its source stays in the checkout.
+        and file.suffix not in {".c", ".h", ".so"}
     }
     assert "txnstore/py.typed" in package
+    assert "txnstore/_bulk.pyi" in package
     assert package - set(wheel.namelist()) == set()
+
+
+def test_the_wheel_holds_the_bulk_paths_in_c_of_this_python_where_it_has_them(wheel, about):
+    compiled = [name for name in wheel.namelist() if name.endswith((".c", ".h", ".so"))]
+    is_pure = "Root-Is-Purelib: true" in wheel.read(f"{about}WHEEL").decode()
+    assert (compiled, is_pure) == (([f"txnstore/{BUILT}"], False) if bulk.IN_C else ([], True))
 
 
 def test_the_wheel_holds_the_migrations(root, wheel):

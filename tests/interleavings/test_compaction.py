@@ -25,7 +25,12 @@ COMPACTED = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}
 
 
 @pytest.mark.parametrize("beside", ["compaction", "producer", "deletion"])
-@pytest.mark.parametrize("by_lock", [False, True])
+@pytest.mark.parametrize(
+    ("txnstore_url", "by_lock"),
+    # Whole database transactions come one after the other, whichever database it is.
+    [("sqlite", False), ("sqlite", True), ("postgresql", True)],
+    indirect=["txnstore_url"],
+)
 def test_what_counts_stays_in_every_order_of_steps(world, by_lock, beside):
     def compact(store, partition_id):
         """Compact this scenario's partition alone."""

@@ -18,7 +18,7 @@ _numbers = itertools.count(1)
 def before_some_statements(statement):
     """Stop at the beginning and the end, and a few times on the way: there are some forty statements."""
     return statement.startswith(("BEGIN", "COMMIT", "ROLLBACK", "CREATE SCHEMA")) or (
-        statement.lstrip().startswith("CREATE TABLE") and ("alembic_version" in statement or "_groups" in statement)
+        statement.lstrip().startswith("CREATE TABLE") and ("store_version" in statement or "_groups" in statement)
     )
 
 

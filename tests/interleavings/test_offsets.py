@@ -7,6 +7,7 @@ from sqlalchemy import select
 
 from tests.tools.interleaving import before_statements, before_transactions, explore
 from txnstore.db.schema import group_offsets, groups
+from txnstore.groups.administration import delete_offsets
 from txnstore.groups.coordinator import join
 from txnstore.groups.group import MemberDetails, Report
 from txnstore.groups.offsets import commit_offsets, commit_offsets_at_once, read_offsets
@@ -92,6 +93,38 @@ def test_of_a_plain_offset_commit_and_one_in_a_transaction_the_later_one_holds(
         assert explored.deadlocks == 0
     else:
         assert explore(make, stops=before_transactions).orders == 3
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_deleted_offsets_do_not_come_back_with_the_transaction_that_held_them(world, in_turn, at_once):
+    def make():
+        setting = world.setting(partition_count=1)
+        partition_id = setting.partitions["p0"]
+        group_id = f"group-{setting.topic}"
+        identity = setting.producer("producer", world.first).init()
+        coordinator = TransactionCoordinator(world.first)
+        sent = SentOffsets(GroupMembership(group_id), {partition_id: OffsetAndMetadata(PENDING)})
+        coordinator.send_offsets(setting.transactional_id, identity, sent)
+
+        def commit():
+            open_group_id = group_id if at_once else None
+            coordinator.end_transaction(
+                setting.transactional_id, identity, commit=True, has_begun=True, open_group_id=open_group_id
+            )
+
+        def delete():
+            world.second.write(lambda connection: delete_offsets(connection, group_id, {setting.topic: [partition_id]}))
+
+        def nothing_is_left(finished):
+            assert finished["producer"].result() == finished["administrator"].result() == ["ok"]
+            found = world.observer.read(lambda connection: read_offsets(connection, group_id, [partition_id]))
+            assert (found.offsets, found.unstable) == ({}, frozenset())
+
+        return setting.scenario({"producer": in_turn(commit), "administrator": in_turn(delete)}, at_end=nothing_is_left)
+
+    explored = explore(make, stops=before_statements, preemptions_max=1, store=world.observer)
+    assert explored.orders_with_waiting > 0
+    assert explored.deadlocks == 0
 
 
 @pytest.mark.parametrize("at_once", [False, True])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.databases import on_sqlite_alone
 from tests.tools.elsewhere import Elsewhere
 from tests.tools.interleaving import before_locks, explore, stop_here
 from tests.tools.lists import be_many
@@ -149,6 +150,8 @@ def test_of_many_that_time_out_at_once_one_that_commits_at_that_moment_ends_as_i
     assert {("ok", False), ("TransactionAbortable", True)} <= outcomes
 
 
+# Each step is a whole database transaction: they come one after the other, whichever database it is.
+@on_sqlite_alone
 def test_of_many_over_several_databases_each_ends_once_whoever_helps_and_whoever_commits(
     world, in_turn, url, txnstore_open, monkeypatch: pytest.MonkeyPatch
 ):

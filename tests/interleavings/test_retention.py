@@ -24,7 +24,12 @@ DAY_MS = 86_400_000
 
 
 @pytest.mark.parametrize("by_age", [True, False])
-@pytest.mark.parametrize(("by_lock", "writes"), [(False, True), (True, False)])
+@pytest.mark.parametrize(
+    ("txnstore_url", "by_lock", "writes"),
+    # Whole database transactions come one after the other, whichever database it is.
+    [("sqlite", False, True), ("sqlite", True, False), ("postgresql", True, False)],
+    indirect=["txnstore_url"],
+)
 def test_batches_are_counted_and_deleted_once_in_every_order_of_steps(world, by_age, by_lock, writes):
     deleted = set()
     # By size, all but the newest marker may go.

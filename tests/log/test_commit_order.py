@@ -266,7 +266,7 @@ LONG = [("write", "A", 2), ("plain", 1), ("write", "B", 1), ("write", "A", 3)] *
 
 @pytest.mark.slow_on_postgresql
 @pytest.mark.campaign
-@settings(max_examples=times(20), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=times(20), suppress_health_check=list(HealthCheck))
 @given(
     steps=st.lists(STEPS, max_size=25),
     deleted=st.integers(0, 4),
@@ -346,8 +346,6 @@ def test_what_compaction_leaves_comes_in_the_same_order_from_wherever_the_reader
     # PostgreSQL takes ten times as long for the same statements.
     @settings(
         max_examples=times(20 if store.backend.name == "sqlite" else 8),
-        deadline=None,
-        suppress_health_check=[HealthCheck.too_slow],
     )
     @example(
         # Of the transaction there is nothing for a while, and then one record.

@@ -7,7 +7,7 @@ import threading
 from functools import partial
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import text, update
 
@@ -22,10 +22,11 @@ from txnstore.errors import CorruptBatch
 from txnstore.log import compaction
 from txnstore.log import partition_storage as storage_module
 from txnstore.log.append import Append, append
-from txnstore.log.bounds import offset_for_time, read_bounds
+from txnstore.log.bounds import OffsetAndTimestamp, offset_for_time, offset_of_max_timestamp, read_bounds
 from txnstore.log.codec import encode
 from txnstore.log.columns import Codec
 from txnstore.log.compaction import compact_portion, next_horizons
+from txnstore.log.deleting import delete_records
 from txnstore.log.fetch import fetch
 from txnstore.log.partition_storage import count_stored
 from txnstore.log.retention import delete_expired_batches
@@ -454,6 +455,18 @@ def test_a_topic_that_is_deleted_meanwhile_keeps_no_other_from_being_compacted(l
     assert other.read() == [(1, b"a", b"2")]
 
 
+def another_comes_before(log, due, monkeypatch):
+    """Let the next pass, once it has decided what to change, find that another one has changed a batch before it."""
+    carry_out = compaction._Pass._carry_out
+
+    def carry_out_behind_the_other(one_pass, changes, behind_offset):
+        monkeypatch.setattr(compaction._Pass, "_carry_out", carry_out)
+        assert sum(part.batches_changed for part in compaction._Pass(log.store, due).steps()) == 1
+        return carry_out(one_pass, changes, behind_offset)
+
+    monkeypatch.setattr(compaction._Pass, "_carry_out", carry_out_behind_the_other)
+
+
 def test_what_somebody_else_left_in_a_batch_meanwhile_does_not_come_back_when_its_tombstone_goes(log, monkeypatch):
     """Two at once, of which one has seen less: each changes the same batch."""
     log.configure(delete_retention_ms=1_000)
@@ -464,20 +477,41 @@ def test_what_somebody_else_left_in_a_batch_meanwhile_does_not_come_back_when_it
     count_stored(log.store, log.partition)
     due = log.store.read(lambda c: compaction._due(log.partition, of_topic, log.clock.now_ms(), c))
     log.put((b"a", None))
-    write = Portions.write
-
-    def write_behind_the_other(portions, store, work):
-        monkeypatch.setattr(Portions, "write", write)
-        assert sum(part.batches_changed for part in compaction._Pass(store, due).steps()) == 1
-        return write(portions, store, work)
-
-    monkeypatch.setattr(Portions, "write", write_behind_the_other)
+    another_comes_before(log, due, monkeypatch)
     assert log.run() == 1
     assert log.read() == [(1, b"b", b"1"), (3, b"c", b"2"), (4, b"a", None)]
     log.clock.advance(1_000)
     assert log.run() == 1
     assert log.read() == [(1, b"b", b"1"), (3, b"c", b"2")]
     log.assert_storage_is_true()
+
+
+def test_a_marker_outlives_what_somebody_else_left_of_its_transaction_though_the_pass_ends_there(log, monkeypatch):
+    """Two at once, of which one has seen less; the other one dies when it has found that it came too late."""
+    log.configure(delete_retention_ms=1_000)
+    log.commit((b"a", b"1"), (b"b", b"1"))
+    log.run()
+    log.clock.advance(1_000)
+    log.put((b"b", b"2"))
+    _, settings_of = log.store.read(compaction._read_settings)
+    (of_topic,) = (of for of in settings_of.values() if of["delete.retention.ms"] == 1_000)
+    count_stored(log.store, log.partition)
+    due = log.store.read(lambda c: compaction._due(log.partition, of_topic, log.clock.now_ms(), c))
+    log.put((b"a", b"2"))
+    another_comes_before(log, due, monkeypatch)
+
+    def die(*_):
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compaction._Pass, "_batch", die)
+        with pytest.raises(ZeroDivisionError):
+            log.run()
+    assert log.store.read(lambda connection: partition_violations(connection, log.partition)) == []
+    log.assert_storage_is_true()
+    assert log.run() == 2
+    assert log.read() == [(3, b"b", b"2"), (4, b"a", b"2")]
+    assert log.rows(finished_transactions) == []
 
 
 def test_a_portion_ends_though_nothing_that_it_passes_is_committed(log, monkeypatch):
@@ -493,6 +527,35 @@ def test_a_portion_ends_though_nothing_that_it_passes_is_committed(log, monkeypa
     # The other eight for their keys, then the first two that are changed.
     assert compact_portion(log.store, batches_max=9) == 10
     assert len(log.rows(record_batches)) == 11
+
+
+def test_the_largest_timestamp_is_found_where_all_that_is_left_of_a_batch_is_deleted(log, clock):
+    log.configure(cleanup_policy="compact,delete", delete_retention_ms=0)
+    log.put((b"a", b"1"), (b"b", b"1"), (b"c", b"1"))
+    log.put((b"b", None), (b"c", None))
+    log.run()
+    # The first batch ends behind it, and has nothing there.
+    delete_records(log.store, log.partition, 1)
+
+    def largest():
+        return log.store.read(lambda c: offset_of_max_timestamp(c, log.partition, IsolationLevel.READ_COMMITTED))
+
+    assert largest() == OffsetAndTimestamp(3, clock.now_ms())
+    log.run()
+    assert [row.last_offset for row in log.rows(record_batches)] == [2]
+    assert largest() is None
+
+
+def test_gaps_of_a_pass_that_nobody_finishes_are_no_damage(log, monkeypatch):
+    for value in b"1", b"2", b"3":
+        log.put((b"a", value), (b"b" + value, value))
+    monkeypatch.setattr(Portions, "_adapt", lambda *_: None)
+    compact_until_something_changes(log, monkeypatch)
+    log.configure(cleanup_policy="delete")
+    assert log.run() == 0
+    assert log.rows(partition_storage)[0].compacted_offset == 0
+    assert [offset for offset, *_ in log.read()] != list(range(6))
+    assert log.store.read(lambda c: partition_violations(c, log.partition)) == []
 
 
 def test_a_record_of_a_compacted_topic_needs_a_key(log, url):
@@ -579,8 +642,6 @@ def test_whatever_happens_a_reader_ends_with_the_same_table(store, clock, monkey
     # PostgreSQL takes six times as long for the same statements.
     @settings(
         max_examples=times(25 if store.backend.name == "sqlite" else 10),
-        deadline=None,
-        suppress_health_check=[HealthCheck.too_slow],
     )
     @given(
         steps=_STEPS,

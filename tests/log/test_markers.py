@@ -7,9 +7,9 @@ from random import Random
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, delete, select
 
-from txnstore.db.schema import finished_transactions, record_batches
+from txnstore.db.schema import finished_transactions, producer_states, record_batches
 from txnstore.db.store import Store
 from txnstore.errors import InvalidProducerEpoch, TransactionCoordinatorFenced, UnknownTopicOrPartition
 from txnstore.log import partition_rows
@@ -20,6 +20,7 @@ from txnstore.log.partition_rows import allocate_producer_id, producers_of_parti
 from txnstore.log.sequences import ProducerInPartition
 from txnstore.log.topics import create_topic
 from txnstore.model import ControlType, ProducerIdentity, Record
+from txnstore.testing.invariants import Invariant, partition_violations
 
 ABORT, COMMIT = ControlType.ABORT, ControlType.COMMIT
 
@@ -56,6 +57,14 @@ class Partition:
     def mark(self, producer: int, kind: ControlType, **options: int) -> None:
         marker = self.marker(producer, kind, **options)
         self.store.write(lambda connection: write_markers(connection, [marker]))
+
+    def forget_producers(self) -> None:
+        forgotten = delete(producer_states).where(producer_states.c.partition_id == self.id)
+        self.store.write(lambda connection: connection.execute(forgotten))
+
+    def violations(self) -> list[Invariant]:
+        found = self.store.read(lambda connection: partition_violations(connection, self.id, producers_expire=True))
+        return [violation.invariant for violation in found]
 
     @property
     def bounds(self) -> Bounds:
@@ -150,6 +159,23 @@ def test_the_same_marker_twice_in_one_call_is_written_once(partition: Partition)
     marker = partition.marker(0, COMMIT)
     partition.store.write(lambda connection: write_markers(connection, [marker, marker]))
     assert partition.bounds.high_watermark == 2
+
+
+def test_a_marker_comes_once_more_where_its_producer_has_been_forgotten_and_does_no_harm(partition: Partition) -> None:
+    """Its transaction was decided, and nobody completed it until the producer had expired."""
+    partition.write(0)
+    partition.mark(0, COMMIT)
+    before = partition.finished()
+    partition.forget_producers()
+    partition.mark(0, COMMIT)
+    assert partition.finished() == before
+    assert (partition.bounds.high_watermark, partition.last_stable_offset) == (3, 3)
+    assert partition.violations() == []
+    partition.write(0, epoch=1)
+    assert partition.violations() == []
+    partition.forget_producers()
+    partition.mark(0, COMMIT)
+    assert Invariant.EPOCHS_RISE in partition.violations()
 
 
 @pytest.mark.parametrize("is_known", [True, False], ids=["a producer that wrote before", "a producer never seen"])

@@ -162,9 +162,16 @@ def leave_refused(connection: Connection, now_ms: int) -> None:
 
 
 def inputs(now_ms: int, partition_id: int, count: int) -> list[dict[str, object]]:
-    note = {"run_id": "r", "group_id": "g", "partition_id": partition_id, "in_commit_order": False, "end_offset": DUE}
+    note = {"run_id": "r", "group_id": "g", "partition_id": partition_id, "in_commit_order": False, "reader_id": 0}
     return [
-        {**note, "sink_id": f"going on {number % 7}", "batch_id": number, "start_offset": 0, "noted_ms": now_ms}
+        {
+            **note,
+            "sink_id": f"going on {number % 7}",
+            "batch_id": number,
+            "start_offset": 0,
+            "end_offset": DUE,
+            "noted_ms": now_ms,
+        }
         for number in range(count)
     ]
 

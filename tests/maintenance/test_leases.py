@@ -12,7 +12,7 @@ from txnstore.db.opening import open_store
 from txnstore.db.schema import maintenance_duties, stores
 from txnstore.db.store import server_now_ms
 from txnstore.maintenance.duties import ABORT_INTERVAL, LOG_INTERVAL
-from txnstore.maintenance.leases import LEASE_MS, Lease, Outcome, leave, look, renew, take
+from txnstore.maintenance.leases import LEASE_MS, DutyLease, PortionOutcome, leave, look, renew, take
 
 DAY_MS = 86_400_000
 INTERVAL_MS = 10_000
@@ -60,26 +60,26 @@ def rows(store):
 
 
 def done(lease, *, is_unfinished=False, position=None):
-    return Outcome(lease.duty, lease.begun_ms, is_unfinished, position)
+    return PortionOutcome(lease.duty, lease.begun_ms, is_unfinished, position)
 
 
 @pytest.mark.parametrize(
     ("lease", "due_in_ms"),
     [
-        (Lease("d", 1_000), 0),
-        (Lease("d", 90_000), 0),
-        (Lease("d", 90_001), 1),
-        (Lease("d", 100_000), INTERVAL_MS),
+        (DutyLease("d", 1_000), 0),
+        (DutyLease("d", 90_000), 0),
+        (DutyLease("d", 90_001), 1),
+        (DutyLease("d", 100_000), INTERVAL_MS),
         # The clock was put back: what was begun in the future is no reason to wait.
-        (Lease("d", 100_001), 0),
-        (Lease("d", 99_000, is_unfinished=True), 0),
-        (Lease("d", 1_000, held_until_ms=100_000), 0),
-        (Lease("d", 1_000, held_until_ms=100_001), 1),
-        (Lease("d", 99_000, is_unfinished=True, held_until_ms=103_000), 3_000),
-        (Lease("d", 99_000, held_until_ms=101_000), 9_000),
-        (Lease("d", 1_000, held_until_ms=100_000 + LEASE_MS), LEASE_MS),
+        (DutyLease("d", 100_001), 0),
+        (DutyLease("d", 99_000, is_unfinished=True), 0),
+        (DutyLease("d", 1_000, held_until_ms=100_000), 0),
+        (DutyLease("d", 1_000, held_until_ms=100_001), 1),
+        (DutyLease("d", 99_000, is_unfinished=True, held_until_ms=103_000), 3_000),
+        (DutyLease("d", 99_000, held_until_ms=101_000), 9_000),
+        (DutyLease("d", 1_000, held_until_ms=100_000 + LEASE_MS), LEASE_MS),
         # Nobody holds anything for so long: the clock was put back.
-        (Lease("d", 1_000, held_until_ms=100_001 + LEASE_MS), 0),
+        (DutyLease("d", 1_000, held_until_ms=100_001 + LEASE_MS), 0),
     ],
 )
 def test_when_a_duty_may_be_taken(lease, due_in_ms):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import replace
 
 import pytest
 from sqlalchemy import delete
@@ -311,6 +310,6 @@ def test_what_readers_wait_for_is_looked_for_every_second_however_long_the_inter
         return 0
 
     waited_for = [duty for duty in DUTIES if duty.name == "timed out transactions aborted"]
-    noted = [replace(duty, load=lambda: note) for duty in waited_for]
+    noted = [duty._replace(load=lambda: note) for duty in waited_for]
     Maintenance(shared_store, duties=noted, monotonic_seconds=time.monotonic_seconds).run(time)
     assert done == [0.0, 1.0, 2.0, 3.0, 4.0]

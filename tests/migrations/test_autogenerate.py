@@ -123,13 +123,18 @@ def test_the_hook_knows_a_schema_of_another_name(txnstore_postgres_server, appli
 @pytest.fixture
 def alembic(tmp_path, txnstore_empty_url, application):
     """The application's own Alembic environment."""
+    return environment(tmp_path, txnstore_empty_url, application)
+
+
+def environment(tmp_path, url, metadata):
+    """Make an Alembic environment of an application."""
     (tmp_path / "alembic" / "versions").mkdir(parents=True)
     (tmp_path / "alembic" / "env.py").write_text(ENVIRONMENT)
     (tmp_path / "alembic" / "script.py.mako").write_text(SCRIPT)
     config = Config()
     config.set_main_option("script_location", str(tmp_path / "alembic"))
     config.set_main_option("path_separator", "os")
-    config.attributes.update(url=txnstore_empty_url, metadata=application)
+    config.attributes.update(url=url, metadata=metadata)
     return config
 
 
@@ -151,6 +156,18 @@ def test_both_histories_live_in_one_database(txnstore_empty_url, engine, alembic
         )
     assert {"customers", "topics", "alembic_version"} == set(inspect(engine).get_table_names()) - {"sqlite_sequence"}
     command.check(alembic)
+
+
+def test_a_search_path_that_holds_our_schema_takes_the_application_to_its_own_version_table(
+    txnstore_postgresql_url, txnstore_postgresql_store, tmp_path
+):
+    """Alembic looks its version table up by the search_path; called as it calls its own, ours would be taken for it."""
+    config = environment(tmp_path, f"{txnstore_postgresql_url}?options=-csearch_path%3Dpublic,txnstore", MetaData())
+    command.revision(config, "the application's own", rev_id="0001")
+    command.upgrade(config, "head")
+    command.stamp(config, "base")
+    with open_store(txnstore_postgresql_url, create=False) as store:
+        assert store.store_uuid == txnstore_postgresql_store.store_uuid
 
 
 def test_a_missing_change_is_seen_by_the_applications_check(txnstore_empty_url, engine, alembic, application):

@@ -150,7 +150,7 @@ def test_postgresql_knows_the_comment_of_every_column_of_the_tables_and_of_the_v
     without = (
         "SELECT c.relname, a.attname FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid"
         " WHERE c.relnamespace = 'txnstore'::regnamespace AND c.relkind IN ('r', 'v') AND a.attnum > 0"
-        " AND c.relname <> 'alembic_version' AND col_description(c.oid, a.attnum) IS NULL"
+        " AND c.relname <> 'store_version' AND col_description(c.oid, a.attnum) IS NULL"
     )
     rows = txnstore_postgresql_store.read(lambda connection: connection.exec_driver_sql(without).all())
     assert rows == []
@@ -159,7 +159,7 @@ def test_postgresql_knows_the_comment_of_every_column_of_the_tables_and_of_the_v
 def test_every_table_is_strict_on_sqlite_but_for_that_of_alembic(txnstore_sqlite_store):
     rows = txnstore_sqlite_store.read(lambda connection: connection.exec_driver_sql("PRAGMA table_list").all())
     lax = {row.name for row in rows if row.type == "table" and not row.strict and row.name.startswith("txnstore_")}
-    assert lax == {"txnstore_alembic_version"}
+    assert lax == {"txnstore_store_version"}
 
 
 def test_postgresql_does_not_try_to_compress_payloads_and_positions(txnstore_postgresql_store):

@@ -14,6 +14,8 @@ from sqlalchemy import column, insert, select, table
 from tests.tools.crashes import When, every_crash, noting, steps_of
 from tests.tools.killed_children import kill_at
 from tests.tools.later_versions import FIRST_LATER, OLDEST_WRITERS, SECOND_LATER, THIRD_LATER, elsewhere, upgrade_as
+from txnstore import KafkaError, KafkaException
+from txnstore.admin import AdminClient
 from txnstore.db import migrating, opening
 from txnstore.db.names import CODE_SCHEMA, StoreName
 from txnstore.db.opening import connect_store, open_store
@@ -23,12 +25,13 @@ from txnstore.groups.offsets import commit_offsets, read_offsets
 from txnstore.log.append import Append, append
 from txnstore.log.codec import encode
 from txnstore.log.fetch import fetch
-from txnstore.log.topics import create_topic, delete_topic
+from txnstore.log.topics import create_topic, delete_topic, list_topics
 from txnstore.model import GroupMembership, OffsetAndMetadata, Record
 from txnstore.testing.postgres_server import connection_string
 
 #: A step that no upgrade comes to.
 NEVER = 1_000_000
+PATIENCE_SECONDS = 30.0
 OUTDATED = rf"of version {SCHEMA_VERSION}, this txnstore needs {FIRST_LATER}; run `txnstore migrate`"
 TOO_NEW = rf"of version {FIRST_LATER}, this txnstore knows {SCHEMA_VERSION}; upgrade the package"
 
@@ -204,6 +207,33 @@ def test_tables_of_a_newer_version_are_refused(store, url, code_of_version):
         opening.upgrade(older)
 
 
+def test_a_program_that_must_not_write_any_more_hears_so_at_its_next_connection_and_look_at_topics(
+    store, url, code_of_version
+):
+    store.write(lambda connection: create_topic(connection, "orders"))
+    with AdminClient({"bootstrap.servers": url}) as admin:
+        assert list(admin.list_topics(timeout=PATIENCE_SECONDS).topics) == ["orders"]
+        upgraded_elsewhere(url, code_of_version, FIRST_LATER)
+        store._dispose()
+        assert store.read(list_topics) == ["orders"]
+        assert list(admin.list_topics(timeout=PATIENCE_SECONDS).topics) == ["orders"]
+        upgraded_elsewhere(url, code_of_version, SECOND_LATER)
+        store._dispose()
+        with pytest.raises(SchemaTooNew, match=f"has to know version {SECOND_LATER}.*knows {SCHEMA_VERSION}; upgrade"):
+            store.read(list_topics)
+        with pytest.raises(KafkaException) as refused:
+            admin.list_topics(timeout=PATIENCE_SECONDS)
+        assert refused.value.args[0].code() == KafkaError.UNSUPPORTED_VERSION
+
+
+def upgraded_elsewhere(url, code_of_version, version):
+    """Let somebody with newer code upgrade the store, and this code be as old as before."""
+    code_of_version(version)
+    with connect_store(url) as newer:
+        opening.upgrade(newer)
+    code_of_version(SCHEMA_VERSION)
+
+
 def test_an_upgrade_that_fails_leaves_the_store_as_it_was(store, url, code_of_version, catalogue):
     """Also if the migrations before the one that fails went through."""
     partition_id = log(store)
@@ -327,7 +357,7 @@ def test_who_upgrades_waits_for_another_process_that_does_and_then_finds_it_done
     code_of_version(FIRST_LATER)
     driver = psycopg.connect(connection_string(txnstore_postgresql_url))
     with driver as other, connect_store(txnstore_postgresql_url) as late:
-        other.execute("UPDATE txnstore.alembic_version SET version_num = %s", [f"{FIRST_LATER:04}"])
+        other.execute("UPDATE txnstore.store_version SET version_num = %s", [f"{FIRST_LATER:04}"])
         other.execute("UPDATE txnstore.stores SET schema_version = %s", [FIRST_LATER])
         other.execute("ALTER TABLE txnstore.outbox ADD COLUMN colour text")
         thread = threading.Thread(target=opening.upgrade, args=[late])

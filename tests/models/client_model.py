@@ -150,6 +150,8 @@ class Client:
         #: The transaction as far as something of it was stored, and how many records were given up on the way there.
         self._transaction: Transaction | None = None
         self._given_up = 0
+        #: Whether records were dropped that a commit would have brought along: the abort asks for a new epoch.
+        self._has_dropped = False
         self._error: Refused | None = None
 
     def init(self) -> None:
@@ -191,11 +193,13 @@ class Client:
 
     def commit(self) -> None:
         self._check_state(State.IN_TRANSACTION)
+        if self._given_up:
+            # What is queued goes with the commit or not at all.
+            self._has_dropped = bool(self._queue)
+            self._queue.clear()
+            self._fail(Refused(KafkaError._INCONSISTENT, requires_abort=True))
         self.flush()
         self._check_state(State.IN_TRANSACTION)
-        if self._given_up:
-            self._fail(Refused(KafkaError._INCONSISTENT, requires_abort=True))
-            self._check_state(State.IN_TRANSACTION)
         if self._transaction is not None:
             self._check_with_broker()
             self._broker.finish(self.name, End.COMMITTED)
@@ -204,7 +208,7 @@ class Client:
     def abort(self) -> None:
         self._check_state(State.IN_TRANSACTION, State.ABORTABLE)
         self._queue.clear()
-        if self._transaction is not None:
+        if self._transaction is not None or self._has_dropped:
             if self._broker.owners[self.name] is not self:
                 self._be_fenced()
             self._broker.abort_from_outside(self.name)
@@ -234,6 +238,7 @@ class Client:
     def _is_over(self) -> None:
         self._transaction = None
         self._given_up = 0
+        self._has_dropped = False
         self._error = None
         self.state = State.READY
 

@@ -1,7 +1,8 @@
 """A log with its coordinator and groups in memory: dicts and lists that do what Kafka's tables say, and nothing else.
 
 Every method either changes the model and returns what the caller is to be told, or raises `Refused` with the errors
-that are right, and changes nothing.  A producer id that is new is not known to the model: it is FRESH until `learn`.
+that are right, and changes nothing; but whoever is `Late` has decided to abort the transaction.  A producer id that is
+new is not known to the model: it is FRESH until `learn`.
 """
 
 from __future__ import annotations
@@ -33,6 +34,10 @@ class Refused(Exception):
     def __init__(self, *errors: type[TxnStoreError]) -> None:
         super().__init__(errors)
         self.errors = errors
+
+
+class Late(Refused):
+    """The call comes after the transaction's deadline, and has decided to abort it: `Model.deliver` is to follow."""
 
 
 @dataclass(eq=False)
@@ -104,8 +109,9 @@ class Id:
 
 
 class Model:
-    def __init__(self, partition_ids: Iterable[int]) -> None:
+    def __init__(self, partition_ids: Iterable[int], *, delivers_elsewhere: bool) -> None:
         self.now_ms = 0
+        self.delivers_elsewhere = delivers_elsewhere
         self.partitions: dict[int, list[Entry]] = {partition_id: [] for partition_id in partition_ids}
         self.memories: dict[tuple[int, int], Memory] = {}
         self.groups: dict[str, Group] = {}
@@ -176,13 +182,19 @@ class Model:
                 raise Refused(ProducerFenced)
         if id_.state == "Ongoing" and keep_prepared:
             assert id_.transaction is not None
-            id_.identity = replace(id_.identity, epoch=min(id_.identity.epoch + 1, FENCING_EPOCH))
+            id_.identity = replace(id_.identity, epoch=id_.identity.epoch + 1)
             id_.last = id_.ended = None
             self.begun[transactional_id, id_.identity] = id_.transaction
             return id_.transaction.begin
         old = id_.identity
         if id_.state == "Ongoing":
+            assert id_.transaction is not None
+            was_interrupted = self.delivers_elsewhere and len(id_.transaction.unmarked) > 0
             self._fence(id_)
+            if was_interrupted:
+                # Whoever was fenced may have asked for the abort once more before all markers were there.
+                old = id_.identity
+                id_.identity = _next(old)
         else:
             self._complete(id_)
             old = id_.identity
@@ -229,6 +241,8 @@ class Model:
         if producer == id_.identity and not id_.is_decided:
             if id_.state != "Ongoing" and commit:
                 raise Refused(InvalidTransactionState)
+            if commit:
+                self._check_in_time(id_)
             self._decide(id_, commit=commit)
             return True
         if producer != id_.ended or not id_.state.endswith((done, other)):
@@ -258,14 +272,7 @@ class Model:
             self._complete(id_)
 
     def abort_timed_out(self) -> set[str]:
-        late = {
-            name
-            for name, id_ in self.ids.items()
-            if id_.state == "Ongoing"
-            and id_.transaction is not None
-            and id_.timeout_ms is not None
-            and id_.transaction.start_ms + id_.timeout_ms < self.now_ms
-        }
+        late = {name for name, id_ in self.ids.items() if self._is_late(id_)}
         for name in late:
             self.abort_from_outside(name)
         return late
@@ -274,8 +281,8 @@ class Model:
         id_ = self.ids.get(transactional_id)
         if id_ is None or id_.state != "Ongoing":
             return False
-        self._fence(id_)
-        id_.aborted_from_outside = True
+        self._decide_from_outside(id_)
+        self._complete(id_)
         return True
 
     def expire_ids(self, age_ms: int) -> set[str]:
@@ -328,7 +335,18 @@ class Model:
             raise Refused(ConcurrentTransactions)
         if id_.transaction is not None and id_.transaction.begin != producer:
             raise Refused(InvalidTransactionState)
+        self._check_in_time(id_)
         return id_.transaction
+
+    def _is_late(self, id_: Id) -> bool:
+        if id_.state != "Ongoing" or id_.transaction is None or id_.timeout_ms is None:
+            return False
+        return id_.transaction.start_ms + id_.timeout_ms < self.now_ms
+
+    def _check_in_time(self, id_: Id) -> None:
+        if self._is_late(id_):
+            self._decide_from_outside(id_)
+            raise Late(TransactionAbortable)
 
     def _begin(self, transactional_id: str, transaction: Transaction | None) -> Transaction:
         id_ = self.ids[transactional_id]
@@ -383,8 +401,12 @@ class Model:
         id_.ended = id_.last = id_.identity
         id_.aborted_from_outside = False
         id_.gets_new_producer_id = id_.identity.epoch >= LAST_EPOCH
-        id_.identity = replace(id_.identity, epoch=min(id_.identity.epoch + 1, FENCING_EPOCH))
+        id_.identity = replace(id_.identity, epoch=id_.identity.epoch + 1)
         id_.state = "PrepareCommit" if commit else "PrepareAbort"
+
+    def _decide_from_outside(self, id_: Id) -> None:
+        self._decide(id_, commit=False)
+        id_.last, id_.aborted_from_outside = None, True
 
     def _fence(self, id_: Id) -> None:
         self._decide(id_, commit=False)
@@ -408,7 +430,9 @@ class Model:
     def _mark(self, id_: Id, transaction: Transaction, partition_id: int) -> None:
         self.partitions[partition_id].append(Entry(None))
         transaction.unmarked.discard(partition_id)
-        self.memories[partition_id, transaction.begin.producer_id] = Memory(id_.identity.epoch, last_ms=self.now_ms)
+        # Those who take over a prepared transaction have any epoch, markers have no higher one.
+        epoch = min(id_.identity.epoch, FENCING_EPOCH)
+        self.memories[partition_id, transaction.begin.producer_id] = Memory(epoch, last_ms=self.now_ms)
 
     def _finish(self, transaction: Transaction, group_id: str) -> None:
         committed = self.groups[group_id].committed

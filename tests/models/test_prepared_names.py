@@ -178,7 +178,6 @@ def test_a_name_is_one_transaction_and_its_outcome_is_what_became_of_it(url: str
         settings=settings(
             max_examples=EXAMPLES,
             stateful_step_count=STEPS,
-            deadline=None,
             derandomize=True,
             database=None,
             phases=[Phase.generate],

@@ -25,7 +25,9 @@ from txnstore.log.codec import encode
 from txnstore.log.topics import create_topic
 from txnstore.maintenance.loop import Maintenance
 from txnstore.model import ProducerIdentity, Record
-from txnstore.spark.sink_coordination import SinkInput, SinkRun, decide, note_inputs, open_writer, run_of_query
+from txnstore.spark.sink_coordination import decide, open_writer
+from txnstore.spark.sink_inputs import SinkInput, note_inputs
+from txnstore.spark.sink_run import SinkRun, run_of_query
 from txnstore.testing.manual_clock import ManualClock
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.writers import append_as_writer

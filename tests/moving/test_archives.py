@@ -25,7 +25,7 @@ from txnstore.log.fetch import fetch
 from txnstore.model import INTERNAL_GROUP_PREFIX
 from txnstore.moving import archiving, loading
 from txnstore.moving.archive_files import SCHEMA, Contents, reading
-from txnstore.moving.archiving import Selection, export
+from txnstore.moving.archiving import RecordSelection, export
 from txnstore.moving.loading import load
 from txnstore.observability.store_figures import FigureLimits, StoreFigures, read_cluster_figures
 
@@ -109,16 +109,16 @@ def test_what_is_committed_is_in_the_file_in_order_and_exactly(cluster, url, tmp
 @pytest.mark.parametrize(
     ("selection", "offsets"),
     [
-        (Selection(partitions=[1]), {1: range(12)}),
-        (Selection(from_offset=3, until_offset=5), {0: range(3, 5), 1: range(3, 5)}),
+        (RecordSelection(partitions=[1]), {1: range(12)}),
+        (RecordSelection(from_offset=3, until_offset=5), {0: range(3, 5), 1: range(3, 5)}),
         # Of a batch only what is within the range, on both sides.
-        (Selection(partitions=[1], from_offset=7, until_offset=11), {1: range(7, 11)}),
-        (Selection(partitions=[0], since_ms=BASE_MS + 50), {0: [12]}),
-        (Selection(partitions=[1], before_ms=BASE_MS + 5), {1: range(2)}),
-        (Selection(partitions=[1], since_ms=BASE_MS + 5, before_ms=BASE_MS + 9), {1: range(2, 4)}),
-        (Selection(since_ms=BASE_MS + 10**9), {}),
-        (Selection(from_offset=10**6), {}),
-        (Selection(until_offset=0), {}),
+        (RecordSelection(partitions=[1], from_offset=7, until_offset=11), {1: range(7, 11)}),
+        (RecordSelection(partitions=[0], since_ms=BASE_MS + 50), {0: [12]}),
+        (RecordSelection(partitions=[1], before_ms=BASE_MS + 5), {1: range(2)}),
+        (RecordSelection(partitions=[1], since_ms=BASE_MS + 5, before_ms=BASE_MS + 9), {1: range(2, 4)}),
+        (RecordSelection(since_ms=BASE_MS + 10**9), {}),
+        (RecordSelection(from_offset=10**6), {}),
+        (RecordSelection(until_offset=0), {}),
     ],
 )
 def test_a_range_is_what_was_asked_for(cluster, tmp_path, selection, offsets) -> None:
@@ -136,8 +136,8 @@ def test_a_range_is_what_was_asked_for(cluster, tmp_path, selection, offsets) ->
 def test_two_archives_that_meet_in_time_have_each_record_once(cluster, tmp_path) -> None:
     paths = tmp_path / "first.parquet", tmp_path / "second.parquet"
     middle = BASE_MS + 6
-    export(cluster, "orders", paths[0], Selection(before_ms=middle))
-    export(cluster, "orders", paths[1], Selection(since_ms=middle))
+    export(cluster, "orders", paths[0], RecordSelection(before_ms=middle))
+    export(cluster, "orders", paths[1], RecordSelection(since_ms=middle))
     whole = tmp_path / "whole.parquet"
     export(cluster, "orders", whole)
 
@@ -177,7 +177,7 @@ def test_what_fails_leaves_no_file_and_the_one_that_was_there(cluster, tmp_path,
     path.write_bytes(b"before")
     for topic, selection, error in (
         ("none", None, UnknownTopicOrPartition),
-        ("orders", Selection(partitions=[7]), UnknownTopicOrPartition),
+        ("orders", RecordSelection(partitions=[7]), UnknownTopicOrPartition),
     ):
         with pytest.raises(error):
             export(cluster, topic, path, selection)
@@ -334,7 +334,7 @@ def test_old_records_in_a_topic_that_deletes_them_are_told_of(cluster, url, tmp_
     with pytest.raises(InvalidRequest, match="2 partitions, and the topic small has 1"):
         load(cluster, path, {"bootstrap.servers": url}, "small")
     empty = tmp_path / "empty.parquet"
-    export(cluster, "orders", empty, Selection(until_offset=0))
+    export(cluster, "orders", empty, RecordSelection(until_offset=0))
     assert load(cluster, empty, {"bootstrap.servers": url}, "short").retention_ms is None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sqlalchemy import insert, select, update
+from sqlalchemy import delete, insert, select, update
 
 from tests.clients.consumer.log_writer import PATIENCE_SECONDS, LogWriter, texts
 from tests.copies import copy_file
@@ -26,6 +26,7 @@ from txnstore.db.schema import (
     databases,
     maintenance_duties,
     outbox,
+    partition_heads,
     partitions,
     record_batches,
     stores,
@@ -51,6 +52,9 @@ from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.recovery import recover
 from txnstore.transactions.transaction import SentOffsets
 from txnstore.verification.verify import verify_store
+
+# Clients come and go on both sides.
+pytestmark = pytest.mark.crashes
 
 DUTY = {"duty": "some", "begun_ms": 5, "is_unfinished": True, "position": "here", "turn_ms": 6}
 
@@ -293,9 +297,13 @@ def test_a_database_of_a_cluster_is_refused(urls_up, opened) -> None:
         "catalogue_version": 0,
     }
     source.write(lambda connection: connection.execute(insert(databases), other))
+    # Of what lives in the other one this one has no log, which is no damage.
+    topic = source.write(lambda connection: create_topic(connection, "elsewhere"))
+    elsewhere = partition_heads.c.partition_id == topic.partition_ids[0]
+    source.write(lambda connection: connection.execute(delete(partition_heads).where(elsewhere)))
     with pytest.raises(InvalidRequest, match=r"of a cluster \(main, second\)"):
         move(source, target)
-    assert source.read(read_move) is None
+    assert source.read(read_move) is target.read(read_move) is None
 
 
 def test_a_damaged_source_is_refused_before_anything_is_closed(urls_up, opened) -> None:

@@ -26,8 +26,9 @@ from txnstore.verification.verify import verify_store
 
 pytestmark = pytest.mark.crashes
 
-#: So many statements are between two deaths, which are on both sides of them by turns.
-STRIDE = 7
+#: So many statements are between two deaths, which are on both sides of them by turns. Around each COMMIT there are
+#: deaths of its own, and between two of them nothing is left that the first one has not left.
+STRIDE = 13
 #: More than it takes.
 RUNS_MAX = 100
 

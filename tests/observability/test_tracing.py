@@ -244,6 +244,22 @@ def test_a_batch_links_to_each_of_its_records(spans, make):
     assert len(spans.named("consume orders")) == 1
 
 
+def test_a_transaction_that_comes_whole_links_to_each_of_its_records(spans, make):
+    producer = make(Producer, transactional_id="till-7")
+    producer.init_transactions()
+    with producer.transaction():
+        producer.produce("orders", b"a")
+        producer.produce("orders", b"b")
+    consumer = make(Consumer, txnstore_delivery_order="commit", txnstore_delivery_atomic=True)
+    consumer.subscribe(["orders"])
+    assert consumer.consume_transaction(PATIENCE_SECONDS) is not None
+    sent = [context_of(span) for span in spans.named("send orders")]
+    assert contexts_of(spans.one("consume_transaction orders").links) == sent
+    assert len(sent) == 2
+    assert consumer.consume_transaction(0) is None
+    assert len(spans.named("consume_transaction orders")) == 1
+
+
 def test_processing_in_another_trace_links_to_that_and_records_what_goes_wrong(spans, make):
     producer, consumer = make(Producer), make(Consumer)
     sent_by(spans, producer, None)
@@ -402,7 +418,7 @@ def test_the_end_of_a_prepared_transaction_is_a_commit_or_an_abort_as_any_other(
 def test_afterwards_the_classes_are_their_own_again():
     owners = {
         Producer: ("produce", "commit_transaction", "commit_transaction_async", "abort_transaction"),
-        Consumer: ("poll", "consume", "commit"),
+        Consumer: ("poll", "consume", "consume_transaction", "commit"),
         AsyncCalls: ("run",),
     }
 

@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 from sqlalchemy import ForeignKey, create_engine, select, update
+from sqlalchemy.ext.asyncio import async_sessionmaker
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship, sessionmaker
 
 from tests.outbox.steps import records, values, waiting
@@ -252,8 +253,9 @@ def test_a_session_on_several_engines_uses_the_one_of_the_object(store, outbox, 
         ({"topic": "a b"}, KafkaException, "a-z A-Z 0-9"),
         ({"value": None}, TypeError, "value must be a function"),
         ({"key": "id"}, TypeError, "key must be a function"),
+        ({"sessions": async_sessionmaker()}, TypeError, "sync_session_class.*not async_sessionmaker"),
     ],
-    ids=["no model", "a number", "a bad topic", "no value", "text for a key"],
+    ids=["no model", "a number", "a bad topic", "no value", "text for a key", "asynchronous sessions"],
 )
 def test_bad_arguments_are_refused(outbox, arguments, error, text):
     with pytest.raises(error, match=text):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from contextlib import closing
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -134,6 +136,18 @@ def test_a_savepoint_that_is_rolled_back_leaves_nothing(store, outbox, kind):
     kind.connection.commit()
     outbox.sequence()
     assert values(store) == [b"before", b"kept", b"after"]
+
+
+@only_postgresql  # a SQLite file has no other clock than the caller's
+def test_a_clock_of_the_caller_that_is_wrong_refuses_nothing(store, outbox, kind, monkeypatch):
+    ahead = SimpleNamespace(time_ns=lambda: time.time_ns() + 2 * 3_600 * 1_000_000_000)
+    monkeypatch.setattr("txnstore.outbox.rows.time", ahead)
+    outbox.produce(kind.connection, "t", "one")
+    outbox.produce_all(kind.connection, [{"topic": "t", "value": "two"}, {"topic": "t", "value": "three"}])
+    kind.connection.commit()
+    assert sequence_outbox(store).moved_count == 3
+    ((*found,),) = records(store)
+    assert all(abs(record.timestamp_ms - time.time_ns() // 1_000_000) < 600_000 for record in found)
 
 
 def test_a_record_takes_the_producers_arguments(store, outbox, kind):
@@ -332,8 +346,10 @@ def test_an_error_of_the_callers_database_stays_his_own(outbox, engine, connect)
     connection = connect()
     with pytest.raises(psycopg.errors.UndefinedTable):
         connection.execute("SELECT * FROM nothing")
-    with pytest.raises(KafkaException, match="roll back"):
+    with pytest.raises(KafkaException, match="roll back") as refused:
         outbox.produce(connection, "t", "1")
+    error = refused.value.args[0]
+    assert (error.code(), error.retriable()) == (KafkaError._STATE, False)
     with engine.connect() as connection:
         with pytest.raises(Exception, match="does not exist"):
             connection.execute(text("SELECT * FROM nothing"))

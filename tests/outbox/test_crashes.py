@@ -82,7 +82,7 @@ def test_a_crash_at_any_step_leaves_all_or_nothing(store, make, monkeypatch, row
     def die_in_rounds(round_: Round) -> None:
         drain_outbox(round_.store)
 
-    for crash in every_crash(make, die if rows_max > 5 else die_in_rounds):
+    for crash in every_crash(make, die if rows_max > 5 else die_in_rounds, statements_are_all=True):
         crash.revive()
         with noting(crash):
             held = values(store, crash.subject.topic)
@@ -111,7 +111,7 @@ def test_a_second_crash_is_no_worse_than_the_first(url, store, make, victims):
         return point.statement == "COMMIT" and (point.when is When.BEFORE or url.startswith("sqlite"))
 
     pairs = 0
-    for crashed in every_second_crash(make, die, recover, is_first=matters):
+    for crashed in every_second_crash(make, die, recover, is_first=matters, statements_are_all=True):
         crashed.revive()
         with noting(crashed):
             dies_once(crashed.subject, store)
@@ -131,7 +131,7 @@ def test_a_crash_while_rows_are_marked_leaves_them_to_be_marked(url, store, vict
         caller.connection.close()
         return Round(victim, topic)
 
-    for crash in every_crash(make, lambda round_: sequence_outbox(round_.store)):
+    for crash in every_crash(make, lambda round_: sequence_outbox(round_.store), statements_are_all=True):
         crash.revive()
         with noting(crash):
             drain_outbox(store)

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import queue
 import threading
 import time
+from contextlib import closing
 
 import pytest
 from sqlalchemy import create_engine, event
 
+from tests.databases import on_sqlite_alone
 from tests.outbox.conftest import engine_url, plain_connection
 from tests.outbox.steps import records, values, waiting
 from txnstore import Consumer, KafkaError, KafkaException, Outbox
+from txnstore.clients.consumer import fetcher
 from txnstore.db.opening import open_store
 from txnstore.db.store import Store
-from txnstore.errors import PermissionDenied, StoreUnavailable
-from txnstore.log.outbox.sequencer import drain_outbox, sequence_outbox
+from txnstore.errors import PermissionDenied, StoreBusy, StoreUnavailable
+from txnstore.log.outbox.sequencer import OutboxPoller, drain_outbox, sequence_outbox
+from txnstore.outbox import background
+
+PATIENCE_SECONDS = 30.0
 
 
 @pytest.fixture
@@ -258,6 +265,30 @@ def child_of_a_fork(outbox, url):
     outbox.close()
 
 
+@on_sqlite_alone  # the pause is the thread's
+def test_after_an_error_the_thread_waits_whatever_comes_and_looks_once_more_at_the_end(
+    url, store, connect, monkeypatch
+):
+    looks: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def turn(_):
+        looks.put(None)
+        raise StoreBusy("in use")
+
+    monkeypatch.setattr(OutboxPoller, "turn", turn)
+    monkeypatch.setattr(background, "PAUSE_FIRST_SECONDS", 10 * PATIENCE_SECONDS)
+    monkeypatch.setattr(background, "PAUSE_LAST_SECONDS", 10 * PATIENCE_SECONDS)
+    with Outbox(url) as outbox, closing(connect()) as connection:
+        outbox.produce(connection, "t", b"first")
+        looks.get(timeout=PATIENCE_SECONDS)
+        outbox.produce(connection, "t", b"second")
+        connection.commit()
+        with pytest.raises(queue.Empty):
+            looks.get(timeout=0.1)
+    looks.get_nowait()
+    assert looks.empty()
+
+
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_a_child_of_a_fork_has_a_thread_of_its_own(url, store, connect):
     with Outbox(url) as outbox:
@@ -274,11 +305,46 @@ def test_a_child_of_a_fork_has_a_thread_of_its_own(url, store, connect):
         eventually(lambda: values(store) == [b"parent", b"child"])
 
 
+def opens(outbox, _):
+    assert outbox.open() is outbox
+
+
+def sequences(outbox, url):
+    connection = plain_connection(url)
+    outbox.produce(connection, "t", b"child")
+    connection.commit()
+    connection.close()
+    assert outbox.sequence() == 1
+
+
+def finds_it_closed(outbox, _):
+    with pytest.raises(KafkaException):
+        outbox.open()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_child_of_a_fork_opens_and_sequences_over_connections_of_its_own(url, store):
+    """As the workers of a server that loads the application before it forks them."""
+
+    def in_child(work):
+        process = multiprocessing.get_context("fork").Process(target=work, args=(outbox, url))
+        process.start()
+        process.join(30)
+        assert process.exitcode == 0
+
+    with Outbox(url, sequencer=False).open() as outbox:
+        in_child(opens)
+        in_child(sequences)
+    in_child(finds_it_closed)
+    assert values(store) == [b"child"]
+
+
 # --- others who make records of rows ----------------------------------------------------------------------------------
 
 
-def test_a_consumer_makes_records_of_what_it_waits_for(url, caller):
+def test_a_consumer_makes_records_of_what_it_waits_for(url, caller, monkeypatch):
     """Nobody else is there: also the topic is made by the first row."""
+    monkeypatch.setattr(fetcher, "OUTBOX_LOOK_SECONDS", 0.2)
     with Consumer(
         {
             "bootstrap.servers": url,

@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 from tests.tools.crashes import Crash, CrashPoint, When, _cut, at_each_step
 from txnstore.db.postgresql import branches as postgresql_branches
 from txnstore.db.postgresql import exchange as postgresql_exchange
-from txnstore.db.postgresql.exchange import Answer, Statement
+from txnstore.db.postgresql.exchange import ServerAnswer, Statement
 from txnstore.participants import branches
 
 #: Is told where the process has arrived; may raise, or not return.
@@ -30,13 +30,13 @@ def at_each_place(arrive: AtPlace) -> Iterator[None]:
     def in_log_database(connection: Connection, point: CrashPoint) -> None:
         arrive(str(point), connection, point)
 
-    def exchanged(statements: Sequence[Statement], timeout_seconds: float) -> list[Answer]:
+    def exchanged(statements: Sequence[Statement], timeout_seconds: float) -> list[ServerAnswer]:
         if not statements:
             return []
         told = " | ".join(statement.text.rpartition("; ")[2].split(" '")[0] for statement in statements)
         point = CrashPoint(0, When.BEFORE, told)
         arrive(f"before {told}", None, point)
-        answers: list[Answer] = []
+        answers: list[ServerAnswer] = []
         for number, statement in enumerate(statements, 1):
             # As if the first answer had come, and the second statement not yet been sent.
             answers += _EXCHANGE([statement], timeout_seconds)

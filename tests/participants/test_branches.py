@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import selectors
 import threading
 import time
 
@@ -9,8 +10,11 @@ import psycopg
 import pytest
 
 from txnstore.db.postgresql import exchange as postgresql_exchange
-from txnstore.db.postgresql.exchange import Answer, AnswerKind
+from txnstore.db.postgresql.branches import BranchAddress, connect_participant
+from txnstore.db.postgresql.exchange import AnswerKind, ServerAnswer
+from txnstore.db.url import parse_url
 from txnstore.errors import (
+    BranchEndedOtherwise,
     BranchUnfinished,
     InvalidProducerEpoch,
     InvalidRequest,
@@ -22,6 +26,8 @@ from txnstore.participants import branches
 from txnstore.participants.branch_rules import gid_prefix, new_gid
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.recovery import abort_by_administrator, abort_timed_out
+
+PATIENCE_SECONDS = 60
 
 
 def test_a_commit_is_in_the_log_and_in_both_databases(bank):
@@ -211,7 +217,7 @@ def test_a_vote_whose_answer_is_lost_is_rolled_back_with_the_abort_and_not_left_
         answers = real(statements, timeout_seconds)
         if len(statements) == 2 and statements[1].tag == "PREPARE TRANSACTION":
             statements[1].driver.close()
-            answers[1] = Answer(AnswerKind.UNKNOWN, None, "the connection broke")
+            answers[1] = ServerAnswer(AnswerKind.UNKNOWN, None, "the connection broke")
         return answers
 
     monkeypatch.setattr(branches, "exchange", lose_the_second)
@@ -219,6 +225,57 @@ def test_a_vote_whose_answer_is_lost_is_rolled_back_with_the_abort_and_not_left_
         transfer.prepare()
     assert [len(table.our_gids()) for table in sqlite_bank.tables] == [1, 1]
     transfer.abort()
+    sqlite_bank.assert_whole(transfer.name, committed=False)
+
+
+@pytest.mark.parametrize("is_answered", [True, False])
+def test_a_vote_that_is_interrupted_is_rolled_back_with_the_abort(sqlite_bank, monkeypatch, is_answered):
+    """Ctrl-C on the thread that asks: the answers may have come, or are still on their way."""
+    transfer = sqlite_bank.written()
+    real_exchange = postgresql_exchange.exchange
+
+    def interrupt_after(statements, timeout_seconds):
+        real_exchange(statements, timeout_seconds)
+        raise KeyboardInterrupt
+
+    class InterruptedSelector(selectors.DefaultSelector):
+        def select(self, timeout=None):
+            deadline = time.monotonic() + PATIENCE_SECONDS
+            while [len(table.our_gids()) for table in sqlite_bank.tables] != [1, 1]:
+                assert time.monotonic() < deadline, "the votes do not come"
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        if is_answered:
+            patch.setattr(branches, "exchange", interrupt_after)
+        else:
+            patch.setattr(selectors, "DefaultSelector", InterruptedSelector)
+        with pytest.raises(KeyboardInterrupt):
+            transfer.prepare()
+    assert [driver.closed for driver in transfer.drivers] == [not is_answered] * 2
+    transfer.abort()
+    sqlite_bank.assert_whole(transfer.name, committed=False)
+
+
+@pytest.mark.parametrize("end", ["abort", "abandon"])
+def test_an_interrupt_before_anything_was_asked_leaves_connections_that_are_rolled_back(sqlite_bank, monkeypatch, end):
+    transfer = sqlite_bank.written()
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(postgresql_exchange._Conversation, "lock", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            transfer.prepare()
+    # They may be in the hands of another thread.
+    assert [driver.closed for driver in transfer.drivers] == [False, False]
+    if end == "abort":
+        transfer.abort()
+    else:
+        transfer.branches.abandon()
+    for driver in transfer.drivers:
+        assert driver.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
     sqlite_bank.assert_whole(transfer.name, committed=False)
 
 
@@ -405,6 +462,90 @@ def test_a_branch_whose_connection_broke_is_ended_on_a_new_one(sqlite_bank):
     transfer.die()
     transfer.finish(commit=True)
     sqlite_bank.assert_whole(transfer.name, committed=True)
+
+
+def test_a_branch_is_not_taken_for_ended_because_another_database_answers_in_its_place(bank, small_server, monkeypatch):
+    """A list of hosts, or a name that leads elsewhere by now: nothing is prepared there."""
+    transfer = bank.prepared()
+    transfer.decide(commit=True)
+    transfer.die()
+    with monkeypatch.context() as patch:
+        patch.setattr(BranchAddress, "connect", lambda *_: connect_participant(parse_url(small_server.url)))
+        with pytest.raises(BranchUnfinished, match="another database answers there now"):
+            transfer.finish(commit=True, timeout_ms=100)
+        transfer.branches.abandon()
+    assert len(bank.rows()) == 2
+    bank.recover()
+    bank.assert_whole(transfer.name, committed=True)
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+@pytest.mark.parametrize("commit", [False, True])
+def test_an_administrator_who_ends_a_branch_the_other_way_is_told_of(bank, commit, is_broken):
+    transfer = bank.prepared()
+    table = bank.tables[1]
+    for gid in table.our_gids():
+        table.watching.execute(f"{'ROLLBACK' if commit else 'COMMIT'} PREPARED '{gid}'")
+    transfer.decide(commit=commit)
+    if is_broken:
+        transfer.die()
+    with pytest.raises(BranchEndedOtherwise, match=r"in [^ ]*/savings somebody else"):
+        transfer.finish(commit=commit)
+    # Told once; the rest has ended as was decided.
+    transfer.finish(commit=commit)
+    assert bank.is_in(transfer.name) == [commit, commit, not commit]
+    assert [table.our_gids() for table in bank.tables] == [[], []]
+
+
+def test_the_end_waits_for_standbys_as_the_vote_does(sqlite_bank, small_server):
+    """It is forgotten at home afterwards: a standby that knew the vote alone would roll it back."""
+    watching = small_server.connect(autocommit=True)
+
+    def wait_until(is_met):
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not is_met():
+            assert time.monotonic() < deadline
+
+    def name_standbys(names):
+        watching.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{names}'")
+        watching.execute("SELECT pg_reload_conf()")
+
+    def is_anybody_waiting():
+        return bool(watching.execute("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'SyncRep'").fetchall())
+
+    is_over = threading.Event()
+
+    def go_on_committing():
+        with small_server.connect(autocommit=True) as connection:
+            connection.execute("SET synchronous_commit = on")
+            while not is_over.is_set():
+                connection.execute("SELECT pg_logical_emit_message(true, 'probe', '')")
+
+    committing = threading.Thread(target=go_on_committing)
+    transfer = sqlite_bank.transfer()
+    # For every connection to it, those of ours too.
+    watching.execute("ALTER DATABASE postgres SET synchronous_commit = off")
+    with small_server.connect() as driver:
+        try:
+            name_standbys("nobody")
+            wait_until(lambda: driver.execute("SHOW synchronous_standby_names").fetchone() == ("nobody",))
+            transfer.branches.enlist(driver)
+            name_standbys("")
+            transfer.prepare()
+            transfer.decide(commit=True)
+            name_standbys("nobody")
+            committing.start()
+            wait_until(is_anybody_waiting)
+            with pytest.raises(BranchUnfinished):
+                transfer.finish(commit=True, timeout_ms=100)
+        finally:
+            is_over.set()
+            name_standbys("")
+            watching.execute("ALTER DATABASE postgres RESET synchronous_commit")
+        committing.join(PATIENCE_SECONDS)
+        transfer.finish(commit=True, timeout_ms=1000 * PATIENCE_SECONDS)
+    assert watching.execute("SELECT gid FROM pg_prepared_xacts").fetchall() == []
+    watching.close()
 
 
 def test_a_branch_that_its_owner_has_begun_to_use_again_is_ended_on_a_new_connection(sqlite_bank):

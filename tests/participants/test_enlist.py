@@ -183,6 +183,45 @@ def test_sqlalchemy_connections_and_sessions_take_part(producer, engines, tables
     assert [table.balances() for table in tables] == [{}, {name: 1}]
 
 
+@pytest.mark.parametrize("end", ["commit", "abort"])
+@pytest.mark.parametrize("join", ["within", "around"])
+def test_a_session_with_a_savepoint_is_its_owners_again_afterwards(producer, engines, tables, name, join, end):
+    """Nothing of it can be released or rolled back to once the database transaction is prepared."""
+    with (
+        engines[0].connect() as connection,
+        Session(connection, join_transaction_mode="create_savepoint")
+        if join == "around"
+        else Session(engines[0]) as session,
+    ):
+        if join == "around":
+            connection.begin()
+        producer.begin_transaction()
+        producer.enlist(session)
+        session.begin_nested()
+        session.add(Account(name=name, balance=1))
+        if end == "commit":
+            producer.commit_transaction(TIMEOUT)
+        else:
+            producer.abort_transaction(TIMEOUT)
+        session.add(Account(name="later", balance=2))
+        session.commit()
+        if join == "around":
+            connection.commit()
+    assert tables[0].balances() == ({name: 1} if end == "commit" else {}) | {"later": 2}
+    assert tables[0].gids() == tables[0].foreign_gids
+
+
+def test_a_two_phase_transaction_is_its_own_coordinators(producer, engines, drivers, tables, name):
+    with Session(engines[0], twophase=True) as session, engines[1].connect() as connection, producer.transaction():
+        connection.begin_twophase()
+        for given in (session, connection):
+            with pytest.raises(KafkaException, match="two-phase"):
+                producer.enlist(given)
+        producer.enlist(drivers[1])
+        move(drivers[1], name, 1)
+    assert [table.balances() for table in tables] == [{}, {name: 1}]
+
+
 def test_hooks_of_the_session_are_called_once_it_is_committed(producer, engines, tables, name):
     seen = []
     with Session(engines[0]) as session:
@@ -306,6 +345,39 @@ def test_a_producer_that_is_closed_rolls_back(producer, drivers, tables, name):
     producer.close()
     assert_nowhere(tables)
     assert all(driver.info.transaction_status == psycopg.pq.TransactionStatus.IDLE for driver in drivers)
+
+
+@pytest.mark.parametrize("end", ["commit", "abort"])
+def test_who_ends_a_prepared_branch_the_other_way_is_told_of_and_the_producer_goes_on(
+    producer, drivers, tables, name, monkeypatch, end
+):
+    real = Branches.finish if end == "commit" else Branches.settle
+
+    def finish_after_the_administrator(branches, **options):
+        for gid in tables[1].our_gids():
+            tables[1].watching.execute(f"ROLLBACK PREPARED '{gid}'")
+        real(branches, **options)
+
+    transfer(producer, drivers, name)
+    with monkeypatch.context() as patch:
+        patch.setattr(Branches, real.__name__, finish_after_the_administrator)
+        if end == "commit":
+            with pytest.raises(KafkaException, match=r"/savings somebody else has ended") as raised:
+                producer.commit_transaction(TIMEOUT)
+            error = raised.value.args[0]
+            assert (error.code(), error.retriable(), error.fatal()) == (KafkaError._INCONSISTENT, False, False)
+            # Nor does a second try make it whole.
+            with pytest.raises(KafkaException, match="not valid in state"):
+                producer.commit_transaction(TIMEOUT)
+        else:
+            # As was decided: nobody need be told.
+            producer.abort_transaction(TIMEOUT)
+    assert [table.balances() for table in tables] == [{name: -1} if end == "commit" else {}, {}]
+    with producer.transaction():
+        for driver in drivers:
+            producer.enlist(driver)
+            move(driver, "later", 1)
+    assert [table.balances().get("later") for table in tables] == [1, 1]
 
 
 @pytest.mark.parametrize("end", ["commit_transaction", "abort_transaction"])

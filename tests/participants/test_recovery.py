@@ -10,7 +10,7 @@ from sqlalchemy import delete, update
 from txnstore.db.opening import open_store
 from txnstore.db.postgresql import branches as postgresql_branches
 from txnstore.db.postgresql.branches import list_prepared
-from txnstore.db.postgresql.exchange import Answer, AnswerKind, exchange
+from txnstore.db.postgresql.exchange import AnswerKind, ServerAnswer, exchange
 from txnstore.db.schema import transaction_branches, transactions
 from txnstore.errors import (
     BranchUnfinished,
@@ -188,7 +188,7 @@ def test_what_somebody_else_is_ending_this_moment_is_waited_for(sqlite_bank, mon
         (statement,) = statements
         asked.append(statement.text)
         if asked.count(statement.text) <= 2:
-            return [Answer(AnswerKind.REFUSED, "55000", "prepared transaction with this identifier is busy")]
+            return [ServerAnswer(AnswerKind.REFUSED, "55000", "prepared transaction with this identifier is busy")]
         return exchange(statements, timeout_seconds)
 
     monkeypatch.setattr(postgresql_branches, "exchange", busy_at_first)
@@ -199,7 +199,7 @@ def test_what_somebody_else_is_ending_this_moment_is_waited_for(sqlite_bank, mon
 
 def test_what_stays_busy_is_left_as_it_is(sqlite_bank, monkeypatch):
     bank, transfer = sqlite_bank, left_decided(sqlite_bank)
-    busy = Answer(AnswerKind.REFUSED, "55000", "prepared transaction with this identifier is busy")
+    busy = ServerAnswer(AnswerKind.REFUSED, "55000", "prepared transaction with this identifier is busy")
     with monkeypatch.context() as patch:
         patch.setattr(recovery, "END_TIMEOUT_SECONDS", 0.05)
         patch.setattr(postgresql_branches, "exchange", lambda *_: [busy])

@@ -470,7 +470,8 @@ CALLS = [
     Call("heartbeat", _heartbeat),
     Call("renewed lease and look for news", _renewed),
     Call("search for transactions that timed out", lambda big: partial(abort_timed_out, big.store)),
-    Call("search for decided transactions", _decided),
+    # A page further on may read the few that are left of the calls before by their names; there are 10,000.
+    Call("search for decided transactions", _decided, rows=100),
     Call("batch whose answer was lost", _found_again),
     Call("outcome of an open transaction", _outcome_of(OPEN_PRODUCER_ID)),
     Call("outcome that only the journal knows", _outcome_of(FORMER_PRODUCER_ID + 5)),
@@ -524,8 +525,12 @@ CALLS += [
 ]
 
 
-@pytest.mark.parametrize("is_known", [True, False], ids=["with statistics", "before there are any"])
-def test_the_plan_that_a_waiting_reader_keeps_goes_by_the_key(txnstore_postgresql_store: Store, is_known: bool) -> None:
+@pytest.mark.parametrize(
+    "known_after", [1_000, 301, None], ids=["with statistics", "of a third", "before there are any"]
+)
+def test_the_plan_that_a_waiting_reader_keeps_goes_by_the_key(
+    txnstore_postgresql_store: Store, known_after: int | None
+) -> None:
     """It is made once, mostly while the tables are still empty, and kept for what comes."""
     store = txnstore_postgresql_store
     (partition_id,) = store.write(lambda connection: create_topic(connection, "t")).partition_ids
@@ -537,13 +542,13 @@ def test_the_plan_that_a_waiting_reader_keeps_goes_by_the_key(txnstore_postgresq
             return found[partition_id]
 
         ask(0)
+        listening: psycopg.Connection[Any] = vars(waiter)["_connection"]
         for number in range(1_000):
             _append_to(store, partition_id)
             if number % 100 == 0:
                 ask(number)
-        listening: psycopg.Connection[Any] = vars(waiter)["_connection"]
-        if is_known:
-            listening.execute("VACUUM ANALYZE")
+            if number + 1 == known_after:
+                listening.execute("VACUUM ANALYZE")
         assert len(ask(998).batches) == 2
         (name,) = vars(waiter)["_prepared"]
         kept = listening.execute("SELECT generic_plans, custom_plans FROM pg_prepared_statements").fetchall()
@@ -554,7 +559,8 @@ def test_the_plan_that_a_waiting_reader_keeps_goes_by_the_key(txnstore_postgresq
         listening.execute("SET search_path = pg_catalog, pg_temp")
         rows = listening.execute(f"EXPLAIN EXECUTE {name}({', '.join(['0'] * count[0])})").fetchall()
         plan = "\n".join(row[0] for row in rows)
-        assert plan.count("Index Scan using record_batches_pk on record_batches") == 1, plan
+        # Over a bitmap where the server takes the table for small, as it may at any time: the key bounds that, too.
+        assert len(re.findall("Index Scan (?:using|on) record_batches_pk ", plan)) == 1, plan
         assert re.search(r"Index Cond: .*partition_id = \$\d.*last_offset >= \$\d.*last_offset < \$\d", plan)
         for index in ("finished_transactions_producer", "producer_states_open", "outbox_waiting"):
             assert f"using {index} " in plan, plan

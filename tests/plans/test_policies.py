@@ -13,14 +13,14 @@ from tests.plans.measuring import measured
 from tests.plans.test_plans import CALLS, Call, assert_at_most
 from txnstore.db.opening import open_store
 from txnstore.db.roles import grants
-from txnstore.db.roles.grants import Bounds
+from txnstore.db.roles.grants import RoleScope
 from txnstore.db.roles.rights import Kind
 from txnstore.log.topics import list_topics
 from txnstore.testing.postgres_server import PostgresServer
 
-pytestmark = [pytest.mark.slow, pytest.mark.parametrize("big", ["postgresql"], indirect=True, scope="session")]
+pytestmark = pytest.mark.slow
 
-BOUNDS = Bounds(("big",), ("group *", "client *", "simple"), ("producer *", "client *", "id *"))
+BOUNDS = RoleScope(("big",), ("group *", "client *", "simple"), ("producer *", "client *", "id *"))
 #: What a role with a producer's and a consumer's rights does not do.
 OF_OTHERS = {
     "search for hanging transactions",
@@ -45,8 +45,9 @@ def worker(txnstore_postgres_server: PostgresServer) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def limited(big: BigStore, worker: str, txnstore_postgres_server: PostgresServer) -> Iterator[BigStore]:
+def limited(big_on_postgresql: BigStore, worker: str, txnstore_postgres_server: PostgresServer) -> Iterator[BigStore]:
     """The big store as the worker opens it."""
+    big = big_on_postgresql
     for kind in (Kind.PRODUCER, Kind.CONSUMER):
         grants.apply(big.store, grants.grant(big.store, kind, worker, BOUNDS))
     database = big.store.url.url.database
@@ -71,7 +72,7 @@ def test_a_call_of_a_limited_role_touches_what_it_is_about_and_nothing_else(limi
         assert_at_most(call.rows + POLICY_ROWS * (1 + touched.statement.count(" UNION ALL ")), [touched])
 
 
-def test_the_policies_are_in_force(limited: BigStore, big: BigStore) -> None:
+def test_the_policies_are_in_force(limited: BigStore, big_on_postgresql: BigStore) -> None:
     """Without that the other test would look at what everybody sees."""
-    assert set(big.store.read(list_topics)) > {"big"}
+    assert set(big_on_postgresql.store.read(list_topics)) > {"big"}
     assert limited.store.read(list_topics) == ["big"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import re
 import sys
 from pathlib import Path
@@ -11,12 +10,15 @@ import pytest
 
 from tests.clients.consumer.log_writer import LogWriter
 from tests.tools.campaigns import times
+from tests.tools.fork_server import fork_server
 from txnstore import Consumer, TopicPartition
 from txnstore.log.append import Append
 from txnstore.log.codec import encode
 from txnstore.model import Record
 
 BATCH_RECORDS = 1_000
+#: How many batches are written at once.
+TOGETHER = 10
 #: What a consumer may hold at once: pages that are read ahead, and the one that is handed out.
 MORE_MIB_MAX = 32
 PATIENCE_SECONDS = 60
@@ -40,12 +42,16 @@ def test_a_transaction_of_any_size_is_delivered_with_a_bounded_memory(url, txnst
     partition_id = log.partition_id("t", 0)
     committed, open_ = log.transaction(900_000), log.transaction(900_000)
     records = [Record(value, timestamp_ms=1_000)] * BATCH_RECORDS
-    for number in range(batches):
+    for first in range(0, batches, TOGETHER):
         for transaction in (committed, open_) if has_open else (committed,):
-            batch = encode(
-                records, producer=transaction.identity, base_sequence=number * BATCH_RECORDS, is_transactional=True
-            )
-            log.coordinator.append(transaction.transactional_id, transaction.identity, [Append(partition_id, batch)])
+            together = [
+                encode(
+                    records, producer=transaction.identity, base_sequence=number * BATCH_RECORDS, is_transactional=True
+                )
+                for number in range(first, min(first + TOGETHER, batches))
+            ]
+            appends = [Append(partition_id, batch) for batch in together]
+            log.coordinator.append(transaction.transactional_id, transaction.identity, appends)
     committed.end(commit=True)
     log.write("t", 0, b"last")
     last = (2 if has_open else 1) * batches * BATCH_RECORDS + 1
@@ -59,7 +65,7 @@ def test_a_transaction_of_any_size_is_delivered_with_a_bounded_memory(url, txnst
 
 def measured(url: str, place: int) -> tuple[float, tuple[int, bool]]:
     """Return the most memory that a new process takes which reads from the place to the end, and what it has read."""
-    context = multiprocessing.get_context("spawn")
+    context = fork_server()
     ours, theirs = context.Pipe()
     process = context.Process(target=read, args=(url, place, theirs), daemon=True)
     process.start()
@@ -85,6 +91,6 @@ def read(url, place, pipe):
             before = offsets[-1]
             if messages[-1].value() == b"last":
                 break
-    # What getrusage() tells is that of the parent, too.
+    # With what it has from its parent, which is the same for each; getrusage() would tell of the parent's own, too.
     (most,) = re.findall(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"))
     pipe.send((int(most) / 1024, (count, is_ordered)))

@@ -191,15 +191,18 @@ class Campaign:
         return notes_of(self._jobs[name])
 
 
-@pytest.mark.slow_on_postgresql
 @pytest.mark.parametrize(
-    "rounds",
+    ("txnstore_url", "assignor", "rounds"),
     [
-        pytest.param(FEW, id="few"),
-        pytest.param(MANY, id="many", marks=[pytest.mark.slow, pytest.mark.campaign]),
+        # What is there for whoever does not run the campaign, in which all of it happens, too.
+        pytest.param("sqlite", "cooperative-sticky", FEW, id="sqlite-cooperative-sticky-few"),
+        *(
+            pytest.param(*values, MANY, id="-".join((*values, "many")), marks=[pytest.mark.slow, pytest.mark.campaign])
+            for values in (("sqlite", "range"), ("postgresql", "cooperative-sticky"))
+        ),
     ],
+    indirect=["txnstore_url"],
 )
-@pytest.mark.parametrize("assignor", ["range", "cooperative-sticky"])
 def test_whoever_comes_goes_or_is_killed_each_member_gets_transactions_whole_and_goes_on_where_the_last_one_was(
     url, txnstore_open, tmp_path, processes, lives, wait_for, assignor, rounds
 ):

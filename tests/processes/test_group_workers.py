@@ -21,6 +21,7 @@ from typing import Self
 import pytest
 
 import txnstore as confluent_kafka
+from tests.databases import an_assignor_on_each_database
 from tests.processes.group_transforming import GroupPlan, transform_in_group
 from tests.processes.remote_members import make_topic
 from tests.tools.campaigns import times
@@ -334,7 +335,7 @@ def check_no_errors(folder):
 
 @pytest.mark.slow
 @pytest.mark.campaign
-@pytest.mark.parametrize("assignor", ["range", "cooperative-sticky"])
+@an_assignor_on_each_database
 def test_whatever_befalls_its_members_a_group_transforms_each_record_once_and_in_order(
     url, tmp_path, processes, lives, assignor
 ):

@@ -10,6 +10,7 @@ import statistics
 
 import pytest
 
+from tests.databases import an_assignor_on_each_database
 from tests.processes.remote_members import PATIENCE_SECONDS, Member, make_topic
 
 PARTITIONS = 6
@@ -23,7 +24,6 @@ ROUNDS = 5
 PATIENT_SESSION_MS, PATIENT_HEARTBEAT_MS = 300_000, 100_000
 #: How long the quickest round may take: a machine may be busy with something else, but not in all of them.
 CLEAN_SECONDS_MAX = 3.0
-ASSIGNORS = pytest.mark.parametrize("assignor", ["range", "cooperative-sticky"])
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +51,7 @@ def settle(*members):
     return max(each.at for member in members for each in member.told() if each.what == "assign" and each.partitions)
 
 
-@ASSIGNORS
+@an_assignor_on_each_database
 def test_what_a_dead_member_had_is_the_others_within_a_session_and_a_heartbeat(start, assignor):
     # Not at once: nobody can tell a dead member from a slow one.
     at_least = SESSION_TIMEOUT_MS / 1000 / 2
@@ -70,7 +70,7 @@ def test_what_a_dead_member_had_is_the_others_within_a_session_and_a_heartbeat(s
     assert at_least < seconds[-1] < at_most, seconds
 
 
-@ASSIGNORS
+@an_assignor_on_each_database
 def test_after_a_member_came_or_left_in_good_order_the_others_know_at_once(start, assignor):
     first, second = start("first"), start("second")
     first.join(assignor, PATIENT_SESSION_MS, PATIENT_HEARTBEAT_MS)

@@ -7,6 +7,7 @@ from contextlib import closing
 import pytest
 
 import txnstore as confluent_kafka
+from tests.databases import an_assignor_on_each_database
 from tests.processes.remote_member import Refused
 from tests.processes.remote_members import PATIENCE_SECONDS, TOPIC, Member, callbacks, make_topic, records, write
 
@@ -16,7 +17,6 @@ SESSION_TIMEOUT_MS, HEARTBEAT_INTERVAL_MS = 2_000, 300
 TRANSACTION_TIMEOUT_MS = 3_000
 #: Whose answer says that a member is no longer one.
 REFUSALS = {"ILLEGAL_GENERATION", "UNKNOWN_MEMBER_ID"}
-ASSIGNORS = pytest.mark.parametrize("assignor", ["range", "cooperative-sticky"])
 
 pytestmark = pytest.mark.slow
 
@@ -81,7 +81,7 @@ def check_afterwards(first, second, told_first):
     assert sorted(number for what, numbers in callbacks(told) if what == "assign" for number in numbers) == owned
 
 
-@ASSIGNORS
+@an_assignor_on_each_database
 @pytest.mark.parametrize("then", ["poll", "commit"])
 def test_a_stopped_member_hands_out_nothing_more_and_commits_nothing_when_it_goes_on(pair, assignor, then):
     first, second = pair(assignor)
@@ -104,7 +104,7 @@ def test_a_stopped_member_hands_out_nothing_more_and_commits_nothing_when_it_goe
     assert second.call("committed", TOPIC, list(ALL)) == [RECORDS] * PARTITIONS
 
 
-@ASSIGNORS
+@an_assignor_on_each_database
 def test_a_member_that_is_stopped_while_it_waits_for_records_gets_none_of_those_that_came_meanwhile(
     pair, url, assignor
 ):
@@ -127,7 +127,7 @@ def test_a_member_that_is_stopped_while_it_waits_for_records_gets_none_of_those_
     check_afterwards(first, second, first.told())
 
 
-@ASSIGNORS
+@an_assignor_on_each_database
 @pytest.mark.parametrize("stopped", ["before its offsets are sent", "before its commit"])
 def test_the_transaction_of_a_stopped_member_aborts(pair, url, assignor, stopped):
     first, second = pair(assignor)
@@ -158,7 +158,7 @@ def test_the_transaction_of_a_stopped_member_aborts(pair, url, assignor, stopped
     assert outputs(url) == [b"of the member that is back"]
 
 
-@ASSIGNORS
+@an_assignor_on_each_database
 def test_a_transaction_that_lives_longer_than_its_member_is_refused_its_offsets(pair, url, assignor):
     first, second = pair(assignor)
     handed = records(first.told())
@@ -179,7 +179,7 @@ def test_a_transaction_that_lives_longer_than_its_member_is_refused_its_offsets(
     assert outputs(url) == []
 
 
-@ASSIGNORS
+@an_assignor_on_each_database
 def test_offsets_that_a_dead_member_left_in_a_transaction_hold_its_partitions_no_longer_than_its_timeout(
     pair, assignor
 ):

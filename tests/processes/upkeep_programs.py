@@ -14,7 +14,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,7 +33,8 @@ from txnstore.maintenance.duties import DUTIES
 from txnstore.maintenance.loop import Maintenance
 from txnstore.maintenance.turns import MaintenanceDuty, Portion
 from txnstore.model import Record
-from txnstore.spark.sink_coordination import decide, open_writer, run_of_query
+from txnstore.spark.sink_coordination import decide, open_writer
+from txnstore.spark.sink_run import run_of_query
 from txnstore.transactions.writers import append_as_writer
 
 #: What the programs write to, with how many partitions; the first is the source of the transforming group.
@@ -615,7 +616,7 @@ def _counted(duty: MaintenanceDuty, ledger: Ledger) -> MaintenanceDuty:
             ledger.note("did", duty=duty.name, count=count)
         return count
 
-    return replace(duty, load=lambda: do)
+    return duty._replace(load=lambda: do)
 
 
 class _Noted(logging.Handler):

@@ -51,6 +51,9 @@ class KafkaSide:
         new = self.library.admin.NewTopic(topic, num_partitions=partitions, replication_factor=1, config=config or {})
         self.admin.create_topics([new])[topic].result(SECONDS)
 
+    def grow(self, topic: str, partitions: int) -> None:
+        self.admin.create_partitions([self.library.admin.NewPartitions(topic, partitions)])[topic].result(SECONDS)
+
     def delete(self, topic: str) -> None:
         self.admin.delete_topics([topic])[topic].result(SECONDS)
 

@@ -21,6 +21,16 @@ def make_topic(store, topic: str, partitions: int = 1) -> None:
     store.write(lambda connection: create_topic(connection, topic, partition_count=partitions))
 
 
+def make_topic_with(store, topic: str, records) -> None:
+    """Create a topic that nobody sees empty."""
+
+    def create(connection) -> None:
+        made = create_topic(connection, topic, partition_count=1)
+        append(connection, [Append(made.partition_id(0), encode([record_of(record) for record in records]))])
+
+    store.write(create, wakes_readers=True)
+
+
 def put(store, topic: str, records, *, partition: int = 0, batch_records: int = 1) -> None:
     """Append records, by default each a batch of its own, so that there are offsets to get wrong."""
     partition_id = partition_id_of(store, topic, partition)

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import sys
+import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from sqlalchemy import insert
 
+import txnstore
+from tests.clients.steps import PATIENCE_SECONDS
 from tests.relay.store_side import make_topic, read
 from txnstore import cli
+from txnstore.cli.relay import ends_soon
+from txnstore.db.opening import open_store
 from txnstore.db.schema import outbox
 from txnstore.log.topics import get_topic
 from txnstore.relay.errors import PAUSE_FIRST_SECONDS, PAUSE_LAST_SECONDS, KafkaUnavailable, Patience, RelayFailed
@@ -101,6 +107,43 @@ def test_an_address_where_nobody_is_is_said_and_may_pass(
     assert f"the Kafka cluster at {address}" in err
 
 
+def test_a_relay_for_which_kafka_has_no_answer_ends_soon_all_the_same(relay, txnstore_sqlite_url, monkeypatch):
+    """One that asks Kafka for something when it is told to end, and would wait for the answer."""
+    ended = threading.Event()
+    codes: list[int] = []
+
+    class Waiting:
+        def __init__(self, *_):
+            pass
+
+        def run(self, stop):
+            stop.set()
+            assert ended.wait(PATIENCE_SECONDS)
+            return 0
+
+    def end_process(code):
+        codes.append(code)
+        ended.set()
+
+    monkeypatch.setattr("txnstore.cli.relay.STOP_SECONDS", 0.0)
+    monkeypatch.setattr("txnstore.cli.relay.os._exit", end_process)
+    monkeypatch.setattr("txnstore.cli.relay.KafkaCluster", Waiting)
+    monkeypatch.setattr("txnstore.cli.relay.ToKafka", Waiting)
+    with open_store(txnstore_sqlite_url):
+        assert relay(txnstore_sqlite_url, "--to", "localhost:1")[0] == 0
+    assert codes == [75]
+
+
+def test_a_relay_that_ends_by_itself_is_not_ended():
+    stop = threading.Event()
+    codes: list[int] = []
+    with ends_soon(stop, codes.append):
+        (watching,) = (each for each in threading.enumerate() if each.name == "txnstore-relay-end")
+    watching.join(PATIENCE_SECONDS)
+    assert not watching.is_alive()
+    assert codes == []
+
+
 def test_a_setting_that_librdkafka_does_not_know_is_said(relay, txnstore_sqlite_url, confluent_kafka):
     code, _, err = relay(txnstore_sqlite_url, "--to", "localhost:1", "-X", "no.such.setting=1")
     assert code == 1
@@ -126,6 +169,34 @@ def test_an_error_of_kafka_is_of_one_of_three_kinds(stand_in, name, kind):
     error = cluster.error(kafka_error(getattr(kafka_error, name)), "shop-0")
     assert type(error).__name__ == kind
     assert str(error).startswith("shop-0: ")
+
+
+class _SilentAdmin:
+    """Hears nothing, and says to who polls why."""
+
+    def __init__(self, settings):
+        self._tell = settings["error_cb"]
+
+    def list_topics(self, timeout):
+        raise txnstore.KafkaException(txnstore.KafkaError(txnstore.KafkaError._TRANSPORT))
+
+    def poll(self, timeout):
+        self._tell(txnstore.KafkaError(txnstore.KafkaError._AUTHENTICATION, "a:1: the password is wrong"))
+        self._tell(txnstore.KafkaError(txnstore.KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down"))
+        return 2
+
+
+def test_why_there_is_no_connection_is_said():
+    library = SimpleNamespace(
+        KafkaError=txnstore.KafkaError,
+        KafkaException=txnstore.KafkaException,
+        admin=SimpleNamespace(AdminClient=_SilentAdmin),
+    )
+    cluster = KafkaCluster("a:1", {}, library=library)
+    with pytest.raises(KafkaUnavailable, match=r"the Kafka cluster at a:1: .* \(a:1: the password is wrong\)$"):
+        cluster.cluster_id()
+    # A broker's own error needs no other reason.
+    assert "password" not in str(cluster.error(txnstore.KafkaError(15), "shop-0"))
 
 
 def test_a_topic_that_lives_elsewhere_is_refused(store):

@@ -10,7 +10,7 @@ from sqlalchemy import select
 
 from tests.relay.kafka_side import Sent
 from tests.relay.running import beside, wait_until
-from tests.relay.store_side import copy, make_topic, numbered, read
+from tests.relay.store_side import copy, make_topic, make_topic_with, numbered, put, read, ship
 from tests.relay.test_to_kafka_steps import NULLS
 from tests.tools.crashes import every_crash, noting
 from txnstore.db.opening import open_store
@@ -18,7 +18,7 @@ from txnstore.db.schema import relay_positions
 from txnstore.db.store import Store
 from txnstore.errors import OutcomeUnknown, RecordTooLarge
 from txnstore.log.append import append as append_records
-from txnstore.log.topics import get_topic
+from txnstore.log.topics import create_topic, get_topic, grow_topic
 from txnstore.relay.errors import RelayFailed
 from txnstore.relay.from_kafka import FromKafka
 from txnstore.relay.options import OnGap, RelayOptions, RelayStart
@@ -35,7 +35,8 @@ class Place(NamedTuple):
 
 
 def positions(store) -> list[int]:
-    statement = select(relay_positions.c.next_offset).order_by(relay_positions.c.partition_number)
+    of_shop = relay_positions.c.topic == "shop"
+    statement = select(relay_positions.c.next_offset).where(of_shop).order_by(relay_positions.c.partition_number)
     return list(store.read(lambda connection: connection.execute(statement).scalars().all()))
 
 
@@ -46,6 +47,17 @@ def test_everything_of_a_record_arrives(store, stand_in):
     assert copy(store, stand_in.cluster()) == 9
     assert read(store, "shop") == {0: [], 1: NULLS, 2: numbered(5)}
     assert positions(store) == [0, len(NULLS), 5]
+
+
+def test_what_went_to_the_same_cluster_is_not_copied_back(store, stand_in):
+    make_topic(store, "shop")
+    put(store, "shop", numbered(3))
+    stand_in.side.create("other", 1)
+    assert ship(store, stand_in.cluster(), topics=["shop"], name="one") == 3
+    with pytest.raises(RelayFailed, match="topic shop: another relay copies it in the other direction"):
+        copy(store, stand_in.cluster(), name="two")
+    assert copy(store, stand_in.cluster(), topics=["other"], name="two") == 0
+    assert read(store, "shop") == {0: numbered(3)}
 
 
 def test_a_second_run_copies_what_is_new(store, stand_in):
@@ -155,6 +167,27 @@ def test_it_begins_where_it_is_told_to_and_only_the_first_time(store, stand_in):
     assert read(store, "shop") == {0: numbered(2, 3)}
 
 
+def test_what_comes_up_later_is_copied_from_its_first_record(store, stand_in, monkeypatch):
+    side = stand_in.side
+    side.create("shop", 1)
+    side.send("shop", numbered(3))
+    copy(store, stand_in.cluster(), start=RelayStart.LATEST)
+    side.grow("shop", 2)
+    store.write(lambda connection: grow_topic(connection, "shop", partition_count=2))
+    with side.library.Producer(side.settings) as producer:  # the one before goes on with what it knows of the topic
+        side.send("shop", numbered(2), partition=1, producer=producer)
+    assert copy(store, stand_in.cluster(), start=RelayStart.LATEST) == 2
+    monkeypatch.setattr("txnstore.relay.from_kafka.LOOK_AGAIN_SECONDS", 0)
+    relay = FromKafka(store, stand_in.cluster(), RelayOptions(start=RelayStart.LATEST))
+    with beside(relay.run), open_store(stand_in.url) as kafka:
+        side.send("shop", numbered(1))
+        wait_until(lambda: relay.copied_count == 1)
+        make_topic_with(kafka, "later", numbered(4))
+        wait_until(lambda: relay.copied_count > 1)
+    assert read(store, "later") == {0: numbered(4)}
+    assert read(store, "shop") == {0: numbered(1), 1: numbered(2)}
+
+
 def test_records_that_were_deleted_before_they_were_copied_are_missed(store, stand_in):
     side = stand_in.side
     side.create("shop", 1)
@@ -200,16 +233,43 @@ def test_batches_are_as_small_as_their_topic_wants_them(store, stand_in):
     assert read(store, "shop") == {0: large}
 
 
-def test_a_record_that_its_topic_will_not_have_ends_the_relay_and_copies_nothing(store, stand_in, monkeypatch):
-    stand_in.side.create("shop", 1)
-    stand_in.side.send("shop", [Sent(b"x" * 300_000)])
-    from txnstore.log import topics
+@pytest.mark.parametrize(
+    ("config", "refused"),
+    [
+        ({"max.message.bytes": "1000"}, Sent(b"x" * 300_000, b"k")),
+        ({"cleanup.policy": "compact"}, Sent(b"without a key")),
+        ({"message.timestamp.before.max.ms": "86400000"}, Sent(b"old", b"k", timestamp_ms=1)),
+    ],
+    ids=["large", "keyless", "old"],
+)
+def test_a_record_that_its_topic_will_not_have_ends_the_relay_and_is_named(store, stand_in, config, refused):
+    side = stand_in.side
+    for topic in ("first", "shop"):
+        side.create(topic, 1)
+        side.send(topic, numbered(2))
+    side.send("shop", [refused, *numbered(1, 2)])
+    store.write(lambda connection: create_topic(connection, "shop", config=config))
+    for _ in range(2):
+        with pytest.raises(RelayFailed, match=r"^shop-0, offset 2 in Kafka: "):
+            copy(store, stand_in.cluster())
+        assert read(store, "shop") == {0: numbered(2)}
+    assert positions(store) == [2]
 
-    config = {"max.message.bytes": "1000"}
-    store.write(lambda connection: topics.create_topic(connection, "shop", config=config))
-    with pytest.raises(RecordTooLarge):
-        copy(store, stand_in.cluster())
-    assert positions(store) == [0]
+
+def test_what_is_refused_at_first_and_then_taken_is_copied_once(store, stand_in, monkeypatch):
+    stand_in.side.create("shop", 1)
+    stand_in.side.send("shop", numbered(3))
+    refused: list[bool] = []
+
+    def refuse_first(*arguments):
+        if not refused:
+            refused.append(True)
+            raise RecordTooLarge("too large")
+        return append_records(*arguments)
+
+    monkeypatch.setattr("txnstore.relay.from_kafka.append", refuse_first)
+    assert copy(store, stand_in.cluster()) == 3
+    assert read(store, "shop") == {0: numbered(3)}
 
 
 def test_an_append_that_fails_moves_no_position(store, stand_in, monkeypatch):

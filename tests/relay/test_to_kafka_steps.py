@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 from sqlalchemy import select
 
+import txnstore
 from tests.relay.kafka_side import Sent
+from tests.relay.running import beside, wait_until
 from tests.relay.stand_in import CALLS, CrashingLibrary
-from tests.relay.store_side import begin, make_topic, numbered, put, read, ship
+from tests.relay.store_side import begin, copy, make_topic, make_topic_with, numbered, put, read, ship
 from tests.tools.crashes import Crash, When
 from txnstore.db.opening import open_store
 from txnstore.db.schema import partition_heads
 from txnstore.db.store import server_now_ms
-from txnstore.relay.errors import RelayFailed
-from txnstore.relay.options import OnGap, RelayStart
+from txnstore.log.topics import grow_topic
+from txnstore.relay.errors import RelayFailed, RelayFenced
+from txnstore.relay.options import OnGap, RelayOptions, RelayStart
+from txnstore.relay.to_kafka import ToKafka
 
 NULLS = [
     Sent(None, None),
@@ -31,6 +36,17 @@ def test_everything_of_a_record_arrives(store, stand_in):
     put(store, "shop", numbered(5), partition=2)
     assert ship(store, stand_in.cluster()) == 9
     assert stand_in.side.read("shop") == {0: [], 1: NULLS, 2: numbered(5)} == read(store, "shop")
+
+
+def test_what_came_from_the_same_cluster_is_not_shipped_back(store, stand_in):
+    stand_in.side.create("shop", 1)
+    stand_in.side.send("shop", numbered(3))
+    make_topic(store, "other")
+    assert copy(store, stand_in.cluster(), topics=["shop"], name="one") == 3
+    with pytest.raises(RelayFailed, match="topic shop: another relay copies it in the other direction"):
+        ship(store, stand_in.cluster(), name="two")
+    assert ship(store, stand_in.cluster(), topics=["other"], name="two") == 0
+    assert stand_in.side.read("shop") == {0: numbered(3)}
 
 
 def test_a_second_run_ships_what_is_new(store, stand_in):
@@ -86,6 +102,25 @@ def test_it_begins_where_it_is_told_to_and_only_the_first_time(store, stand_in):
     assert stand_in.side.read("shop") == {0: numbered(2, 3)}
 
 
+def test_what_comes_up_later_is_shipped_from_its_first_record(store, stand_in, monkeypatch):
+    make_topic(store, "shop")
+    put(store, "shop", numbered(3))
+    ship(store, stand_in.cluster(), start=RelayStart.LATEST)
+    stand_in.side.grow("shop", 2)
+    store.write(lambda connection: grow_topic(connection, "shop", partition_count=2))
+    put(store, "shop", numbered(2), partition=1)
+    assert ship(store, stand_in.cluster(), start=RelayStart.LATEST) == 2
+    monkeypatch.setattr("txnstore.relay.to_kafka.LOOK_AGAIN_SECONDS", 0)
+    relay = ToKafka(store, stand_in.cluster(), RelayOptions(start=RelayStart.LATEST))
+    with beside(relay.run):
+        put(store, "shop", numbered(1))
+        wait_until(lambda: relay.shipped_count == 1)
+        make_topic_with(store, "later", numbered(4))
+        wait_until(lambda: relay.shipped_count > 1)
+    assert stand_in.side.read("later") == {0: numbered(4)}
+    assert stand_in.side.read("shop") == {0: numbered(1), 1: numbered(2)}
+
+
 def test_relays_of_two_names_each_ship_everything(store, stand_in):
     make_topic(store, "shop")
     put(store, "shop", numbered(2))
@@ -133,6 +168,30 @@ def test_a_topic_made_anew_is_noticed(store, stand_in, delete_topic):
     assert ship(store, stand_in.cluster(), on_gap=OnGap.EARLIEST) == 3
 
 
+@pytest.mark.parametrize("is_made_anew", [False, True])
+def test_a_topic_that_is_deleted_while_it_is_shipped_is_named(store, stand_in, delete_topic, is_made_anew):
+    for topic in ("goes", "stays"):
+        make_topic(store, topic)
+        put(store, topic, numbered(2))
+    relay = ToKafka(store, stand_in.cluster(), RelayOptions())
+
+    def run(stop):
+        with pytest.raises(RelayFailed, match="topic goes was deleted in the store") as raised:
+            relay.run(stop)
+        assert raised.value.may_pass
+        return relay.shipped_count
+
+    with beside(run) as runs:
+        wait_until(lambda: relay.shipped_count == 4)
+        delete_topic(store, "goes")
+        if is_made_anew:
+            make_topic(store, "goes")
+        wait_until(runs[0].done)
+    put(store, "stays", numbered(1, 2))
+    topics = ["stays"] if is_made_anew else []
+    assert ship(store, stand_in.cluster(), topics=topics) == 1
+
+
 def test_another_store_under_the_same_name_is_refused(store, stand_in, tmp_path):
     make_topic(store, "shop")
     ship(store, stand_in.cluster(), name="x")
@@ -151,6 +210,18 @@ def test_a_position_that_kafka_has_lost_is_noticed(store, stand_in):
         ship(store, stand_in.cluster(), name="x")
 
 
+def test_a_lost_position_is_noticed_also_if_the_relay_died_after_its_first_commit(store, stand_in):
+    make_topic(store, "shop")
+    put(store, "shop", numbered(2))
+    library = CrashingLibrary(CALLS.index("commit_transaction"), When.AFTER)  # without a record, so one call less
+    with pytest.raises(Crash, match="commit_transaction"):
+        ship(store, stand_in.cluster(library), name="x")
+    assert ship(store, stand_in.cluster(), name="x") == 2
+    stand_in.side.admin.delete_consumer_groups(["txnstore-relay-x"])["txnstore-relay-x"].result(10)
+    with pytest.raises(RelayFailed, match="Kafka has lost its position"):
+        ship(store, stand_in.cluster(), name="x")
+
+
 def test_a_store_that_is_older_than_its_relay_is_noticed(store, stand_in, delete_topic):
     make_topic(store, "shop")
     put(store, "shop", numbered(5))
@@ -158,6 +229,59 @@ def test_a_store_that_is_older_than_its_relay_is_noticed(store, stand_in, delete
     store.write(lambda connection: connection.execute(partition_heads.update().values(next_offset=2)))
     with pytest.raises(RelayFailed, match="has copied up to 5, but the log ends at 2"):
         ship(store, stand_in.cluster())
+
+
+def test_a_record_that_kafka_will_not_have_is_named(store, stand_in):
+    stand_in.side.create("shop", 1, {"cleanup.policy": "compact"})
+    make_topic(store, "shop")
+    put(store, "shop", numbered(2))
+    ship(store, stand_in.cluster())
+    put(store, "shop", [Sent(b"without a key")])
+    with pytest.raises(RelayFailed, match=r"^shop-0, from offset 2 on: .*; a topic that is compacted, for example"):
+        ship(store, stand_in.cluster())
+    assert stand_in.side.read("shop") == {0: numbered(2)}
+
+
+class _FencedLibrary:
+    """confluent-kafka's names, whose producer is fenced: each of its calls raises that from then on."""
+
+    def __getattr__(self, name):
+        return getattr(txnstore, name)
+
+    def Producer(self, settings):  # noqa: N802 - it stands for a class
+        def fenced(*arguments, **keywords):
+            raise txnstore.KafkaException(txnstore.KafkaError(txnstore.KafkaError._FENCED, fatal=True))
+
+        calls = dict.fromkeys((*CALLS, "poll"), fenced)
+        fine = dict.fromkeys(("init_transactions", "begin_transaction", "close"), lambda *_: None)
+        return SimpleNamespace(**calls | fine)
+
+
+def test_a_relay_that_is_fenced_says_so(store, stand_in):
+    make_topic(store, "shop")
+    with pytest.raises(RelayFenced, match="shop-0, up to offset 0: another relay of this name has taken over"):
+        ship(store, stand_in.cluster(_FencedLibrary()))
+
+
+class _RefusingLibrary:
+    """confluent-kafka's names, whose consumer may not use its group: its calls only time out."""
+
+    def __getattr__(self, name):
+        return getattr(txnstore, name)
+
+    def Consumer(self, settings):  # noqa: N802 - it stands for a class
+        def committed(partitions, timeout):
+            raise txnstore.KafkaException(txnstore.KafkaError(txnstore.KafkaError._TIMED_OUT))
+
+        refused = txnstore.KafkaError(txnstore.KafkaError.GROUP_AUTHORIZATION_FAILED, "no right to the group")
+        event = SimpleNamespace(error=lambda: refused)
+        return SimpleNamespace(committed=committed, poll=lambda timeout: event, close=lambda: None)
+
+
+def test_a_group_that_kafka_refuses_is_no_trouble_that_passes(store, stand_in):
+    make_topic(store, "shop")
+    with pytest.raises(RelayFailed, match="the position of shop-0 in Kafka: no right to the group"):
+        ship(store, stand_in.cluster(_RefusingLibrary()))
 
 
 def test_a_topic_with_fewer_partitions_in_kafka_is_refused(store, stand_in):

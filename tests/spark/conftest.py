@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import pytest
 
@@ -30,8 +31,22 @@ def spark_environment(spark_folder):
 
 
 @pytest.fixture(scope="session")
-def _spark_session(spark_folder, spark_environment):
-    session = local_session("tests", folder=spark_folder)
+def forking_python(spark_folder, spark_environment):
+    """What a Spark may start for Python: its workers come from a process that has imported what they need."""
+    from tests.tools.spark_forks import python_for_spark
+
+    with python_for_spark(spark_folder) as python:
+        yield str(python)
+
+
+@pytest.fixture(scope="session")
+def _spark_session(spark_folder, forking_python):
+    # The session alone: children with a Spark of their own have Python started as everybody has, unless they say so.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYSPARK_PYTHON", forking_python)
+        patch.setenv("PYSPARK_DRIVER_PYTHON", forking_python)
+        patch.setattr(sys, "executable", forking_python)
+        session = local_session("tests", folder=spark_folder)
     yield session
     session.stop()
 

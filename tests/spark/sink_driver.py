@@ -7,6 +7,7 @@ and of some `waits_at`: the next one is started when it waits there, or has ende
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -20,6 +21,8 @@ LOOK_SECONDS = 0.1
 def main(description: Path) -> None:
     """Run the queries until each has read what is there."""
     told = json.loads(description.read_text())
+    # What the driver says that its Python is, Spark starts to look for data sources and to plan.
+    sys.executable = os.environ["PYSPARK_PYTHON"]
     spark = local_session("driver", folder=Path(told["folder"]), settings=told["settings"])
     spark.dataSource.register(SteppedDataSource)
     queries = []

@@ -53,6 +53,7 @@ def start(
     per_batch: int = 100,
     starting: str = "earliest",
     order: str = "offset",
+    group: str | None = GROUP,
 ):
     """Start the query; it ends with what is there."""
     source = (
@@ -61,13 +62,14 @@ def start(
         .option("subscribe", "in")
         .option("includeHeaders", "true")
         .option("startingOffsets", starting)
-        .option("kafka.group.id", GROUP)
         .option("txnstore.delivery.order", order)
         .option("maxOffsetsPerTrigger", per_batch)
-        .load()
     )
+    if group is not None:
+        source = source.option("kafka.group.id", group)
     sink = (
-        source.selectExpr("key", "value", "headers", "timestamp")
+        source.load()
+        .selectExpr("key", "value", "headers", "timestamp")
         .writeStream.format("txnstore" if steps is None else "txnstore_stepped")
         .option("url", url)
         .option("topic", "out")

@@ -26,7 +26,8 @@ from txnstore.groups.offsets import commit_offsets, read_offsets
 from txnstore.log.deleting import advance_log_start
 from txnstore.model import GroupMembership, OffsetAndMetadata
 from txnstore.spark import source_readers
-from txnstore.spark.sink_coordination import decide, run_of_query
+from txnstore.spark.sink_coordination import decide
+from txnstore.spark.sink_run import run_of_query
 
 
 class Pipeline(Query):
@@ -146,9 +147,9 @@ TO_THE_END = [("batch", "runs", 99)] * 2
 IN_THE_END = [*TO_THE_END, ("write", "C", 3), ("end", "C", True), ("hand over", 2), *TO_THE_END]
 
 
-@pytest.mark.slow_on_postgresql
+@pytest.mark.slow
 @pytest.mark.campaign
-@settings(max_examples=times(20), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=times(20), suppress_health_check=list(HealthCheck))
 @given(steps=st.lists(STEPS | BATCHES | HANDOVERS | BACKUPS, max_size=30), parts=st.integers(1, 4))
 def test_each_record_comes_once_and_in_order_whoever_reads_for_the_group(shared_store, steps, parts):
     """Queries that die with their batch, or have an old checkpoint or none; consumers that stop in a transaction."""

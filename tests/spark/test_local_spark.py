@@ -12,16 +12,25 @@ import pytest
 def python_of_a_worker(_):
     import pyspark
 
-    return sys.executable, pyspark.__file__
+    return sys.executable, pyspark.__file__, "tests.tools.frozen" in sys.modules
 
 
 @pytest.mark.slow
 def test_workers_run_this_python_and_the_installed_pyspark(spark):
+    """Those of the tests' session are forked from one process, `tests/tools/spark_forks.py`; see also the next one."""
     import pyspark
 
-    [(python, package)] = spark.sparkContext.parallelize([0], 1).map(python_of_a_worker).collect()
+    [(python, package, is_forked)] = spark.sparkContext.parallelize([0], 1).map(python_of_a_worker).collect()
     assert python == sys.executable
     assert package == pyspark.__file__
+    assert is_forked
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"])
+def test_a_spark_elsewhere_starts_this_python_in_its_workers(spark_environment, name):
+    program = [spark_environment[name], "-c", "import sys; print(sys.executable)"]
+    assert subprocess.run(program, capture_output=True, text=True, check=True).stdout == f"{sys.executable}\n"
 
 
 @pytest.mark.slow

@@ -93,7 +93,7 @@ row_strategy = st.tuples(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     rows=st.lists(row_strategy, min_size=1, max_size=40),
     records_max=st.integers(1, 9),

@@ -18,22 +18,13 @@ from txnstore.groups.offsets import commit_offsets
 from txnstore.log.append import Append
 from txnstore.log.codec import encode
 from txnstore.model import GroupMembership, IsolationLevel, OffsetAndMetadata, Record
-from txnstore.spark.sink_coordination import (
-    BATCHES_KEPT,
-    RUNS_REMEMBERED,
-    SinkInput,
-    SinkRun,
-    abort,
-    decide,
-    last_batch,
-    note_inputs,
-    open_writer,
-    run_of_job,
-    run_of_query,
-)
+from txnstore.spark.sink_coordination import BATCHES_KEPT, RUNS_REMEMBERED, abort, decide, last_batch, open_writer
+from txnstore.spark.sink_inputs import NO_GROUP, SinkInput, note_inputs
+from txnstore.spark.sink_run import SinkRun, run_of_job, run_of_query
 from txnstore.testing.invariants import assert_sound
 from txnstore.transactions.protocol import TransactionState
 from txnstore.transactions.recovery import expire_transactional_ids
+from txnstore.transactions.sinks import OF_LAST_BATCH
 from txnstore.transactions.transaction import abort_if_timed_out
 from txnstore.transactions.writers import append_as_writer
 
@@ -49,6 +40,7 @@ class Query:
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     transactional_id: str | None = None
     in_commit_order: bool = False
+    reader_id: int = 0
 
     @property
     def run(self) -> SinkRun:
@@ -65,10 +57,10 @@ class Query:
     def restarted(self) -> Query:
         return replace(self, run_id=uuid.uuid4().hex)
 
-    def read(self, batch_id, start, end, partition_id=None):
+    def read(self, batch_id, start, end, partition_id=None, group_id=None):
         source = self.bench.partition_ids[0] if partition_id is None else partition_id
-        of_batch = (self.query_id, self.run_id, batch_id, self.group_id)
-        note_inputs(self.bench.store, [SinkInput(*of_batch, source, start, end, self.in_commit_order)])
+        of_batch = (self.query_id, self.run_id, batch_id, self.group_id if group_id is None else group_id)
+        note_inputs(self.bench.store, [SinkInput(*of_batch, source, start, end, self.in_commit_order, self.reader_id)])
 
     def task(self, batch_id, *values, report=True):
         """Write as one attempt of a task does; return its writer's id, or None if there is nothing to write."""
@@ -110,6 +102,9 @@ class Query:
         name = "transactional_id" if table is sink_runs else "sink_id"
         value = self.run.transactional_id if table is sink_runs else self.run.sink_id
         statement = select(func.count()).select_from(table).where(table.c[name] == value)
+        if table is sink_inputs:
+            # What the last batch has read is kept.
+            statement = statement.where(table.c.run_id != OF_LAST_BATCH)
         return self.bench.store.read(lambda connection: connection.execute(statement).scalar_one())
 
 
@@ -234,7 +229,19 @@ def test_a_batch_that_took_too_long_is_fenced_and_may_begin_again(query) -> None
     with pytest.raises(ProducerFenced, match="longer than its timeout"):
         query.decide(0, writer)
     assert (query.visible, query.last) == ([], None)
-    # The same run, even: a task that is tried again.
+    late = query.task(0, b"a task that begins only now")
+    with pytest.raises(ProducerFenced, match=r"1 of 2 writers .* longer than transaction\.timeout\.ms"):
+        query.decide(0, writer, late)
+    assert query.abort(0)
+    query = query.restarted()
+    assert query.decide(0, query.task(0, b"restarted"))
+    assert query.visible == [b"restarted"]
+
+
+def test_a_task_that_is_tried_again_after_the_timeout_begins_again(query) -> None:
+    query.task(0, b"slow")
+    query.bench.clock.advance(900_001)
+    assert abort_if_timed_out(query.bench.store, query.run.transactional_id)
     assert query.batch(0, b"again")
     assert query.visible == [b"again"]
 
@@ -414,6 +421,178 @@ def test_a_query_that_reads_a_partition_in_both_orders_is_refused(query, before)
     assert (query.visible, query.last) == (visible, 0 if visible else None)
 
 
+@EITHER_ORDER
+@pytest.mark.parametrize("end", [7, 9])
+def test_two_readers_of_a_partition_as_one_group_are_refused(query, end) -> None:
+    query.read(0, 0, 7)
+    # The one that is behind would have its records taken for a replay.
+    other = replace(query, reader_id=1)
+    other.read(0, 0, end)
+    for call in (lambda: other.task(0, b"b"), lambda: query.decide(0)):
+        with pytest.raises(InvalidRequest, match=r"two readers .* kafka\.group\.id of its own"):
+            call()
+    assert (query.visible, query.last, query.offset) == ([], None, None)
+
+
+def test_two_readers_as_one_group_may_read_partitions_of_their_own(query) -> None:
+    query.read(0, 0, 7)
+    replace(query, reader_id=1).read(0, 0, 5, partition_id=query.target)
+    assert query.batch(0, b"a")
+    assert query.visible == [b"a"]
+
+
+def test_without_a_group_only_the_last_batch_is_a_replay_and_an_older_checkpoint_is_refused(query) -> None:
+    for batch_id in range(3):
+        assert query.batch(batch_id, b"%d" % batch_id)
+    older = query.restarted()
+    for call in (lambda: older.task(1, b"what came meanwhile"), lambda: older.decide(1)):
+        with pytest.raises(ProducerFenced, match=r"batch 1 .* up to 2; .* checkpoint is older"):
+            call()
+    assert older.task(2, b"again") is None
+    assert not older.decide(2)
+    assert older.batch(3, b"3")
+    assert query.visible == [b"0", b"1", b"2", b"3"]
+
+
+@EITHER_ORDER
+def test_without_a_group_a_replay_of_the_last_batch_reads_what_that_has_read(query) -> None:
+    query.read(0, 0, 10, group_id=NO_GROUP)
+    query.read(0, 10, 20, group_id=NO_GROUP)
+    query.read(0, 5, 5, partition_id=query.target, group_id=NO_GROUP)
+    assert query.batch(0, b"a")
+    # A checkpoint of one batch before: it has planned its next batch anew, with what came meanwhile.
+    older = query.restarted()
+    older.read(0, 0, 25, group_id=NO_GROUP)
+    assert older.task(0, b"a and more") is None
+    with pytest.raises(ProducerFenced, match="has read something else than now; nothing was changed"):
+        older.decide(0)
+    another = query.restarted()
+    another.read(0, 0, 20, group_id=NO_GROUP)
+    another.read(0, 0, 5, partition_id=query.target, group_id=NO_GROUP)
+    with pytest.raises(ProducerFenced, match="has read something else"):
+        another.decide(0)
+    with pytest.raises(ProducerFenced, match="has read something else"):
+        query.restarted().decide(0)
+    # However its tasks share it out, and as often as it comes.
+    for edges in ((0, 20), (0, 7, 14, 20)):
+        query = query.restarted()
+        for start, end in itertools.pairwise(edges):
+            query.read(0, start, end, group_id=NO_GROUP)
+        assert query.task(0, b"a") is None
+        assert not query.decide(0)
+    older = query.restarted()
+    older.read(0, 0, 25, group_id=NO_GROUP)
+    with pytest.raises(ProducerFenced, match="has read something else"):
+        older.decide(0)
+    query = query.restarted()
+    query.read(1, 20, 25, group_id=NO_GROUP)
+    assert query.batch(1, b"more")
+    assert (query.visible, query.offset) == ([b"a", b"more"], None)
+
+
+def test_two_readers_without_a_group_may_read_one_partition(query) -> None:
+    for batch_id in range(2):
+        query.read(batch_id, 0, 10, group_id=NO_GROUP)
+        replace(query, reader_id=1).read(batch_id, 0, 5 + batch_id, group_id=NO_GROUP)
+        assert query.batch(batch_id, b"%d" % batch_id)
+    again, older = query.restarted(), query.restarted()
+    for replay, end in ((again, 6), (older, 7)):
+        replace(replay, reader_id=2).read(1, 0, end, group_id=NO_GROUP)
+        replace(replay, reader_id=3).read(1, 0, 10, group_id=NO_GROUP)
+    with pytest.raises(ProducerFenced, match="has read something else"):
+        older.decide(1)
+    assert not again.decide(1)
+
+
+@pytest.mark.parametrize("before", [NO_GROUP, "one"])
+@pytest.mark.parametrize("now", [NO_GROUP, "another"])
+def test_a_query_that_reads_as_another_group_from_now_on_writes_its_last_batch_once(query, before, now) -> None:
+    query.read(0, 0, 10, group_id=before)
+    assert query.batch(0, b"a")
+    again, older = query.restarted(), query.restarted()
+    again.read(0, 0, 10, group_id=now)
+    assert again.task(0, b"a") is None
+    assert not again.decide(0)
+    older.read(0, 0, 12, group_id=now)
+    with pytest.raises(ProducerFenced, match="has read something else"):
+        older.decide(0)
+    again = again.restarted()
+    again.read(1, 10, 20, group_id=now)
+    assert again.batch(1, b"b")
+    assert query.visible == [b"a", b"b"]
+
+
+def test_where_nobody_knows_what_the_last_batch_has_read_its_number_says_it_but_for_a_group(query) -> None:
+    assert query.batch(0, b"a")
+    again, grouped = query.restarted(), query.restarted()
+    again.read(0, 0, 10, group_id=NO_GROUP)
+    assert not again.decide(0)
+    grouped.read(0, 0, 10)
+    with pytest.raises(ProducerFenced, match="has read something else"):
+        grouped.decide(0)
+    query = query.restarted()
+    query.read(1, 0, 10)
+    assert query.batch(1, b"b")
+    assert query.decide(2)
+    query = query.restarted()
+    query.read(2, 10, 20)
+    query.read(2, 0, 10, partition_id=query.target, group_id=NO_GROUP)
+    with pytest.raises(ProducerFenced, match="has read something else"):
+        query.decide(2)
+    assert query.visible == [b"a", b"b"]
+
+
+def test_of_readers_with_a_group_and_without_one_an_older_checkpoint_is_refused(query) -> None:
+    def read(run, batch_id, grouped, other):
+        run.read(batch_id, *grouped)
+        run.read(batch_id, *other, partition_id=query.target, group_id=NO_GROUP)
+        return run
+
+    for batch_id in range(3):
+        read(query, batch_id, (batch_id, batch_id + 1), (batch_id, batch_id + 1))
+        assert query.batch(batch_id, b"%d" % batch_id)
+    for batch_id, grouped, other in (
+        (1, (1, 2), (1, 4)),
+        (1, (1, 1), (1, 4)),
+        (1, (3, 4), (1, 2)),
+        (2, (2, 3), (2, 4)),
+        (2, (2, 2), (2, 4)),
+        (2, (3, 4), (2, 3)),
+        (3, (2, 3), (3, 4)),
+    ):
+        older = read(query.restarted(), batch_id, grouped, other)
+        with pytest.raises(ProducerFenced, match="older than what it has written"):
+            older.decide(batch_id)
+    assert not read(query.restarted(), 2, (2, 3), (2, 3)).decide(2)
+    assert read(query.restarted(), 3, (3, 4), (3, 3)).batch(3, b"3")
+    assert query.visible == [b"0", b"1", b"2", b"3"]
+
+
+def test_a_batch_of_which_a_task_was_told_that_it_is_decided_is_not_committed_without_that_task(query) -> None:
+    for batch_id in range(2):
+        query.read(batch_id, batch_id, batch_id + 1)
+        assert query.batch(batch_id, b"%d" % batch_id)
+    older = query.restarted()
+    # It reads what nobody knows of, and comes before those that say what they read.
+    assert older.task(1, b"of another source") is None
+    older.read(1, 2, 3)
+    written = older.task(1, b"2")
+    with pytest.raises(ProducerFenced, match="a task of batch 1 wrote nothing"):
+        decide(older.bench.store, older.run, 1, [written], is_left_out=True)
+    assert (query.visible, query.offset) == ([b"0", b"1"], 2)
+
+
+def test_with_a_group_an_empty_batch_of_an_older_checkpoint_is_dropped(query) -> None:
+    for batch_id in range(3):
+        query.read(batch_id, batch_id, batch_id + 1)
+        assert query.batch(batch_id, b"%d" % batch_id)
+    older = query.restarted()
+    assert not older.decide(1)
+    older.read(2, 3, 4)
+    assert older.batch(2, b"3")
+    assert query.visible == [b"0", b"1", b"2", b"3"]
+
+
 def test_a_query_that_begins_anew_with_the_same_group_reads_and_writes_it_again(query) -> None:
     query.read(0, 0, 30)
     assert query.batch(0, b"a")
@@ -438,7 +617,7 @@ def test_batches_and_runs_are_not_kept_for_ever(query) -> None:
     assert query.count(sink_batches) == 2
     for _ in range(RUNS_REMEMBERED + 2):
         query = query.restarted()
-        query.decide(0)
+        assert not query.decide(BATCHES_KEPT + 1)
     assert query.count(sink_runs) == RUNS_REMEMBERED
 
 

@@ -1,4 +1,7 @@
-"""Batch writes through a real Spark: all or nothing, every column, and no password in anything that Spark shows."""
+"""Batch writes through a real Spark: all or nothing, every column, and no password in anything that Spark shows.
+
+On one database are tried what the sink decides, shown on both without a Spark: `test_sink_writer.py`.
+"""
 
 from __future__ import annotations
 
@@ -65,6 +68,7 @@ def test_every_column_arrives(spark, url, store):
     assert read(store, "out") == {0: [(b"k", None, [], noon_ms)], 1: []}
 
 
+@on_sqlite_alone
 def test_a_job_whose_task_fails_for_good_leaves_nothing_and_one_that_is_tried_again_everything(
     spark, frame, url, store, tmp_path
 ):
@@ -81,6 +85,7 @@ def test_a_job_whose_task_fails_for_good_leaves_nothing_and_one_that_is_tried_ag
     assert values(store) == list(range(100))
 
 
+@on_sqlite_alone
 def test_a_named_version_is_written_once_also_by_foreach_batch(spark, frame, url, store, tmp_path):
     for _ in range(2):
         append(frame, url, topic="out", txnAppId="load", txnVersion="7")

@@ -112,13 +112,17 @@ class Driver:
 
 
 def test_a_driver_that_is_killed_at_every_step_of_a_batch_writes_each_record_once(
-    txnstore_sqlite_url, txnstore_postgresql_url, lent_postgresql, spark, spark_environment, tmp_path
+    txnstore_sqlite_url, txnstore_postgresql_url, lent_postgresql, spark, spark_environment, forking_python, tmp_path
 ):
-    """One driver serves all four, and the last one is this process: a Spark takes its time to start."""
+    """One driver serves all four, and the last one is this process: a Spark takes its time to start.
+
+    So do its Pythons: those of the cluster are started as everybody has it.
+    """
     other_sqlite_url = f"sqlite:///{tmp_path / 'other.db'}"
     copy_file(txnstore_sqlite_url, other_sqlite_url)
     # Tasks that wait hold a core each.
-    driver = Driver(tmp_path, spark_environment, **{"spark.master": "local[4,4]"})
+    environment = {**spark_environment, "PYSPARK_PYTHON": forking_python}
+    driver = Driver(tmp_path, environment, **{"spark.master": "local[4,4]"})
     with lent_postgresql() as other_postgresql_url:
         urls = {
             ("tasks", "sqlite"): txnstore_sqlite_url,

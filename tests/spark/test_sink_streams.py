@@ -1,4 +1,8 @@
-"""Streams through a real Spark: whatever fails, the sink equals the source, exactly once."""
+"""Streams through a real Spark: whatever fails, the sink equals the source, exactly once.
+
+What Spark's tasks do in a database is tried on both; which batches are written, dropped and refused on one, for the
+rules of it are shown on both without a Spark: `test_sink_coordination.py`.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +70,11 @@ def test_tasks_that_fail_or_are_killed_are_tried_again_and_leave_nothing(spark, 
     check(pipeline)
 
 
-@pytest.mark.parametrize(("action", "order"), [("raise", "offset"), ("kill", "commit")])
+@pytest.mark.parametrize(
+    ("txnstore_url", "action", "order"),
+    [("sqlite", "raise", "offset"), ("postgresql", "kill", "commit")],
+    indirect=["txnstore_url"],
+)
 def test_a_driver_that_fails_after_its_decision_aborts_nothing_and_drops_the_replay(
     spark, pipeline, steps, tmp_path, action, order
 ):
@@ -85,6 +93,7 @@ def test_a_driver_that_fails_after_its_decision_aborts_nothing_and_drops_the_rep
     check(pipeline)
 
 
+@on_sqlite_alone
 def test_an_older_checkpoint_and_a_lost_one_write_nothing_twice(spark, pipeline, tmp_path):
     checkpoint, copy = tmp_path / "checkpoint", tmp_path / "copy"
     finish(start(spark, pipeline, checkpoint, per_batch=PER_BATCH))
@@ -103,6 +112,26 @@ def test_an_older_checkpoint_and_a_lost_one_write_nothing_twice(spark, pipeline,
     fill(pipeline, COUNT + 180, 30)
     finish(start(spark, pipeline, tmp_path / "new", starting="group"))
     check(pipeline)
+
+
+@on_sqlite_alone
+def test_without_a_group_a_checkpoint_of_one_batch_before_is_refused_and_a_replay_is_dropped(
+    spark, pipeline, steps, tmp_path
+):
+    checkpoint, copy = tmp_path / "checkpoint", tmp_path / "copy"
+    finish(start(spark, pipeline, checkpoint, per_batch=10_000, group=None))
+    shutil.copytree(checkpoint, copy)
+    fill(pipeline, COUNT, 50)
+    steps.at("after-decision", 1, "raise")
+    with pytest.raises(StreamingQueryException, match="told to fail"):
+        finish(start(spark, pipeline, checkpoint, steps=steps, per_batch=10_000, group=None))
+    fill(pipeline, COUNT + 50, 50)
+    with pytest.raises(StreamingQueryException, match=r"batch 1 .* has read something else than now"):
+        finish(start(spark, pipeline, copy, per_batch=10_000, group=None))
+    finish(start(spark, pipeline, checkpoint, per_batch=10_000, group=None))
+    with open_store(pipeline) as store:
+        assert sum(map(len, read(store, "out").values())) == COUNT + 100
+    assert wasted(pipeline) == 0
 
 
 @on_sqlite_alone
@@ -137,6 +166,25 @@ def test_a_query_goes_on_within_a_transaction_where_its_group_is_and_a_consumer_
     assert consume(1) == [b"next"]
     for producer in (slow, plain):
         producer.close()
+
+
+@on_sqlite_alone
+def test_a_topic_that_a_query_reads_twice_takes_two_groups(spark, pipeline, tmp_path):
+    def read_as(group):
+        options = {"url": pipeline, "subscribe": "in", "startingOffsets": "earliest", "kafka.group.id": group}
+        return spark.readStream.format("txnstore").options(**options).load().select("value")
+
+    def write(rows, name):
+        writer = rows.writeStream.format("txnstore").trigger(availableNow=True)
+        finish(writer.options(url=pipeline, topic="out", checkpointLocation=str(tmp_path / name)).start())
+
+    with pytest.raises(StreamingQueryException, match=r"Give each \.load\(\) a kafka\.group\.id of its own"):
+        write(read_as(GROUP).union(read_as(GROUP)), "refused")
+    once = read_as(GROUP)
+    write(once.union(once), "once")
+    write(read_as("a").union(read_as("b")), "each")
+    with open_store(pipeline) as store:
+        assert sum(map(len, read(store, "out").values())) == 4 * COUNT
 
 
 @on_sqlite_alone

@@ -16,6 +16,7 @@ from txnstore.log.fetch import fetch
 from txnstore.log.topics import create_topic, find_topics
 from txnstore.model import IsolationLevel
 from txnstore.spark import sink_retries, sink_task, sink_writer, stores
+from txnstore.spark.sink_inputs import SinkInput, note_inputs
 from txnstore.spark.sink_writer import batch_writer, stream_writer
 from txnstore.transactions import writers
 
@@ -159,6 +160,23 @@ def test_a_decided_batch_that_comes_again_is_drained_and_dropped(query, out, mon
     assert written(out) == ["a", "b"]
     query.run(1, rows("c"))
     assert visible(out) == ["a", "b", "c"]
+
+
+def test_a_batch_is_not_committed_without_a_task_that_was_told_that_it_is_decided(query, out):
+    (topic,) = out.read(lambda connection: find_topics(connection, ["out"]))
+
+    def note(begin, end):
+        """Say what the batch reads, as one of its sources does."""
+        note_inputs(out, [SinkInput(query.query_id, query.run_id, 0, "group", topic.partition_ids[0], begin, end)])
+
+    note(0, 1)
+    query.run(0, rows("a"))
+    query.run_id = "run of an older checkpoint"
+    of_another_source = query.task(0, rows("b"))
+    note(1, 2)
+    with pytest.raises(ProducerFenced, match="a task of batch 0 wrote nothing"):
+        query.commit(0, [of_another_source, query.task(0, rows("c"))])
+    assert visible(out) == ["a"]
 
 
 def test_a_new_run_takes_over_from_a_dead_one_that_had_not_decided(query, out):
@@ -432,6 +450,14 @@ def test_a_batch_write_with_a_version_happens_once(url, out, opened_stores):
     job(4).run(rows("b"))
     job(3, "other").run(rows("c"))
     assert visible(out) == written(out) == ["a", "b", "c"]
+
+
+def test_a_version_is_written_once_to_each_topic(url, out, opened_stores):
+    for topic in ("left", "right", "left"):
+        Job(url, topic=topic, txnAppId="app", txnVersion="3").run(rows(topic))
+    longest = {"topic": "t" * 249, "txnAppId": "a" * 700}
+    Job(url, **longest, txnVersion="3").run(rows("long"))
+    assert [visible(out, topic) for topic in ("left", "right", "t" * 249)] == [["left"], ["right"], ["long"]]
 
 
 def test_of_two_jobs_that_write_the_same_version_one_wins(url, out, opened_stores):

@@ -42,7 +42,7 @@ actions = st.lists(
 
 @pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
 @given(actions, st.none() | st.integers(1, 7), st.integers(1, 60))
-@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_tasks_read_what_the_plain_reader_does(shared_store, isolation, actions, min_partitions, page_records):
     log = SourceLog(shared_store, f"t{id(actions)}-{len(actions)}-{min_partitions}-{page_records}-{next(NUMBERS)}")
     for kind, partition, count, times, codec in actions:
@@ -203,6 +203,20 @@ def test_what_retention_took(log, fails, when, caplog):
         assert "settlements-0 from offset 1 to 2 are gone" in caplog.text
 
 
+@pytest.mark.parametrize("fails", ["true", "false"])
+def test_a_log_that_ends_before_the_first_offset_is_another_one(log, fails, caplog):
+    log.plain(0, b"a", b"b")
+    assert values_of(reader(log, startingOffsets='{"settlements": {"0": 2, "1": 0}}')) == []
+    read = reader(log, startingOffsets='{"settlements": {"0": 3, "1": 0}}', failOnDataLoss=fails)
+    text = "settlements-0 was to be read from offset 3 on, but its log ends at 2"
+    if fails == "true":
+        with pytest.raises(OffsetOutOfRange, match=text):
+            values_of(read)
+    else:
+        assert values_of(read) == [b"a", b"b"]
+        assert text in caplog.text
+
+
 def test_from_the_earliest_on_nothing_is_lost(log):
     log.plain(0, *b"a b c d".split())
     log.delete(0, 3)
@@ -230,7 +244,7 @@ def test_filters_keep_what_they_drop_from_being_read(log):
 
 def test_a_database_that_is_not_there_is_not_made(tmp_path):
     read = read_source_options({"url": f"sqlite:///{tmp_path}/typo.db", "subscribe": "t"}, streaming=False)
-    with pytest.raises(SchemaOutdated, match="has no tables of txnstore"):
+    with pytest.raises(SchemaOutdated, match="leads to no file"):
         TxnStoreReader(read, source_schema(include_headers=False)).partitions()
     assert list(tmp_path.iterdir()) == []
 

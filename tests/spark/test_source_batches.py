@@ -86,7 +86,7 @@ def read(stored, start=0, end=2**62, schema=SCHEMA):
 
 
 @given(batches(), st.data())
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_arrow_batches_hold_what_single_records_do(stored, data):
     start = data.draw(st.integers(0, stored[-1].last_offset + 2))
     end = data.draw(st.integers(start, stored[-1].last_offset + 2))
@@ -94,7 +94,7 @@ def test_arrow_batches_hold_what_single_records_do(stored, data):
 
 
 @given(batches(), st.permutations(SCHEMA.fields), st.integers(1, 8))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_columns_come_as_they_are_asked_for(stored, fields, count):
     names = [field.name for field in fields[:count]]
     expected = [{name: row[name] for name in names} for row in one_by_one(stored, 0, 2**62)]
@@ -104,7 +104,6 @@ def test_columns_come_as_they_are_asked_for(stored, fields, count):
 @given(st.lists(st.integers(-(2**62), 2**62), min_size=1, max_size=20), st.sampled_from([1, 30, 200]))
 @example([0], 1).via("the narrowest column")
 @example([-5, 5], 200).via("signs and padding")
-@settings(deadline=None)
 def test_integers_are_those_that_were_packed(numbers, times):
     numbers *= times
     assert integers(pack_integers(numbers), len(numbers), "numbers").to_pylist() == numbers

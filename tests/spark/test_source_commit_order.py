@@ -119,7 +119,7 @@ BATCHES = st.tuples(st.just("batch"), st.sampled_from(["runs", "dies before", "d
 
 @pytest.mark.slow
 @pytest.mark.campaign
-@settings(max_examples=times(20), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=times(20), suppress_health_check=list(HealthCheck))
 @given(
     steps=st.lists(STEPS | BATCHES, max_size=30),
     page_records=st.sampled_from([1, 4, 50_000]),

@@ -1,4 +1,8 @@
-"""The source in a real Spark: what it finds, plans, reads and says, on both databases."""
+"""The source in a real Spark: what it finds, plans, reads and says.
+
+What its tasks read is the same on both databases, and so is a killed stream. What a stream plans is shown on both
+without a Spark: `test_source_stream.py`, `test_source_commit_order.py`.
+"""
 
 from __future__ import annotations
 
@@ -133,6 +137,7 @@ def test_plans_and_errors_show_no_password(spark, log, read):
         assert "pa55word" not in str(caught.value)
 
 
+@on_sqlite_alone
 def test_a_stream_is_read_in_batches_and_goes_on_from_its_checkpoint(log, run):
     log.plain(0, *[b"%d" % index for index in range(8)])
     log.plain(1, b"x", b"y")
@@ -234,6 +239,7 @@ def test_a_driver_that_is_killed_in_its_first_batch_loses_nothing(
 COMMIT_ORDER = {"txnstore__delivery__order": "commit", "minPartitions": "3"}
 
 
+@on_sqlite_alone
 def test_in_commit_order_it_reads_what_the_consumer_reads_and_once(spark, store, tmp_path):
     """Restarts too, of a query that died with its batch: of places at a time, with transactions that are open then."""
     log, random = Log(store), Random(7)

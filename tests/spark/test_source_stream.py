@@ -15,6 +15,8 @@ from tests.spark.source_queries import Query
 from txnstore.errors import (
     InvalidConfiguration,
     OffsetOutOfRange,
+    PermissionDenied,
+    StoreReadOnly,
     UnknownTopicOrPartition,
     UnstableOffsetCommit,
 )
@@ -23,7 +25,7 @@ from txnstore.log.append import Append
 from txnstore.log.codec import encode
 from txnstore.log.topics import create_topic, delete_topic
 from txnstore.model import GroupMembership, OffsetAndMetadata, Record
-from txnstore.spark import source_snapshot
+from txnstore.spark import source_readers, source_snapshot
 from txnstore.transactions.coordinator import TransactionCoordinator
 
 
@@ -321,6 +323,26 @@ def test_a_batch_ends_where_the_group_has_come_to(log):
     assert query.batch() == [b"4", b"5"]
 
 
+def test_partitions_in_which_the_group_has_come_no_further_wait_for_the_others(log):
+    """A batch of which the sink has seen a part is refused."""
+    log.plain(0, *[b"%d" % index for index in range(4)])
+    log.plain(1, b"a", b"b", b"c")
+    query = Query(log, startingOffsets="earliest", kafka__group__id="g", maxOffsetsPerTrigger="2")
+    commit(log, "g", {0: 3, 1: 1})
+    assert [query.batch() for _ in range(5)] == [[b"0", b"a"], [b"1", b"2"], [b"3", b"b"], [b"c"], None]
+
+
+def test_a_group_that_is_ahead_of_what_can_be_read_keeps_nobody_waiting(log):
+    log.plain(0, b"0")
+    producer = log.begin(0, b"1")
+    log.plain(1, b"a")
+    query = Query(log, startingOffsets="earliest", kafka__group__id="g")
+    commit(log, "g", {0: 2, 1: 0})
+    assert [query.batch() for _ in range(3)] == [[b"0"], [b"a"], None]
+    log.commit(producer, 0)
+    assert query.batch() == [b"1"]
+
+
 def test_in_the_first_batch_of_a_group_every_partition_has_a_task(log):
     log.plain(0, b"a")
     query = Query(log, kafka__group__id="g")
@@ -385,3 +407,21 @@ def test_a_batch_ends_what_is_overdue_and_in_its_way(log):
     log.plain(0, b"behind")
     # The query goes by the time of today, long after the clock of `log`.
     assert Query(log, startingOffsets="earliest").batch() == [b"behind"]
+
+
+@pytest.mark.parametrize("denied", [PermissionDenied, StoreReadOnly])
+def test_who_may_only_read_reads_without_a_group_and_tells_the_sink_nothing(log, monkeypatch, denied):
+    def refuse(_store, inputs):
+        tried.append([(each.group_id, each.start_offset, each.end_offset) for each in inputs])
+        raise denied("no")
+
+    tried: list[object] = []
+    properties = {"sql.streaming.queryId": "query", "streaming.sql.batchId": "0", "spark.jobGroup.id": "run"}
+    context = SimpleNamespace(getLocalProperty=properties.get)
+    monkeypatch.setattr(source_readers, "TaskContext", SimpleNamespace(get=lambda: context))
+    monkeypatch.setattr(source_readers, "note_inputs", refuse)
+    log.plain(0, b"a")
+    assert Query(log, startingOffsets="earliest").batch() == [b"a"]
+    with pytest.raises(denied):
+        Query(log, startingOffsets="earliest", kafka__group__id="group").batch()
+    assert tried == [[("", 0, 1)], [("group", 0, 1)]]

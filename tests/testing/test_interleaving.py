@@ -138,6 +138,7 @@ def run_program(store, partition_ids, program):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.slow_on_postgresql
 @pytest.mark.parametrize(
     ("first_does", "second_does", "interruptions_max"),

@@ -5,8 +5,9 @@
             assert len(offsets(store)) % 2 == 0, crash
 
 Complete, not random: every statement, BEGIN and COMMIT too, is a step, and on both sides of every step there is a
-crash. It is one of a process: from then on nothing that the code does reaches the database, not even a ROLLBACK; its
-connections are cut. For a process that really dies see `tests.tools.killed_children`.
+crash (one where two sides are the same, see `every_crash`). It is one of a process: from then on nothing that the code
+does reaches the database, not even a ROLLBACK; its connections are cut. For a process that really dies see
+`tests.tools.killed_children`.
 
 Steps are seen through SQLAlchemy's engine events, so the code that takes them carries no marks and need not be ours.
 What one thread does is what counts: a thread stands for a process.
@@ -23,9 +24,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar, runtime_checkable
 
-from sqlalchemy import Connection, Engine, event
+from sqlalchemy import Connection, Engine, Pool, event
 
 from tests.tools.living_sessions import sessions_cut
+from txnstore.db.store import CONNECTION_CHECK
 
 _STATEMENT_LENGTH_MAX: Final = 120
 #: Where sessions of PostgreSQL live on after a crash, those of one step in so many are cut all the same, for the server
@@ -68,7 +70,8 @@ AtStep = Callable[[Connection, CrashPoint], None]
 def at_each_step(call: AtStep) -> Iterator[None]:
     """Call `call` before and after each statement that this thread runs on any engine.
 
-    What `call` itself does on a database is not a step. A statement that fails has no side after.
+    What `call` itself does on a database is not a step, nor is what a new connection is asked, which changes nothing:
+    whether there is one depends on who has died before. A statement that fails has no side after.
     """
     thread = threading.get_ident()
     step = 0
@@ -95,7 +98,12 @@ def at_each_step(call: AtStep) -> Iterator[None]:
         if counts():
             arrive(connection, When.AFTER, statement)
 
+    def checked_out(driver: Any, record: Any, _: object) -> None:
+        if counts():
+            record.info.pop(CONNECTION_CHECK, None)
+
     # On the class: engines that are made meanwhile are seen as well.
+    event.listen(Pool, "checkout", checked_out)
     event.listen(Engine, "before_cursor_execute", before)
     event.listen(Engine, "after_cursor_execute", after)
     try:
@@ -103,6 +111,7 @@ def at_each_step(call: AtStep) -> Iterator[None]:
     finally:
         event.remove(Engine, "before_cursor_execute", before)
         event.remove(Engine, "after_cursor_execute", after)
+        event.remove(Pool, "checkout", checked_out)
 
 
 def is_commit(statement: str) -> bool:
@@ -201,22 +210,43 @@ class CrashedTwice(Generic[Subject]):
         self.second.revive()
 
 
-def every_crash(make: Make[Subject], action: Action[Subject]) -> Iterator[Crashed[Subject]]:
+def every_crash(
+    make: Make[Subject], action: Action[Subject], *, statements_are_all: bool = False
+) -> Iterator[Crashed[Subject]]:
     """Yield what a crash of `action` leaves at each side of each of its steps, in order.
 
     `make` returns what the action works on, once for each crash: a store, or whatever holds one. It must be fresh,
     for the last crash has left its traces. A subject that has a method `close` is closed as soon as it is dead. It
     ends once the action comes to its end untouched.
+
+    With `statements_are_all` nobody sees anything of the action but its statements: who dies before one has left what
+    who died after the one before it did, so of these two sides there is one crash. It is the one after; before a
+    statement there is one where it fails, or where the last one failed, or there was none.
     """
+    is_known = False
     for step in itertools.count(1):
-        for when in When:
-            subject = make()
-            crashed = crash_at(step, when, action, subject)
-            _close(subject)
-            if crashed is not None:
-                yield crashed
-            elif when is When.BEFORE:
+        before = None if is_known else _crash_of_new(make, action, step, When.BEFORE)
+        if before is not None:
+            yield before
+        elif not is_known:
+            return
+        after = _crash_of_new(make, action, step, When.AFTER)
+        if after is not None:
+            yield after
+        elif is_known:
+            # It has no such step, or one that fails.
+            before = _crash_of_new(make, action, step, When.BEFORE)
+            if before is None:
                 return
+            yield before
+        is_known = statements_are_all and after is not None
+
+
+def _crash_of_new(make: Make[Subject], action: Action[Subject], step: int, when: When) -> Crashed[Subject] | None:
+    subject = make()
+    crashed = crash_at(step, when, action, subject)
+    _close(subject)
+    return crashed
 
 
 def every_second_crash(
@@ -225,11 +255,13 @@ def every_second_crash(
     recovery: Action[Subject],
     *,
     is_first: Callable[[CrashPoint], bool] | None = None,
+    statements_are_all: bool = False,
 ) -> Iterator[CrashedTwice[Subject]]:
     """Yield what is left by each crash of `recovery` after each crash of `action`: all pairs.
 
     `recovery` gets the same subject, whose engines that the action used are dead; it brings another store along.
     `is_first` picks the first crashes: those just after a COMMIT, say, if it is shown that the others leave no traces.
+    `statements_are_all` of the recovery, see `every_crash`.
     """
     subject = make()
     points = steps_of(action, subject)
@@ -238,6 +270,9 @@ def every_second_crash(
         firsts: list[Crashed[Subject]] = []
 
         def make_crashed(point: CrashPoint = point, firsts: list[Crashed[Subject]] = firsts) -> Subject:
+            if firsts:
+                # A recovery that came to its end was nobody's to revive.
+                firsts[-1].revive()
             subject = make()
             first = crash_at(point.step, point.when, action, subject)
             assert first is not None, f"the action does not crash {point} any more"
@@ -245,7 +280,7 @@ def every_second_crash(
             firsts.append(first)
             return subject
 
-        for second in every_crash(make_crashed, recovery):
+        for second in every_crash(make_crashed, recovery, statements_are_all=statements_are_all):
             yield CrashedTwice(firsts[-1], second)
         firsts[-1].revive()
 

@@ -14,6 +14,12 @@ from typing import Final
 #: Where functions stand that children run.
 _MODULES: Final = (
     "alembic.command",
+    "scripts.bench_growth",
+    "scripts.bench_open",
+    "scripts.comparison.bulk",
+    "scripts.comparison.groups",
+    "scripts.comparison.small",
+    "scripts.comparison.waiting",
     "tests.clients.interrupted",
     "tests.clients.producer.enlist_children",
     "tests.clients.producer.two_phase_recipe",

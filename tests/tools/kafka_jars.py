@@ -212,8 +212,11 @@ def _download_missing(folder: Path, jars: Sequence[Jar], deadline: float) -> Non
     repository = MavenRepository(_repository_url(), deadline)
     # The first alone: where nothing is reached, one is enough to see it.
     _download(repository, missing[0], folder)
+    # One that is not to be had leaves the others alone: what has come stays.
     with ThreadPoolExecutor(_SIDE_BY_SIDE) as pool:
-        list(pool.map(lambda jar: _download(repository, jar, folder), missing[1:]))
+        downloads = [pool.submit(_download, repository, jar, folder) for jar in missing[1:]]
+    for download in downloads:
+        download.result()
 
 
 def _is_there(folder: Path, jar: Jar) -> bool:

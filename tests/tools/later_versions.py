@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from txnstore.cli import databases
-from txnstore.db import migrating, opening
+from txnstore.db import identity, migrating, opening
 from txnstore.db.opening import connect_store
 from txnstore.db.schema import OLDEST_WRITER_VERSION, SCHEMA_VERSION
 
@@ -42,7 +42,8 @@ def become(version: int, folder: Path, set_attribute: Callable[[object, str, obj
             shutil.copy(script, scripts / "versions")
     store_row = {"schema_version": version, "oldest_writer_version": OLDEST_WRITERS[version]}
     set_attribute(migrating, "migrations_folder", lambda: scripts)
-    set_attribute(opening, "SCHEMA_VERSION", version)
+    for module in (opening, identity):
+        set_attribute(module, "SCHEMA_VERSION", version)
     set_attribute(opening, "_INSERT_STORE", opening._INSERT_STORE.values(**store_row))
     set_attribute(databases, "SCHEMA_VERSION", version)
 

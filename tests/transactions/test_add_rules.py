@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -102,6 +103,24 @@ def test_who_may_not_write_is_told_why(
     with pytest.raises(error) as raised:
         add(row, producer, holds_all=holds_all)
     assert type(raised.value) is error
+
+
+@pytest.mark.parametrize(
+    ("now", "asks", "told"),
+    [
+        (5, 4, "it is 7:5 now (by an administrator)"),
+        (5, 6, "it is only 7:5 here: was an older state restored"),
+        # Who has taken over a prepared transaction has any epoch.
+        (40_000, 5, "it is 7:40000 now"),
+        (5, 40_000, "it is 7:5 now"),
+    ],
+)
+def test_a_producer_that_the_store_has_forgotten_is_told_apart_from_one_that_was_replaced(
+    new_row: NewRow, now: int, asks: int, told: str
+) -> None:
+    row = new_row(S.ONGOING, producer_epoch=now, fence_detail="by an administrator")
+    with pytest.raises(ProducerFenced, match=re.escape(told)):
+        add(row, ProducerIdentity(7, asks), holds_all=True)
 
 
 def test_the_reason_of_a_timeout_is_told(new_row: NewRow) -> None:

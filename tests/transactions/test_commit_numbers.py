@@ -49,6 +49,19 @@ def test_a_number_is_above_all_before_it_also_where_nothing_was_written_into_the
     assert numbers == sorted(set(numbers))
 
 
+def test_numbers_of_transactions_and_of_what_is_in_none_are_of_one_row(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench.store, "has_commit_function", False)
+    producer, partition_id = bench.started(), bench.partition_ids[0]
+    for _ in range(3):
+        append_plainly(bench.store, partition_id)
+        producer.commit(appends=[producer.batch(partition_id, b"a")])
+    numbers = [number for number in numbers_in(bench.store, partition_id) if number is not None]
+    assert len(numbers) == 6
+    assert numbers == sorted(set(numbers))
+
+
 def test_aborted_transactions_have_none(shared_store: Store) -> None:
     log = Log(shared_store)
     for name, end in (("A", log.commit), ("B", log.abort), ("C", log.commit)):

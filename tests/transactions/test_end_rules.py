@@ -171,7 +171,9 @@ def test_after_the_producer_id_was_replaced_the_old_one_ends_nothing_that_is_new
     [
         pytest.param(32765, 32766, -1, id="32765"),
         pytest.param(32766, 32767, 8, id="32766"),
-        pytest.param(32767, 32767, 8, id="32767, of a producer that took over a prepared transaction"),
+        pytest.param(32767, 32768, 8, id="32767, of a producer that took over a prepared transaction"),
+        pytest.param(32768, 32769, 8, id="32768, of the next one that took it over"),
+        pytest.param(40_000, 40_001, 8, id="40000, of the last of many"),
     ],
 )
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
@@ -188,6 +190,11 @@ def test_at_the_last_epochs_the_next_producer_id_is_given_out(
         assert (done.identity, done.previous_producer_id) == (ProducerIdentity(8, 0), 7)
     assert (done.next_producer_id, done.begin_epoch, done.last_update_ms) == (-1, -1, NOW_MS + 1)
     assert end(done, ProducerIdentity(7, epoch), commit=commit)[0] is EndAction.ANSWER
+    for zombie in {ProducerIdentity(7, 32765), ProducerIdentity(7, 32766), ProducerIdentity(7, epoch - 1)}:
+        for known in (row, decided, done):
+            if zombie.epoch < epoch:
+                with pytest.raises((ProducerFenced, InvalidProducerIdMapping)):
+                    end(known, zombie, commit=commit)
 
 
 @pytest.mark.parametrize("reason", [FenceReason.TIMEOUT, FenceReason.ADMIN])

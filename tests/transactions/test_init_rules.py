@@ -32,7 +32,9 @@ from txnstore.transactions.protocol import (
     FenceReason,
     TransactionMetadata,
     TransactionState,
+    check_change,
     complete,
+    fence_and_abort,
 )
 
 S = TransactionState
@@ -161,6 +163,15 @@ def test_at_rest_with_an_exhausted_epoch_another_expected_epoch_is_fenced(
 
 
 @pytest.mark.parametrize("state", AT_REST_STATES)
+def test_who_had_the_last_epoch_of_the_producer_id_before_is_fenced_at_the_last_epoch_of_this_one(
+    new_row: NewRow, state: TransactionState
+) -> None:
+    row = new_row(state, producer_epoch=32766, previous_producer_id=6, last_producer_epoch=32765)
+    with pytest.raises(ProducerFenced):
+        init(row, (6, 32766))
+
+
+@pytest.mark.parametrize("state", AT_REST_STATES)
 def test_at_rest_the_epoch_goes_up_and_everything_of_the_last_transaction_is_cleared(
     new_row: NewRow, state: TransactionState
 ) -> None:
@@ -195,6 +206,15 @@ def test_at_rest_the_epoch_before_is_a_repetition_and_is_answered_without_a_bump
 def test_a_repetition_is_known_by_the_producer_id_before_as_well(new_row: NewRow) -> None:
     before = new_row(S.EMPTY, producer_epoch=0, previous_producer_id=6, last_producer_epoch=32766)
     assert init(before, (6, 32766)) == (InitAction.ANSWER, before)
+
+
+@pytest.mark.parametrize("epoch", [5, 32766, 32767, 40_000])
+def test_whom_an_abort_from_outside_has_fenced_gets_no_epoch_for_its_old_one(new_row: NewRow, epoch: int) -> None:
+    """Kafka's rule, at the last epochs as well, where the row tells by its epoch who is to hear of the abort."""
+    before = new_row(S.ONGOING, producer_epoch=epoch)
+    aborted = fence_and_abort(before, FenceReason.ADMIN, "by an administrator", now_ms=NOW_MS, allocate=lambda: 8)
+    with pytest.raises(ProducerFenced):
+        init(complete(aborted, now_ms=NOW_MS), (7, epoch))
 
 
 @pytest.mark.parametrize("state", AT_REST_STATES)
@@ -271,6 +291,36 @@ def test_a_prepared_transaction_is_kept_and_a_fresh_epoch_given_out_to_end_it(ne
     assert action is InitAction.KEEP_ONGOING
     assert row == replace(before, producer_epoch=6, last_producer_epoch=-1, last_update_ms=NOW_MS)
     assert row.begin_identity == ProducerIdentity(7, 5)
+
+
+@pytest.mark.parametrize("epoch", [32764, 32765, 32766, 32767, 32768, 40_000])
+def test_whoever_takes_over_a_prepared_transaction_has_an_epoch_that_nobody_had(new_row: NewRow, epoch: int) -> None:
+    """Epochs of records and markers end at 32767; those who take it over write none."""
+    before = new_row(S.ONGOING, producer_epoch=epoch, begin_epoch=5, timeout_ms=TIMEOUT_NEVER_MS)
+    action, row = two_phase(before, keep_prepared=True)
+    assert (action, row.identity, row.begin_identity) == (
+        InitAction.KEEP_ONGOING,
+        ProducerIdentity(7, epoch + 1),
+        ProducerIdentity(7, 5),
+    )
+    check_change(before, row)
+    with pytest.raises(ProducerFenced):
+        two_phase(row, keep_prepared=True, expected=(7, epoch))
+
+
+def test_what_was_taken_over_at_the_last_epochs_is_aborted_by_a_start_and_the_producer_id_replaced(
+    new_row: NewRow,
+) -> None:
+    before = new_row(S.ONGOING, producer_epoch=32769, begin_epoch=5, timeout_ms=TIMEOUT_NEVER_MS)
+    action, row = two_phase(before)
+    assert (action, row.marker_identity, row.next_producer_id) == (
+        InitAction.ABORT_FIRST,
+        ProducerIdentity(7, 32767),
+        8,
+    )
+    check_change(before, row)
+    started = init_after_abort(before, complete(row, now_ms=NOW_MS), REQUEST)
+    assert (started.identity, started.previous_producer_id) == (ProducerIdentity(8, 0), 7)
 
 
 @pytest.mark.parametrize("state", AT_REST_STATES)

@@ -54,6 +54,28 @@ GOOD = {
     ),
     "PrepareAbort of nothing": (EMPTY, replace(PREPARE_ABORT, begin_epoch=-1, start_ms=1_200)),
     "PrepareCommit at the last epoch": (replace(ONGOING, producer_epoch=EPOCH_MAX - 1), ROTATING),
+    "Ongoing is taken over by more than there are epochs": (
+        replace(ONGOING, producer_epoch=EPOCH_MAX),
+        replace(ONGOING, producer_epoch=EPOCH_MAX + 1),
+    ),
+    "PrepareCommit by the last of those": (
+        replace(ONGOING, producer_epoch=EPOCH_MAX + 1),
+        replace(ROTATING, producer_epoch=EPOCH_MAX + 2, last_producer_epoch=EPOCH_MAX + 1),
+    ),
+    "PrepareAbort from outside, of the last of those": (
+        replace(ONGOING, producer_epoch=EPOCH_MAX),
+        replace(
+            PREPARE_ABORT,
+            producer_epoch=EPOCH_MAX + 1,
+            last_producer_epoch=EPOCH_MAX,
+            next_producer_id=8,
+            fence_reason=FenceReason.ADMIN,
+        ),
+    ),
+    "CompleteCommit of what was taken over by more": (
+        replace(ROTATING, producer_epoch=EPOCH_MAX + 2, last_producer_epoch=EPOCH_MAX + 1),
+        replace(ROTATED, last_producer_epoch=EPOCH_MAX + 1),
+    ),
     "CompleteCommit": (PREPARE_COMMIT, COMPLETE_COMMIT),
     "CompleteAbort": (PREPARE_ABORT, COMPLETE_ABORT),
     "CompleteCommit with a new producer id": (ROTATING, ROTATED),
@@ -65,6 +87,24 @@ BAD = {
     "PrepareEpochFence is never stored": (ONGOING, replace(ONGOING, state=S.PREPARE_EPOCH_FENCE)),
     "a move that the table does not have": (EMPTY, PREPARE_COMMIT),
     "an epoch of more than 16 bits": (EMPTY, replace(EMPTY, producer_epoch=EPOCH_MAX + 1)),
+    "CompleteCommit with an epoch of more than 16 bits": (
+        replace(PREPARE_COMMIT, producer_epoch=EPOCH_MAX + 1),
+        replace(COMPLETE_COMMIT, producer_epoch=EPOCH_MAX + 1),
+    ),
+    "Ongoing that begins with an epoch for which there is no marker": (
+        replace(EMPTY, producer_epoch=EPOCH_MAX),
+        replace(ONGOING, producer_epoch=EPOCH_MAX, begin_epoch=EPOCH_MAX),
+    ),
+    "PrepareAbort from outside that forgets which of several was fenced": (
+        replace(ONGOING, producer_epoch=EPOCH_MAX),
+        replace(
+            PREPARE_ABORT,
+            producer_epoch=EPOCH_MAX + 1,
+            last_producer_epoch=-1,
+            next_producer_id=8,
+            fence_reason=FenceReason.ADMIN,
+        ),
+    ),
     "an epoch below none": (EMPTY, replace(EMPTY, producer_epoch=-2)),
     "Empty with an older epoch": (COMPLETE_COMMIT, replace(EMPTY, producer_epoch=5)),
     "Empty two epochs on": (COMPLETE_COMMIT, replace(EMPTY, producer_epoch=8)),
@@ -144,6 +184,21 @@ REPETITIONS = {
     "the one whom it has fenced": Repetition(
         {"previous_producer_id": 6, "producer_epoch": 0, "last_producer_epoch": 32767}, (6, 32766), False
     ),
+    "the last of many who took over": Repetition(
+        {"previous_producer_id": 6, "producer_epoch": 0, "last_producer_epoch": 40_000}, (6, 40_000), True
+    ),
+    "the one before the last of many": Repetition(
+        {"previous_producer_id": 6, "producer_epoch": 0, "last_producer_epoch": 40_000}, (6, 39_999), False
+    ),
+    "the last of many, while it is decided": Repetition(
+        {"state": S.PREPARE_COMMIT, "producer_epoch": 40_001, "last_producer_epoch": 40_000}, (7, 40_000), True
+    ),
+    "the one before the last of many, while it is decided": Repetition(
+        {"state": S.PREPARE_COMMIT, "producer_epoch": 40_001, "last_producer_epoch": 40_000}, (7, 39_999), False
+    ),
+    "the first of two who had the last epochs, while it is decided": Repetition(
+        {"state": S.PREPARE_COMMIT, "producer_epoch": 32768, "last_producer_epoch": 32767}, (7, 32766), False
+    ),
     "the producer id before, not exhausted": Repetition(
         {"previous_producer_id": 6, "producer_epoch": 0}, (6, 32765), False
     ),
@@ -160,7 +215,15 @@ def test_a_request_is_a_repetition_if_it_has_the_identity_before_the_last_end(ca
     assert row.is_repetition(ProducerIdentity(*case.requested)) is case.is_repetition
 
 
-@pytest.mark.parametrize("epoch", [0, 32765, 32766, 32767])
+@pytest.mark.parametrize(
+    ("epoch", "of_markers"), [(6, 6), (32766, 32766), (32767, 32767), (32768, 32767), (2**31 - 1, 32767)]
+)
+def test_markers_have_the_epoch_that_the_decision_has_raised_as_far_as_16_bits_go(epoch: int, of_markers: int) -> None:
+    decided = replace(PREPARE_COMMIT, producer_epoch=epoch)
+    assert (decided.identity, decided.marker_identity) == (ProducerIdentity(7, epoch), ProducerIdentity(7, of_markers))
+
+
+@pytest.mark.parametrize("epoch", [0, 32765, 32766, 32767, 40_000])
 def test_epochs_are_exhausted_from_32766_on(epoch: int) -> None:
     assert replace(EMPTY, producer_epoch=epoch).epoch_exhausted is (epoch >= 32766)
 

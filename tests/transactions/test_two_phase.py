@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from txnstore.errors import (
@@ -12,6 +14,7 @@ from txnstore.errors import (
     TransactionalIdAuthorizationFailed,
 )
 from txnstore.model import ControlType, ProducerIdentity
+from txnstore.transactions.outcome import Outcome, read_outcome, resolve_outcome
 from txnstore.transactions.protocol import TIMEOUT_NEVER_MS, TransactionState
 from txnstore.transactions.recovery import abort_by_administrator
 from txnstore.transactions.tokens import PreparedTxnState
@@ -20,6 +23,8 @@ from txnstore.transactions.transaction import abort_if_timed_out
 S = TransactionState
 TWO_PHASE = {"enable_two_phase_commit": True}
 KEEP = {"enable_two_phase_commit": True, "keep_prepared": True}
+ENDS = pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
+TIMES = pytest.mark.parametrize("times", [1, 2, 3], ids=["one takes over", "two take over", "three take over"])
 WAYS = pytest.mark.parametrize("writes_elsewhere", [False, True], ids=["in one database", "over several databases"])
 
 
@@ -60,7 +65,7 @@ def test_its_transactions_have_no_deadline_and_the_reaper_leaves_them(open_bench
     assert open_bench.read(open_bench.partition_ids[0]) == [b"a"]
 
 
-@pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
+@ENDS
 def test_a_new_process_ends_what_the_old_one_prepared(open_bench, commit: bool) -> None:
     zombie, remembered = prepared(open_bench)
     new = zombie.twin()
@@ -183,7 +188,7 @@ def test_an_expected_producer_that_was_replaced_does_not_take_over_what_was_prep
     assert new.start(expected=new.identity, **KEEP).identity.epoch == 2
 
 
-@pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
+@ENDS
 def test_at_the_last_epoch_a_prepared_transaction_can_still_be_taken_over_and_ended(open_bench, commit: bool) -> None:
     producer = open_bench.started(**TWO_PHASE)
     open_bench.set_row(producer.transactional_id, producer_epoch=32766)
@@ -201,62 +206,193 @@ def test_at_the_last_epoch_a_prepared_transaction_can_still_be_taken_over_and_en
     assert open_bench.read(open_bench.partition_ids[0]) == ([b"a"] if commit else [])
 
 
-def taken_over_at_the_last_epoch(bench, *, writes_elsewhere: bool):
-    """Return who had prepared a transaction at epoch 32766, and who has taken it over."""
-    zombie = bench.started(writes_elsewhere=writes_elsewhere, **TWO_PHASE)
-    bench.set_row(zombie.transactional_id, producer_epoch=32766)
-    zombie.become(ProducerIdentity(zombie.identity.producer_id, 32766))
-    zombie.send(bench.partition_ids[0], b"a")
-    new = zombie.twin()
-    new.start(**KEEP)
-    return zombie, new
+def prepared_at_the_last_epoch(bench, *, writes_elsewhere: bool):
+    """Return who has prepared a transaction at epoch 32766."""
+    producer = bench.started(writes_elsewhere=writes_elsewhere, **TWO_PHASE)
+    bench.set_row(producer.transactional_id, producer_epoch=32766)
+    producer.become(ProducerIdentity(producer.identity.producer_id, 32766))
+    producer.send(bench.partition_ids[0], b"a")
+    producer.send_offsets(bench.prefix, {bench.partition_ids[1]: 4})
+    return producer
 
 
-def refuse_all(bench, zombie) -> None:
-    for late in (zombie.commit, zombie.abort, lambda: zombie.send(bench.partition_ids[1], b"late")):
+def taken_over_at_the_last_epoch(bench, *, writes_elsewhere: bool, times: int = 1):
+    """Return those who were replaced over a transaction that was prepared at epoch 32766, and who has it."""
+    processes = [prepared_at_the_last_epoch(bench, writes_elsewhere=writes_elsewhere)]
+    for _ in range(times):
+        processes.append(processes[-1].twin())
+        assert processes[-1].start(**KEEP).ongoing == processes[0].identity
+    *zombies, new = processes
+    return zombies, new
+
+
+def refuse(*requests) -> None:
+    for request in requests:
         with pytest.raises((ProducerFenced, InvalidProducerIdMapping)):
-            late()
+            request()
+
+
+def refuse_all(bench, zombies) -> None:
+    """See that these can do nothing, though an answer may have been lost."""
+    for zombie in zombies:
+        refuse(
+            zombie.commit,
+            zombie.abort,
+            partial(zombie.commit, appends=[zombie.batch(bench.partition_ids[0], b"late")], is_repeated=True),
+            partial(zombie.send, bench.partition_ids[1], b"late"),
+            partial(zombie.send_offsets, bench.prefix, {bench.partition_ids[1]: 9}),
+            partial(zombie.start, expected=zombie.identity, **KEEP),
+            partial(zombie.start, expected=zombie.identity),
+        )
 
 
 @WAYS
-@pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
-def test_at_the_last_epoch_who_was_replaced_is_never_told_of_the_next_producer_id(
-    open_bench, writes_elsewhere: bool, commit: bool
+@TIMES
+@ENDS
+def test_at_the_last_epochs_each_who_takes_over_fences_all_before(
+    open_bench, writes_elsewhere: bool, times: int, commit: bool
 ) -> None:
-    """Both would write as the same producer: records of one would be taken for repetitions of the other one's."""
-    zombie, new = taken_over_at_the_last_epoch(open_bench, writes_elsewhere=writes_elsewhere)
+    """Two would write as the same producer: records of one would be taken for repetitions of the other one's."""
+    zombies, new = taken_over_at_the_last_epoch(open_bench, writes_elsewhere=writes_elsewhere, times=times)
+    identities = {process.identity for process in (*zombies, new)}
+    assert len(identities) == times + 1
+    refuse_all(open_bench, zombies)
     if writes_elsewhere:
         new.decide(commit=commit)
-        refuse_all(open_bench, zombie.twin())
-    new.end(commit=commit)
-    refuse_all(open_bench, zombie)
+        refuse_all(open_bench, zombies)
+    again = new.twin()
+    ended = new.end(commit=commit)
+    # Its answer was lost: it asks again, and is answered as long as nobody else begins.
+    for _ in range(2):
+        assert again.twin().end(commit=commit).identity == ended.identity
+    assert ended.identity.epoch == 0
+    assert {ended.identity.producer_id}.isdisjoint(identity.producer_id for identity in identities)
+    refuse_all(open_bench, zombies)
     new.send(open_bench.partition_ids[0], b"next")
+    refuse_all(open_bench, zombies)
+    refuse(again.commit, again.abort, partial(again.start, expected=again.identity))
     new.commit()
+    refuse_all(open_bench, zombies)
+    refuse(again.commit, again.abort)
     assert open_bench.read(open_bench.partition_ids[0]) == ([b"a", b"next"] if commit else [b"next"])
+    assert committed_offsets(open_bench) == ({open_bench.partition_ids[1]: 4} if commit else {})
+    kind = ControlType.COMMIT if commit else ControlType.ABORT
+    assert open_bench.markers(open_bench.partition_ids[0]) == [(1, kind, 32767), (3, ControlType.COMMIT, 1)]
 
 
-@pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
-def test_the_end_of_what_was_taken_over_at_the_last_epoch_can_be_repeated_while_it_is_not_complete(
-    open_bench, commit: bool
+@TIMES
+@ENDS
+def test_the_end_of_what_was_taken_over_at_the_last_epochs_can_be_repeated_while_it_is_not_complete(
+    open_bench, times: int, commit: bool
 ) -> None:
-    _, new = taken_over_at_the_last_epoch(open_bench, writes_elsewhere=True)
+    _, new = taken_over_at_the_last_epoch(open_bench, writes_elsewhere=True, times=times)
     new.decide(commit=commit)
     next_id = open_bench.row(new.transactional_id).next_producer_id
     assert new.end(commit=commit).identity == ProducerIdentity(next_id, 0)
     assert open_bench.read(open_bench.partition_ids[0]) == ([b"a"] if commit else [])
 
 
+@ENDS
+def test_what_was_decided_of_it_is_completed_by_whoever_comes_next(open_bench, commit: bool) -> None:
+    zombies, dead = taken_over_at_the_last_epoch(open_bench, writes_elsewhere=True, times=3)
+    dead.decide(commit=commit)
+    next_id = open_bench.row(dead.transactional_id).next_producer_id
+    new = dead.twin()
+    assert new.start(**KEEP).ongoing is None
+    assert new.identity == ProducerIdentity(next_id, 1)
+    refuse_all(open_bench, [*zombies, dead] if not commit else zombies)
+    if commit:
+        # It stands, and is the last thing that it is told.
+        dead.twin().commit(is_repeated=True)
+        refuse(dead.commit)
+    assert open_bench.read(open_bench.partition_ids[0]) == ([b"a"] if commit else [])
+
+
 @WAYS
-def test_of_an_abort_by_an_administrator_at_the_last_epoch_hears_who_had_taken_over(
-    open_bench, writes_elsewhere: bool
+@TIMES
+def test_of_an_abort_by_an_administrator_at_the_last_epochs_hears_who_had_taken_over_last(
+    open_bench, writes_elsewhere: bool, times: int
 ) -> None:
-    zombie, new = taken_over_at_the_last_epoch(open_bench, writes_elsewhere=writes_elsewhere)
+    zombies, new = taken_over_at_the_last_epoch(open_bench, writes_elsewhere=writes_elsewhere, times=times)
     cluster = new.coordinator.cluster
     assert abort_by_administrator(open_bench.store, new.transactional_id, cluster=cluster)
-    refuse_all(open_bench, zombie)
+    refuse_all(open_bench, zombies)
     with pytest.raises(TransactionAbortable, match="by an administrator"):
         new.twin().commit()
     new.abort()
+    refuse_all(open_bench, zombies)
     new.send(open_bench.partition_ids[0], b"next")
     new.commit()
     assert open_bench.read(open_bench.partition_ids[0]) == [b"next"]
+
+
+@WAYS
+def test_a_start_that_keeps_nothing_aborts_what_was_taken_over_at_the_last_epochs(
+    open_bench, writes_elsewhere: bool
+) -> None:
+    zombies, last = taken_over_at_the_last_epoch(open_bench, writes_elsewhere=writes_elsewhere, times=2)
+    new = last.twin()
+    assert new.start(**TWO_PHASE).ongoing is None
+    refuse_all(open_bench, [*zombies, last])
+    new.commit(appends=[new.batch(open_bench.partition_ids[0], b"next")])
+    assert open_bench.read(open_bench.partition_ids[0]) == [b"next"]
+    assert committed_offsets(open_bench) == {}
+
+
+def test_at_the_last_epochs_an_expected_start_over_it_can_be_repeated(open_bench) -> None:
+    zombies, last = taken_over_at_the_last_epoch(open_bench, writes_elsewhere=False, times=2)
+    new = last.twin()
+    new.start(expected=last.identity, **TWO_PHASE)
+    assert last.twin().start(expected=last.identity, **TWO_PHASE).identity == new.identity
+    refuse_all(open_bench, zombies)
+
+
+@pytest.mark.parametrize("commits_whole", [True, False], ids=["the short way", "the general way"])
+def test_whoever_took_over_at_the_last_epochs_adds_nothing_and_goes_on_afterwards(
+    open_bench, monkeypatch, commits_whole: bool
+) -> None:
+    monkeypatch.setattr(open_bench.store, "commits_whole", commits_whole)
+    zombies, new = taken_over_at_the_last_epoch(open_bench, writes_elsewhere=False, times=2)
+    for process in (*zombies, new):
+        with pytest.raises((ProducerFenced, InvalidTransactionState)):
+            process.twin().commit(appends=[process.twin().batch(open_bench.partition_ids[0], b"more")])
+    new.commit()
+    for value in (b"b", b"c"):
+        for zombie in zombies:
+            refuse(partial(zombie.commit, appends=[zombie.twin().batch(open_bench.partition_ids[0], b"more")]))
+        new.commit(appends=[new.batch(open_bench.partition_ids[0], value)])
+    assert open_bench.read(open_bench.partition_ids[0]) == [b"a", b"b", b"c"]
+
+
+def test_many_more_take_it_over_than_there_are_epochs(open_bench) -> None:
+    """A process that dies at each start takes it over each time."""
+    zombies, new = taken_over_at_the_last_epoch(open_bench, writes_elsewhere=False, times=2)
+    open_bench.set_row(new.transactional_id, producer_epoch=99_999)
+    new.start(**KEEP)
+    assert new.identity.epoch == 100_000
+    refuse_all(open_bench, zombies)
+    new.commit()
+    assert open_bench.read(open_bench.partition_ids[0]) == [b"a"]
+
+
+@ENDS
+def test_the_outcome_of_what_was_taken_over_at_the_last_epochs_is_known_by_its_name(open_bench, commit: bool) -> None:
+    zombies, new = taken_over_at_the_last_epoch(open_bench, writes_elsewhere=False, times=2)
+    name = zombies[0].identity
+
+    def is_told(outcome: Outcome) -> bool:
+        return open_bench.store.read(lambda connection: read_outcome(connection, name)) is outcome
+
+    assert is_told(Outcome.OPEN)
+    new.end(commit=commit)
+    assert is_told(Outcome.COMMITTED if commit else Outcome.ABORTED)
+
+
+@pytest.mark.parametrize("asks", range(3), ids=["who prepared it", "who was replaced", "who has it"])
+def test_the_question_that_fences_ends_what_was_taken_over_at_the_last_epochs(open_bench, asks: int) -> None:
+    zombies, new = taken_over_at_the_last_epoch(open_bench, writes_elsewhere=False, times=2)
+    identity = [*zombies, new][asks].identity
+    answers = {resolve_outcome(open_bench.store, new.transactional_id, identity) for _ in range(2)}
+    assert answers == {Outcome.ABORTED}
+    refuse_all(open_bench, zombies)
+    refuse(new.commit)

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import select
 
@@ -89,7 +88,7 @@ GROUP_STEPS = st.one_of(st.tuples(st.just("group"), PRODUCERS, GROUPS), STEPS)
 
 @pytest.mark.slow_on_postgresql
 @pytest.mark.campaign
-@settings(max_examples=times(20), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=times(20))
 @given(steps=st.lists(GROUP_STEPS, min_size=1, max_size=10))
 def test_a_group_answers_the_same_and_writes_the_same_rows(worlds: Worlds, steps: list[tuple[Any, ...]]) -> None:
     pair = worlds.new_pair()
@@ -159,14 +158,6 @@ def test_the_last_epochs_are_passed(worlds: Worlds, before: int) -> None:
 # --- crashes, and others at the same time --------------------------------------------------------------------------
 
 
-@dataclass
-class Dying(World):
-    """A world whose store is closed when its process is dead."""
-
-    def close(self) -> None:
-        self.store.close()
-
-
 @pytest.fixture(params=["function on postgresql", "statements on postgresql", "statements on sqlite"])
 def open_anew(request, tmp_path, txnstore_open):
     """Open further stores on one database, which commit groups in one way."""
@@ -182,10 +173,10 @@ def open_anew(request, tmp_path, txnstore_open):
     return opened
 
 
-def new_world(store: Store, make: type[World] = World) -> World:
+def new_world(store: Store) -> World:
     name = f"topic-{next(_numbers)}"
     topic = store.write(lambda connection: create_topic(connection, name, partition_count=3))
-    world = make(store, [f"{name}-0", f"{name}-1"], topic)
+    world = World(store, [f"{name}-0", f"{name}-1"], topic)
     for producer in world.names:
         world.start(producer)
     return world
@@ -210,8 +201,9 @@ def test_a_crash_at_any_step_leaves_all_or_none_and_each_can_be_asked_for_again(
         return world.coordinator.commit_several(name, commits_of(world, name, RECORDS))
 
     left = set()
-    observer = open_anew()
-    for crash in every_crash(lambda: new_world(open_anew(), Dying), act):
+    observer, victims = open_anew(), open_anew(pool_size=1)
+    for crash in every_crash(lambda: new_world(victims), act, statements_are_all=True):
+        crash.revive()
         with noting(crash):
             world, name = crash.subject, crash.subject.names[0]
             left.add(ends_in(observer, world))

@@ -16,7 +16,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import make_url
 
@@ -169,7 +169,7 @@ def rows_of(application: Application, world: World) -> list[str]:
 
 @pytest.mark.slow_on_postgresql
 @pytest.mark.campaign
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=EXAMPLES)
 @given(steps=st.lists(STEPS, min_size=1, max_size=12))
 def test_both_ways_answer_the_same_and_write_the_same_rows(
     worlds: WorldsWithRows, steps: list[tuple[Any, ...]]

@@ -17,7 +17,7 @@ from txnstore.db.schema import outbox
 from txnstore.log.topics import create_topic
 from txnstore.maintenance.duties import DUTIES
 from txnstore.maintenance.turns import do_unleased
-from txnstore.verification.verify import Watch, verify
+from txnstore.verification.verify import WatchState, verify
 
 #: Looks at the least, by somebody who watches; every fourth time somebody else looks at everything.
 LOOKS = times(16)
@@ -123,7 +123,7 @@ def test_beside_clients_at_work_nothing_is_wrong(txnstore_url):
         store = cluster.controller
         store.write(lambda connection: create_topic(connection, "orders", partition_count=2, config=ORDERS))
         store.write(lambda connection: create_topic(connection, "states", config=STATES))
-        clients, watch = AtWork(txnstore_url, seed), Watch()
+        clients, watch = AtWork(txnstore_url, seed), WatchState()
         for thread in clients.threads:
             thread.start()
         try:

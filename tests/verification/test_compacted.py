@@ -12,6 +12,7 @@ from txnstore.db.schema import finished_transactions, partition_storage, produce
 from txnstore.db.sqlite import seen_keys
 from txnstore.log.append import Append, append
 from txnstore.log.bounds import read_bounds
+from txnstore.log.deleting import advance_log_start
 from txnstore.model import ProducerIdentity
 from txnstore.testing.invariants import Invariant, partition_violations
 
@@ -210,6 +211,30 @@ def test_a_compacted_partition_is_found_sound(log):
     log.put((b"z", b"2"))
     log.run()
     assert log.found(lambda *_: None) == {}
+
+
+def test_what_waits_to_be_deleted_below_the_log_start_is_no_damage(log):
+    log.configure(cleanup_policy="compact,delete")
+    # No pass has read these keys, and an open transaction is in front of the last stable offset.
+    log.put((b"twice", b"1"), (b"twice", b"2"))
+    transaction = log.begin()
+    transaction.put((b"a", b"3"))
+    log.store.write(lambda c: advance_log_start(c, log.partition, log.end_on(c)))
+    assert log.found(lambda *_: None) == {}
+    transaction.end(commit=False)
+    log.put((b"new", b"1"))
+    log.run()
+    (storage,) = log.rows(partition_storage)
+    assert storage.first_stored_offset == 0
+    assert storage.compacted_offset == log.end
+    assert log.found(lambda *_: None) == {}
+
+
+def test_a_batch_in_which_the_log_starts_is_looked_at(log):
+    log.configure(cleanup_policy="compact,delete")
+    first = log.put((b"twice", b"1"), (b"twice", b"2"))
+    log.store.write(lambda c: advance_log_start(c, log.partition, first + 1))
+    assert (_I.ONE_OF_EACH_KEY, first + 1) in log.found(say_compacted)
 
 
 @pytest.mark.parametrize("name", DAMAGES)

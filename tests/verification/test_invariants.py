@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+from uuid import UUID
 
 import pytest
 from sqlalchemy import ColumnElement, Connection, Table, and_, delete, func, insert, not_, select, true, update
@@ -17,16 +18,21 @@ from txnstore.db.schema import (
     group_offsets,
     partition_heads,
     partition_storage,
+    partitions,
     pending_group_offsets,
     pending_markers,
     producer_states,
     record_batches,
+    store_configs,
     stores,
+    topic_configs,
+    topics,
     transaction_groups,
     transaction_log,
     transaction_partitions,
     transactions,
 )
+from txnstore.db.statements import HotStatement
 from txnstore.db.store import Store
 from txnstore.groups.offsets import commit_offsets, journal_text
 from txnstore.log.append import append
@@ -38,7 +44,8 @@ from txnstore.testing.manual_clock import ManualClock
 from txnstore.testing.postgres_server import PostgresServer
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.protocol import TransactionState
-from txnstore.verification import visibility
+from txnstore.verification import partitions as partition_rules
+from txnstore.verification import reading, visibility
 
 
 @dataclass(frozen=True)
@@ -218,6 +225,38 @@ DAMAGES: dict[str, tuple[Invariant, Damage]] = {
             lambda busy: producer_states.c.producer_id == busy.plain.producer.producer_id,
             recent_batches="[]",
         ),
+    ),
+    "what is known of a producer cannot be read": (
+        _I.PRODUCERS_KNOWN,
+        change(producer_states, in_partition(producer_states, "plain"), recent_batches="[1,2"),
+    ),
+    "what is known of a producer is cut off": (
+        _I.PRODUCERS_KNOWN,
+        change(producer_states, in_partition(producer_states, "plain"), recent_batches="[1,2]"),
+    ),
+    "a topic lacks its last partition": (_I.TOPICS_COMPLETE, remove(partitions, in_partition(partitions, "over"))),
+    "a topic lacks a partition between others": (
+        _I.TOPICS_COMPLETE,
+        change(partitions, in_partition(partitions, "over"), partition_number=1_000),
+    ),
+    "a topic is gone": (_I.TOPICS_COMPLETE, remove(topics, lambda busy: true())),
+    "a topic has no partition": (
+        _I.TOPICS_COMPLETE,
+        lambda connection, busy: connection.execute(
+            insert(topics).values(name="empty", topic_uuid=str(UUID(int=0)), created_ms=0)
+        ),
+    ),
+    "a topic has a setting with a value that it does not take": (
+        _I.SETTINGS_UNDERSTOOD,
+        lambda connection, busy: connection.execute(
+            insert(topic_configs).values(
+                topic_id=select(func.min(topics.c.topic_id)).scalar_subquery(), name="retention.bytes", value="much"
+            )
+        ),
+    ),
+    "the store has a setting that nobody knows": (
+        _I.SETTINGS_UNDERSTOOD,
+        lambda connection, busy: connection.execute(insert(store_configs).values(name="speed", value="high")),
     ),
     "an open transaction is forgotten": (
         _I.PRODUCERS_KNOWN,
@@ -489,6 +528,40 @@ def test_a_reader_that_gets_aborted_records_is_noticed(busy: Busy, monkeypatch: 
     monkeypatch.setattr(visibility, "fetch", dirty)
     found = find_violations(busy.store)
     assert {violation.invariant for violation in found} == {Invariant.COMMITTED_VISIBLE}
+
+
+@pytest.fixture
+def pages_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name, statement in (
+        (reading, "PAGE_BATCHES_MAX", "_SIZES"),
+        (visibility, "PAGE_ROWS", "_BACKWARDS"),
+    ):
+        monkeypatch.setattr(module, name, 1)
+        monkeypatch.setattr(module, statement, HotStatement(getattr(module, statement).statement.limit(1)))
+    monkeypatch.setattr(partition_rules, "PAGE_ROWS", 1)
+
+
+@pytest.mark.usefixtures("pages_of_one")
+def test_what_stands_on_a_later_page_is_read_too(busy: Busy, monkeypatch: pytest.MonkeyPatch):
+    assert find_violations(busy.store) == []
+    found: list[Invariant] = []
+
+    def work(connection: Connection) -> None:
+        invariant, damage = DAMAGES["a producer's sequence is forgotten"]
+        damage(connection, busy)
+        found.extend(each.invariant for each in violations_on(connection))
+        assert invariant in found
+        raise Undone
+
+    with pytest.raises(Undone):
+        busy.store.write(work)
+    monkeypatch.setattr(visibility, "fetch", partial(fetch, isolation=IsolationLevel.READ_UNCOMMITTED))
+    assert {each.invariant for each in find_violations(busy.store)} == {Invariant.COMMITTED_VISIBLE}
+
+
+def test_pages_end_where_they_are_full_of_bytes(busy: Busy, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(reading, "PAGE_BYTES_MAX", 1)
+    assert find_violations(busy.store) == []
 
 
 def test_a_failed_check_says_what_is_broken_and_where(busy: Busy):

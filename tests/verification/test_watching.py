@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import delete, event, insert, update
 
 from txnstore.db.cluster.cluster import open_cluster
-from txnstore.db.schema import outbox, partition_heads, producer_states, record_batches
+from txnstore.db.schema import outbox, outbox_sequencers, partition_heads, producer_states, record_batches
 from txnstore.log.append import Append, append
 from txnstore.log.codec import decode, encode
 from txnstore.log.compaction import compact_partitions
@@ -22,7 +22,7 @@ from txnstore.verification import outbox as outbox_module
 from txnstore.verification import partitions as partitions_module
 from txnstore.verification import verify as verify_module
 from txnstore.verification.invariants import Invariant
-from txnstore.verification.verify import Watch, verify
+from txnstore.verification.verify import WatchState, verify
 
 _numbers = itertools.count(1)
 
@@ -31,7 +31,7 @@ class Watched:
     """A store with a partition, and somebody who looks at it again and again."""
 
     def __init__(self, cluster):
-        self.cluster, self.store, self.watch = cluster, cluster.controller, Watch()
+        self.cluster, self.store, self.watch = cluster, cluster.controller, WatchState()
         self.coordinator = TransactionCoordinator(self.store)
         (self.partition,) = self.store.write(lambda c: create_topic(c, "orders")).partition_ids
         self.plain = self.coordinator.init_producer_id(None).identity
@@ -242,4 +242,11 @@ def test_rows_of_the_outbox_that_are_refused_or_wait_for_long_are_told(watched, 
     assert watched.look(watch=None) == []
     watched.change(delete(outbox))
     watched.change(insert(outbox).values(topic="orders"))
+    assert watched.look() == []
+
+
+def test_an_outbox_that_nobody_can_move_is_told(watched):
+    watched.change(delete(outbox_sequencers))
+    assert watched.look() == [Invariant.OUTBOX_MOVES]
+    watched.change(insert(outbox_sequencers).values(singleton=1, sequenced_count=0))
     assert watched.look() == []

@@ -72,7 +72,7 @@ def export(
     its name once all of it is on disk. Spark, pandas and DuckDB read it; `txnstore load` brings it back.
     """
     archiving = _archiving()
-    selection = archiving.Selection(
+    selection = archiving.RecordSelection(
         partitions or (), from_offset, until_offset, since_ms=_time(since), before_ms=_time(before)
     )
     if compression not in _COMPRESSIONS:

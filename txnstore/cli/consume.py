@@ -79,7 +79,7 @@ class ReadingStart:
 
 
 @dataclass(frozen=True, slots=True)
-class Positions:
+class ReadingBounds:
     """The bounds of a reading when it began, by partition number."""
 
     topic: str
@@ -106,7 +106,7 @@ def read_positions(  # noqa: PLR0917 - where, and what
     numbers: Sequence[int] | None,
     start: ReadingStart,
     isolation: IsolationLevel,
-) -> Positions:
+) -> ReadingBounds:
     """Return where a reading of these partitions, or of all, begins and ends.
 
     Raises:
@@ -126,7 +126,7 @@ def read_positions(  # noqa: PLR0917 - where, and what
 
     found_at = read(list(names), look)
     of = {number: found_at[partition_id][0] for number, partition_id in ids.items()}
-    return Positions(
+    return ReadingBounds(
         topic,
         {number: found_at[partition_id][1] for number, partition_id in ids.items()},
         {number: of[number].end(isolation) for number in ids},
@@ -255,7 +255,7 @@ def consume(
     with opened(url, schema) as cluster:
         where = start or ReadingStart(StartKind.END if follow else StartKind.BEGINNING)
 
-        def look(connection: Connection) -> Positions:
+        def look(connection: Connection) -> ReadingBounds:
             read = reads_at_leaders(cluster, cluster.controller, connection)
             return read_positions(read, connection, topic, partition, where, level)
 
@@ -277,7 +277,7 @@ def consume(
         "enable.partition.eof": True,
         "isolation.level": isolation.value,
     }
-    reading = _Reading(topic, positions, print_record, follow=follow, count=count, commits=group is not None)
+    reading = _ConsumeRun(topic, positions, print_record, follow=follow, count=count, commits=group is not None)
     consumer = _consumer(settings)
     try:
         if group is None:
@@ -300,11 +300,18 @@ def _end_overdue(cluster: Cluster) -> None:
                 pass
 
 
-class _Reading:
+class _ConsumeRun:
     """One run: prints records until there is nothing left to print."""
 
     def __init__(
-        self, topic: str, positions: Positions, print_record: Print, *, follow: bool, count: int | None, commits: bool
+        self,
+        topic: str,
+        positions: ReadingBounds,
+        print_record: Print,
+        *,
+        follow: bool,
+        count: int | None,
+        commits: bool,
     ) -> None:
         self.count = 0
         self._topic = topic

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Annotated, Final
 
 import typer
 
 from txnstore.cli.options import Json, Schema, examples, patient_limits
-from txnstore.cli.output import Column, say, show_json, show_rows
+from txnstore.cli.output import Column, CommandFailed, exit_code, hint, say, show_json, show_rows
 from txnstore.cli.progress import progress_bar
+from txnstore.db.closing import MoveState, read_move
 from txnstore.db.cluster.membership import split_urls
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.opening import open_store
 from txnstore.db.store import Store
+from txnstore.errors import TxnStoreError
 from txnstore.moving.move import Moved, cancel, move, name_of
 
 EXAMPLES: Final = examples(
@@ -69,13 +72,37 @@ def copy(
     with ExitStack() as stack:
         source = stack.enter_context(_opened(from_url, schema))
         target = stack.enter_context(_opened(to_url, to_schema or schema, create=True))
-        with progress_bar("looking") as bar:
+        with _told_if_closed(source), progress_bar("looking") as bar:
             moved = move(source, target, told=bar.show_step, even_if_damaged=even_if_damaged)
         _show(moved, source, target, as_json=as_json)
 
 
 def _opened(url: str, schema: str, *, create: bool = False) -> Store:
     return open_store(url, schema=schema, limits=patient_limits(), create=create, moving=True)
+
+
+@contextmanager
+def _told_if_closed(source: Store) -> Iterator[None]:
+    """Say of what stops the copy that FROM is closed meanwhile, and what to do: the error itself knows of neither."""
+    try:
+        yield
+    except (KeyboardInterrupt, TxnStoreError) as error:
+        try:
+            found = source.read(read_move)
+        except TxnStoreError:
+            state = "perhaps closed"
+        else:
+            if found is None or found.state is not MoveState.CLOSED:
+                raise
+            state = "closed"
+        told = (
+            f"{source.url} is {state} now, and not copied to the end; the same call goes on, and"
+            f" `txnstore copy --cancel {source.url}` opens it again"
+        )
+        if isinstance(error, KeyboardInterrupt):
+            hint(told)
+            raise
+        raise CommandFailed(f"{error}; {told}", code=exit_code(error)) from None
 
 
 def _show(moved: Moved, source: Store, target: Store, *, as_json: bool) -> None:

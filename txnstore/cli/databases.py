@@ -13,6 +13,7 @@ from txnstore.cli.options import (
     Url,
     UrlArgument,
     UrlBesideArgument,
+    about,
     examples,
     one_url,
     opened,
@@ -77,7 +78,8 @@ def migrate(
     if from_version:
         raise typer.BadParameter("this needs --sql: otherwise the database itself is asked", param_hint="--from")
     for each in urls:
-        _migrate(each, schema)
+        with about(each, urls):
+            _migrate(each, schema)
 
 
 def adopt(

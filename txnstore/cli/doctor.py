@@ -78,7 +78,7 @@ def _show(examination: Examination) -> None:
     ]
     if count := examination.count(Grade.UNKNOWN):
         counts.append(_count(count, "check could not look", "checks could not look"))
-    where = "a store" if examination.has_store else "no store yet"
+    where = {True: "a store", False: "no store yet", None: "a store or none"}[examination.has_store]
     hint(f"{examination.url}, {where}: {', '.join(counts)}")
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -108,6 +109,24 @@ def patient_limits() -> Limits:
         transaction_timeout_ms=_WHOLE_TABLES_MS,
         retry_timeout_ms=_RETRY_TIMEOUT_MS,
     )
+
+
+@contextmanager
+def about(url: str, urls: Sequence[str]) -> Iterator[None]:
+    """Let an error that comes while `url` is looked after say so, if it is one of several.
+
+    Raises:
+        TxnStoreError: what came, with the address in front.
+    """
+    from txnstore.db.url import parse_url
+    from txnstore.errors import TxnStoreError
+
+    try:
+        yield
+    except TxnStoreError as error:
+        if len(urls) == 1 or str(address := parse_url(url)) in str(error):
+            raise
+        raise type(error)(f"{address}: {error}") from error
 
 
 def opened(url: str | None, schema: str, *, limits: Limits | None = None) -> Cluster:

@@ -16,7 +16,7 @@ from typing import Annotated, Final, NamedTuple
 import typer
 
 from txnstore.cli.options import ProgramUrl, examples
-from txnstore.cli.output import CommandFailed, exit_code, report, say
+from txnstore.cli.output import FAILED, CommandFailed, exit_code, report, say
 from txnstore.clients.model.errors import KafkaException
 from txnstore.errors import TxnStoreError
 
@@ -162,10 +162,27 @@ def _txnstore(
 def run(arguments: Sequence[str] | None) -> None:
     """Run the command and exit; see `txnstore.cli.main`."""
     try:
-        program_with(_named(sys.argv[1:] if arguments is None else arguments))(args=arguments, prog_name="txnstore")
+        try:
+            program_with(_named(sys.argv[1:] if arguments is None else arguments))(args=arguments, prog_name="txnstore")
+        finally:
+            # What a full disk does not take shows here, and not when nobody can tell of it any more.
+            sys.stdout.flush()
     except (CommandFailed, KafkaException, TxnStoreError) as error:
         report(error)
         sys.exit(exit_code(error))
+    except OSError as error:
+        # Commands tell of the files that they were given by themselves: this is the output.
+        _write_no_more()
+        if not isinstance(error, BrokenPipeError):
+            report(CommandFailed(f"the output cannot be written: {error.strerror or error}"))
+        sys.exit(FAILED)
+
+
+def _write_no_more() -> None:
+    """Let what is left of the output go nowhere: the interpreter would fail at it once more as it ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def _named(arguments: Collection[str]) -> frozenset[str]:

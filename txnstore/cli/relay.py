@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -31,6 +33,9 @@ EXAMPLES: Final = examples(
 
 #: A round reads several partitions at once.
 _POOL_SIZE: Final = 10
+#: How long a relay that is to end may wait for Kafka: librdkafka gives up only after a minute.
+STOP_SECONDS = 5.0
+_log = logging.getLogger(__name__)
 
 
 def relay(
@@ -61,7 +66,12 @@ def relay(
         ),
     ] = None,
     start: Annotated[
-        RelayStart, typer.Option("--start", help="Where to begin in a partition that this relay has not read yet.")
+        RelayStart,
+        typer.Option(
+            "--start",
+            help="Where to begin in a topic that this relay has not read yet; topics and partitions that come up while"
+            " it runs are read from their first record.",
+        ),
     ] = RelayStart.EARLIEST,
     on_gap: Annotated[
         OnGap,
@@ -105,11 +115,37 @@ def relay(
                 say(f"{moved_count} rows of the outbox were moved")
             if cluster is not None:
                 copier = ToKafka(store, cluster, options) if to is not None else FromKafka(store, cluster, options)
-                with outbox_beside(store, stop) if outbox and not once else nullcontext():
+                with ends_soon(stop, os._exit), outbox_beside(store, stop) if outbox and not once else nullcontext():
                     count = copier.run(stop)
                 say(f"{count} records were {'shipped' if to is not None else 'copied'}")
     except RelayFailed as error:
         raise CommandFailed(str(error), code=TRY_AGAIN_LATER if error.may_pass else FAILED) from None
+
+
+@contextmanager
+def ends_soon(stop: threading.Event, end_process: Callable[[int], object]) -> Iterator[None]:
+    """End the process if the body goes on for long after `stop` was set, in whatever it is.
+
+    A relay may be killed anywhere: whoever comes next goes on from what was committed.
+    """
+    is_over = threading.Event()
+
+    def watch() -> None:
+        stop.wait()
+        if not is_over.wait(STOP_SECONDS):
+            _log.warning(
+                "neither Kafka nor the store has answered: the relay ends in the middle of its work, and the next one"
+                " goes on from what was committed",
+                extra={"event": "relay_ended_early"},
+            )
+            end_process(TRY_AGAIN_LATER)
+
+    threading.Thread(target=watch, name="txnstore-relay-end", daemon=True).start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        stop.set()
 
 
 def _settings(texts: list[str], file: Path | None) -> dict[str, str]:

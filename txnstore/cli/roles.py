@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
-from txnstore.cli.options import Json, Schema, Url, examples, patient_limits
+from txnstore.cli.options import Json, Schema, Url, about, examples, patient_limits
 from txnstore.cli.output import Column, say, show_rows
 from txnstore.db.cluster.membership import split_urls
 from txnstore.db.names import DEFAULT_SCHEMA
@@ -82,7 +82,7 @@ def grant(
     newer version, grant again.
     """
     named = (topics, group_ids, transactional_ids)
-    bounds = None if not any(named) else grants.Bounds(*(tuple(names or ()) for names in named))
+    bounds = None if not any(named) else grants.RoleScope(*(tuple(names or ()) for names in named))
     done = f"the role {role} is {_article(kind)} {kind}{_within(bounds)}"
     _print_or_apply(url, schema, lambda store: grants.grant(store, kind, role, bounds), done=done, apply=apply)
 
@@ -119,8 +119,9 @@ def _print_or_apply(
 
 def _each(url: str | None, schema: str, work: Callable[[Store], None]) -> None:
     assert url is not None
-    for each in split_urls(url):
-        with open_store(each, schema=schema, limits=patient_limits(), create=False) as store:
+    urls = split_urls(url)
+    for each in urls:
+        with about(each, urls), open_store(each, schema=schema, limits=patient_limits(), create=False) as store:
             if store.backend.name != "postgresql":
                 raise InvalidRequest(
                     f"{store.url} has no roles: who may use an SQLite file is said by the file's owner and mode"
@@ -132,5 +133,5 @@ def _article(kind: Kind) -> str:
     return "an" if kind is Kind.OWNER else "a"
 
 
-def _within(bounds: grants.Bounds | None) -> str:
+def _within(bounds: grants.RoleScope | None) -> str:
     return "" if bounds is None else f", limited to {bounds}"

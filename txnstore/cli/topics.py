@@ -225,7 +225,7 @@ def create(
     def work(connection: Connection) -> list[str]:
         count = partitions or read_store_settings(connection)["num.partitions"]
         done = []
-        for topic in topics:
+        for topic in dict.fromkeys(topics):
             try:
                 create_topic(connection, topic, partition_count=count, config=texts)
             except TopicAlreadyExists:

@@ -31,7 +31,7 @@ from txnstore.db.url import DatabaseUrl, parse_url
 from txnstore.errors import TxnStoreError
 from txnstore.verification import verify as verification
 from txnstore.verification.invariants import Invariant, Place, Violation
-from txnstore.verification.verify import Watch
+from txnstore.verification.verify import WatchState
 
 #: Of several databases the snapshots of the others wait while one is read.
 _WAITING_SNAPSHOT_MS: Final = 3_600_000
@@ -68,9 +68,9 @@ def verify(
     limits = replace(patient_limits(), idle_timeout_ms=_WAITING_SNAPSHOT_MS)
     with opened(one_url(context, url, url_option), schema, limits=limits) as cluster:
         if watch:
-            was_sound = _watch(partial(_look, cluster, urls, Watch()), cluster, interval_seconds, as_json=as_json)
+            was_sound = _watch(partial(_look, cluster, urls, WatchState()), cluster, interval_seconds, as_json=as_json)
         else:
-            found = _look(cluster, urls, Watch())
+            found = _look(cluster, urls, WatchState())
             was_sound = not found
             if as_json:
                 show_json([_facts(violation) for violation in found])
@@ -110,7 +110,7 @@ def _watch(look: Callable[[], list[Violation]], cluster: Cluster, interval_secon
     return was_sound
 
 
-def _look(cluster: Cluster, participants: Sequence[DatabaseUrl], watch: Watch) -> list[Violation]:
+def _look(cluster: Cluster, participants: Sequence[DatabaseUrl], watch: WatchState) -> list[Violation]:
     with progress_bar("reading partitions") as bar:
         return verification.verify(cluster, participants=participants, watch=watch, told=bar.show)
 

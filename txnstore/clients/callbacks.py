@@ -6,7 +6,6 @@ held them, they would keep alive who owns the client, and a client that is dropp
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 import weakref
@@ -77,14 +76,20 @@ class RepeatedTrouble:
     def __init__(self, period_seconds: float) -> None:
         """Let the same trouble be told at most once in this time."""
         self._period_seconds = period_seconds
-        self._told_seconds: dict[int, float] = {}
+        self._told_seconds: dict[tuple[int, str], float] = {}
 
     def may_be_told(self, error: KafkaError) -> bool:
-        """Return whether an error with this code is to be told; if so, it counts as told."""
+        """Return whether the error is to be told; if so, it counts as told.
+
+        What passes by itself is the same trouble whatever its text says; what stays, only if it says the same.
+        """
         now_seconds = time.monotonic()
-        if now_seconds - self._told_seconds.get(error.code(), -math.inf) < self._period_seconds:
+        trouble = (error.code(), "" if error.retriable() else error.str())
+        since_seconds = now_seconds - self._period_seconds
+        self._told_seconds = {told: at for told, at in self._told_seconds.items() if at > since_seconds}
+        if trouble in self._told_seconds:
             return False
-        self._told_seconds[error.code()] = now_seconds
+        self._told_seconds[trouble] = now_seconds
         return True
 
 
@@ -115,16 +120,16 @@ class ErrorReporter:
         if error.fatal():
             self._add_event(partial(_raise, error))
             return
-        self._say(error)
-        if error.code() == KafkaError._TRANSPORT and self._is_alone():
+        if self._say(error) and error.code() == KafkaError._TRANSPORT and self._is_alone():
             self._say(KafkaError(KafkaError._ALL_BROKERS_DOWN, f"1/1 brokers are down: {error.str()}"))
 
-    def _say(self, error: KafkaError) -> None:
+    def _say(self, error: KafkaError) -> bool:
         callback = self._callback
         with self._lock:
             if callback is None or not self._repeated.may_be_told(error):
-                return
+                return False
         self._add_event(lambda: callback(error))
+        return True
 
 
 def _raise(error: KafkaError) -> NoReturn:

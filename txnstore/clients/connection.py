@@ -70,6 +70,8 @@ class StoreConnection:
         """The process that may use it."""
         self.is_inherited = False
         """Whether this is a child of that process: asked so often that the system is not."""
+        self.on_inherited: Callable[[], object] | None = None
+        """Called in such a child, of one thread."""
         self.upkeep = Upkeep(configuration, lambda: self._cluster)
         """The client's part in the maintenance of the databases that are open."""
         _of_this_process.add(self)
@@ -306,6 +308,8 @@ def _leave_to_parent() -> None:
     """Mark in a forked child the connections that it has inherited."""
     for connection in list(_of_this_process):
         connection.is_inherited = True
+        if connection.on_inherited is not None:
+            connection.on_inherited()
     _of_this_process.clear()
 
 

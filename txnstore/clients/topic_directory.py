@@ -17,6 +17,7 @@ from txnstore.clients.model.errors import kafka_error_of
 from txnstore.clients.model.metadata import ClusterMetadata, PartitionMetadata, TopicMetadata
 from txnstore.db.cluster.catalogue import read_store_settings
 from txnstore.db.cluster.membership import CONTROLLER_ID
+from txnstore.db.identity import check_same_store, same_store_check
 from txnstore.db.store import Store
 from txnstore.errors import InvalidRequest, InvalidTopic, TxnStoreError, UnknownTopicOrPartition
 from txnstore.log.topics import Topic, check_topic_name, ensure_topic, find_topics, list_topics
@@ -55,22 +56,24 @@ class TopicDirectory:
         self._refresh_seconds = refresh_ms / 1000 if refresh_ms >= 0 else float("inf")
         self._allow_create = allow_create
         self._monotonic_seconds = monotonic_seconds
-        self._entries: dict[str, _Entry] = {}
+        self.entries: dict[str, _Entry] = {}
+        """What was read, by name; one that is read again is another one."""
+
         self.may_write = True
         """Whether a topic can be created at the moment: not while an enlisted connection holds SQLite's write lock."""
 
     def cached(self, name: str) -> Topic | None:
         """Return the topic as it was last read, however long ago; asks no database."""
-        entry = self._entries.get(name)
+        entry = self.entries.get(name)
         return None if entry is None else entry.topic
 
     def forget(self, name: str) -> None:
         """Read the topic again when it is next needed: something said that it is no longer as it was."""
-        self._entries.pop(name, None)
+        self.entries.pop(name, None)
 
     def forget_all(self) -> None:
         """Read every topic again when it is next needed."""
-        self._entries.clear()
+        self.entries.clear()
 
     def again_if_unknown(self, names: Iterable[str], call: Callable[[], Result]) -> Result:
         """Make a call; once more, the topics read anew, if the store says that a partition is not there.
@@ -89,7 +92,7 @@ class TopicDirectory:
         oldest_seconds = self._monotonic_seconds() - self._refresh_seconds
         found: dict[str, Topic] = {}
         for name in names:
-            entry = self._entries.get(name)
+            entry = self.entries.get(name)
             if entry is None or entry.read_seconds <= oldest_seconds:
                 return None
             found[name] = entry.topic
@@ -100,7 +103,7 @@ class TopicDirectory:
         wanted = list(dict.fromkeys(names))
         oldest_seconds = self._monotonic_seconds() - self._refresh_seconds
         # Taken once: another thread may forget a topic in between.
-        entries = {name: self._entries.get(name) for name in wanted}
+        entries = {name: self.entries.get(name) for name in wanted}
         found = {
             name: entry.topic
             for name, entry in entries.items()
@@ -123,9 +126,9 @@ class TopicDirectory:
         """Let the old entries count for a moment, so that the controller is not asked all the time."""
         read_seconds = self._monotonic_seconds() - max(0.0, self._refresh_seconds - _KEEP_SECONDS)
         for name in names:
-            entry = self._entries.get(name)
+            entry = self.entries.get(name)
             if entry is not None:
-                self._entries[name] = _Entry(entry.topic, read_seconds)
+                self.entries[name] = _Entry(entry.topic, read_seconds)
 
     def refresh(self, names: Iterable[str]) -> dict[str, Topic]:
         """Return those of the topics that there are, as they are now."""
@@ -133,15 +136,26 @@ class TopicDirectory:
         if not wanted:
             return {}
         read_seconds = self._monotonic_seconds()
-        found = self._connection.store().read(lambda connection: _find(connection, wanted))
+        store = self._connection.store()
+        found = store.read(lambda connection: _find(connection, wanted, same_store_check(store, connection)))
         for name in wanted:
             topic = found.get(name)
             if topic is None:
-                self._entries.pop(name, None)
+                self.entries.pop(name, None)
             else:
                 self._learn(topic)
-                self._entries[name] = _Entry(topic, read_seconds)
+                self.entries[name] = _Entry(topic, read_seconds)
         return found
+
+    def _read(self, work: Callable[[Connection], Result]) -> Result:
+        """Ask the controller, if it is still the store that was opened: another one's topics are not this client's."""
+        store = self._connection.store()
+
+        def checked(connection: Connection) -> Result:
+            check_same_store(store, connection)
+            return work(connection)
+
+        return store.read(checked)
 
     def _learn(self, topic: Topic) -> None:
         """Let the cluster know where the partitions live; look at it again if it has grown meanwhile."""
@@ -159,7 +173,7 @@ class TopicDirectory:
             InvalidTopic: Kafka does not allow the name.
             UnknownTopicOrPartition: there is no such topic, and nobody may create it by using it.
         """
-        if name not in self._entries:
+        if name not in self.entries:
             check_topic_name(name)
         found = self.find([name])
         if found:
@@ -168,7 +182,7 @@ class TopicDirectory:
         topic = create_used_topic(self._connection.store(), name, allow_create=self._allow_create and self.may_write)
         self._learn(topic)
         self._connection.cluster().publish()
-        self._entries[name] = _Entry(topic, read_seconds)
+        self.entries[name] = _Entry(topic, read_seconds)
         return topic
 
     def create_within(self, connection: Connection, names: Iterable[str]) -> list[str]:
@@ -182,7 +196,7 @@ class TopicDirectory:
                 check_topic_name(name)
                 if not self.find([name]):
                     topic = create_used_topic_within(connection, name)
-                    self._entries[name] = _Entry(topic, self._monotonic_seconds())
+                    self.entries[name] = _Entry(topic, self._monotonic_seconds())
                     created.append(name)
         return created
 
@@ -196,7 +210,7 @@ class TopicDirectory:
             expression = re.compile(pattern)
         except re.error as error:
             raise InvalidRequest(f"{pattern[:80]!r} is not a regular expression: {error}") from None
-        names = self._connection.store().read(list_topics)
+        names = self._read(list_topics)
         return [name for name in names if expression.search(name)]
 
     def cluster_metadata(self, topic: str | None = None) -> ClusterMetadata:
@@ -214,7 +228,7 @@ class TopicDirectory:
         broker = metadata.brokers[BROKER_ID]
         metadata.orig_broker_name = f"{broker.host}:{broker.port}/{BROKER_ID}"
         if topic is None:
-            topics = store.read(lambda connection: _find(connection, list_topics(connection)))
+            topics = self._read(lambda connection: _find(connection, list_topics(connection)))
             metadata.topics = {name: _topic_metadata(found) for name, found in topics.items()}
         else:
             metadata.topics = {topic: self._named(topic)}
@@ -265,10 +279,12 @@ def _unknown(name: str) -> UnknownTopicOrPartition:
 _ERRORS_OF_TOPICS: Final = (UnknownTopicOrPartition, InvalidTopic)
 
 
-def _find(connection: Connection, names: list[str]) -> dict[str, Topic]:
+def _find(
+    connection: Connection, names: list[str], check: Callable[[str | None, int, int], None] | None = None
+) -> dict[str, Topic]:
     found: dict[str, Topic] = {}
     for start in range(0, len(names), _NAMES_MAX):
-        for topic in find_topics(connection, names[start : start + _NAMES_MAX]):
+        for topic in find_topics(connection, names[start : start + _NAMES_MAX], check=check):
             found[topic.name] = topic
     return found
 

@@ -1,8 +1,9 @@
 """A client's part in the maintenance: now and then it looks what is due in its store, and does a portion of that.
 
 It comes beside the client's own work and never in it: in a thread that exists while there is something to do, with
-connections of the client's own pool.  A process looks at a store once in ten seconds, however many clients it has.  A
-client that lives for less than that looks as it is closed, and then does what fits into a moment.
+connections of the client's own pool.  A process looks at a store once in ten seconds, however many clients it has, for
+the first time once a client has been there for two.  A client that lives for less than that looks as it is closed, and
+then does what fits into a moment: what that takes, whoever closes a client waits for.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ _log = logging.getLogger(__name__)
 
 #: How often a process looks what is due.
 LOOK_SECONDS: Final = 10.0
+#: After how long a client has its first look: not while it has much to do, and mostly before it is closed.
+FIRST_LOOK_SECONDS: Final = 2.0
 #: While more is due than one turn does it has the next one this soon, and a turn takes so long.
 BEHIND_SECONDS: Final = 1.0
 TURN_SECONDS: Final = 0.2
@@ -59,7 +62,7 @@ class Upkeep:
         self._clock: Clock | None = configuration["txnstore.clock"]
         self._opened = opened
         self._monotonic_seconds = monotonic_seconds
-        self._next_seconds = monotonic_seconds() + LOOK_SECONDS
+        self._next_seconds = monotonic_seconds() + FIRST_LOOK_SECONDS
         self._stop = threading.Event()
         self._helper: Worker | None = None
         self._is_busy = False
@@ -69,9 +72,11 @@ class Upkeep:
         now_seconds = self._monotonic_seconds()
         if not self._is_wanted or now_seconds < self._next_seconds:
             return
-        self._next_seconds = now_seconds + LOOK_SECONDS
         cluster = self._opened()
-        if cluster is None or self._is_busy or self._stop.is_set() or not self._claim(cluster):
+        if cluster is None:
+            return
+        self._next_seconds = now_seconds + LOOK_SECONDS
+        if self._is_busy or self._stop.is_set() or not self._claim(cluster):
             return
         self._is_busy = True
         try:

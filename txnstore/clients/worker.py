@@ -122,13 +122,19 @@ class Duties:
         self._duties: list[Duty] = []
 
     def add(
-        self, interval_seconds: float, work: Callable[[], None], is_wanted: Callable[[], bool] = lambda: True
+        self,
+        interval_seconds: float,
+        work: Callable[[], None],
+        is_wanted: Callable[[], bool] = lambda: True,
+        *,
+        first_seconds: float | None = None,
     ) -> None:
-        """Do `work` for the first time in `interval_seconds`, then again and again, but never while it is not wanted.
+        """Do `work` again and again, for the first time in `first_seconds`, by default in `interval_seconds`.
 
-        Only `run_due` asks for that: what changes meanwhile makes the thread no earlier.
+        Never while it is not wanted.  Only `run_due` asks for that: what changes meanwhile makes the thread no earlier.
         """
-        self._duties.append(Duty(interval_seconds, work, is_wanted, self._monotonic_seconds() + interval_seconds))
+        wait_seconds = interval_seconds if first_seconds is None else first_seconds
+        self._duties.append(Duty(interval_seconds, work, is_wanted, self._monotonic_seconds() + wait_seconds))
 
     def run_due(self) -> float:
         """Do what is due; return in how many seconds there will be something to do again."""

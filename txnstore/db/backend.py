@@ -367,6 +367,10 @@ class Backend(Protocol):
         """
         ...
 
+    def is_standby(self, connection: Connection) -> bool:
+        """Return whether the database follows another one: it may show less than another one has shown before."""
+        ...
+
     def check_database(self, connection: Connection) -> None:
         """Refuse a database that cannot hold a store, whatever is in it.
 

@@ -48,7 +48,8 @@ GROWTH: Final[Mapping[str, str]] = MappingProxyType(
         "sink_batches": "The newest hundred of each query, until it has been silent for `txnstore.sink.retention.ms`."
         " Those of a batch job go with its transactional id.",
         "sink_runs": "The newest hundred of each transactional id, as long as `sink_batches`.",
-        "sink_inputs": "As the batch is decided or the next one begins; else after `transactional.id.expiration.ms` and"
+        "sink_inputs": "As the batch is decided or the next one begins, and what the last one read as the next one is"
+        " decided, or with `sink_batches`; else after `transactional.id.expiration.ms` and"
         " `transaction.max.timeout.ms`; with its topic.",
         "sink_positions": "As long as `sink_batches`; with its topic.",
         "maintenance_duties": "One row a duty.",

@@ -8,19 +8,24 @@ adopt` has given the copy a uuid of its own, or has been told that it is the ori
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from typing import Final
 
 from sqlalchemy import Connection, select, update
 
-from txnstore.db.schema import stores
+from txnstore.db.schema import SCHEMA_VERSION, stores
+from txnstore.db.statements import HotStatement
 from txnstore.db.store import Store
-from txnstore.errors import StoreCopied
+from txnstore.errors import SchemaTooNew, StoreCopied, StoreUnavailable
 
 _READ: Final = select(stores.c.store_uuid, stores.c.database_identity)
 # An adoption either comes before it and is seen, or after it and sees what was done. FOR KEY SHARE lets new producer
 # ids through, which only update the row.
 _SHARE: Final = select(stores.c.store_uuid).with_for_update(read=True, key_share=True)
+_SAME: Final = HotStatement(select(stores.c.store_uuid, stores.c.next_producer_id, stores.c.oldest_writer_version))
 _RECORD: Final = update(stores).where(stores.c.database_identity.is_(None))
+_log = logging.getLogger(__name__)
 
 
 def record_identity(store: Store, connection: Connection) -> None:
@@ -70,6 +75,60 @@ def is_own_database(store: Store, connection: Connection) -> bool:
     return None in identities or len(identities) == 1
 
 
+def check_same_store(store: Store, connection: Connection) -> None:
+    """Refuse to go on where another store has taken the place of this one: its topics are not those that are known.
+
+    Also where a migration has come meanwhile, after which this code must not write any more. It is the first statement
+    of its database transaction, or sees as much as that.
+
+    Raises:
+        StoreCopied: it has, or this one was given another identity, or has gone back to an older state.
+        StoreUnavailable: it is a standby that shows less than was seen before.
+        SchemaTooNew: the tables were brought to such a version.
+    """
+    check = same_store_check(store, connection)
+    check(*(_SAME.row(connection) or (None, 0, 0)))
+
+
+def same_store_check(store: Store, connection: Connection) -> Callable[[str | None, int, int], None]:
+    """Return what does the same, given uuid, next producer id and oldest writer as it reads them from now on."""
+    # Before the statement: what another thread learns from now on may be newer than what this one sees.
+    newest_producer_id = store.newest_producer_id
+
+    def check(store_uuid: str | None, next_producer_id: int, oldest_writer_version: int) -> None:
+        _check_uuid(store, store_uuid)
+        if oldest_writer_version > SCHEMA_VERSION:
+            raise SchemaTooNew(
+                f"the tables in {store.url} were upgraded while this program ran: what writes there has to know version"
+                f" {oldest_writer_version} of them, this txnstore knows {SCHEMA_VERSION}; upgrade the package and"
+                " restart the program"
+            )
+        if next_producer_id < newest_producer_id:
+            what = f"its next producer id is {next_producer_id}, and was {newest_producer_id}"
+            raise going_back(store, what, is_standby=store.backend.is_standby(connection))
+        store.newest_producer_id = max(store.newest_producer_id, next_producer_id)
+
+    return check
+
+
+def going_back(store: Store, what: str, *, is_standby: bool = False) -> StoreCopied | StoreUnavailable:
+    """Return what to raise where a store is an older state of itself, which does nothing any more from now on.
+
+    A backup was restored, or a standby without the last commits has taken over: offsets, sequence numbers and topics
+    that this program remembers may stand for something else there by now, or will.  A standby that still follows comes
+    to what was seen before, so it is waited for.
+    """
+    if is_standby:
+        return StoreUnavailable(f"the standby in {store.url} is behind what was read before: {what}")
+    if store.gone_back is None:
+        store.gone_back = (
+            f"the store in {store.url} has gone back to an older state while this program ran, as by a backup that was"
+            f" restored: {what}. Restart the program; what it had written or read since then may be missing there"
+        )
+        _log.error("%s", store.gone_back, extra={"event": "store_gone_back"})
+    return StoreCopied(store.gone_back)
+
+
 def check_not_adopted(store: Store, connection: Connection) -> None:
     """Refuse to act for a store that was given another identity since it was opened; nobody adopts it meanwhile.
 
@@ -79,10 +138,11 @@ def check_not_adopted(store: Store, connection: Connection) -> None:
     _check_uuid(store, connection.execute(_SHARE).scalar_one())
 
 
-def _check_uuid(store: Store, store_uuid: str) -> None:
+def _check_uuid(store: Store, store_uuid: str | None) -> None:
     if store_uuid != store.store_uuid:
         raise StoreCopied(
-            f"the store in {store.url} was given another identity while this program ran: restart the program"
+            f"the store in {store.url} was given another identity while this program ran, or another one was put in its"
+            " place: restart the program"
         )
 
 

@@ -11,7 +11,8 @@ CODE_SCHEMA: Final = "txnstore"
 DEFAULT_SCHEMA: Final = "txnstore"
 #: SQLite has no schemas within a file, so names carry this instead.
 SQLITE_PREFIX: Final = "txnstore_"
-VERSION_TABLE: Final = "alembic_version"
+#: Not as Alembic calls it by default: an application whose search_path holds our schema would take it for its own.
+VERSION_TABLE: Final = "store_version"
 RECORDS_VIEW: Final = "records"
 OPEN_TRANSACTIONS_VIEW: Final = "open_transactions"
 PENDING_OFFSETS_VIEW: Final = "pending_offsets"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import random
 import re
 import uuid
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from txnstore.clock import Clock
 from txnstore.db import migrating
 from txnstore.db.backend import Backend, Limits
 from txnstore.db.closing import Move, move_of, refuse
-from txnstore.db.identity import record_identity
+from txnstore.db.identity import check_same_store, record_identity
 from txnstore.db.names import DEFAULT_SCHEMA, VERSION_TABLE, VIEWS
 from txnstore.db.schema import (
     OLDEST_WRITER_VERSION,
@@ -23,6 +24,7 @@ from txnstore.db.schema import (
     SQLITE_APPLICATION_ID,
     databases,
     metadata,
+    partitions,
     stores,
 )
 from txnstore.db.store import Store, server_now_ms
@@ -41,6 +43,11 @@ _OUR_TABLES: Final = frozenset(str(table.name) for table in metadata.tables.valu
 _OUR_NAMES: Final = _OUR_TABLES | {VERSION_TABLE, *VIEWS}
 #: What PostgreSQL keeps of an identifier; it cuts a longer one silently.
 _IDENTIFIER_BYTES: Final = 63
+#: The number of a new store's first partition is one up to this, by chance.
+FIRST_PARTITION_ID_MAX = (1 << 31) - 1
+
+#: How long who finds somebody else at the tables of an SQLite file waits for them, however short its tries are else.
+CREATE_TIMEOUT_MS: Final = 10_000
 
 # Somebody else's table of this name has other columns, and asking for ours would only be an error.
 _ANY_COLUMNS: Final[Select[Any]] = select(literal_column("*"))
@@ -88,7 +95,7 @@ class Found(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class FirstLook:
     """What the first look saw."""
 
     found: Found
@@ -161,6 +168,9 @@ def open_store(
     store = connect_store(url, schema=schema, clock=clock, limits=limits, pool_size=pool_size)
     try:
         store.store_uuid = ensure_tables(store, create=create, moving=moving)
+        if not moving:
+            # A store that moves changes its uuid.
+            store.check_new_connection = check_same_store
         store.prepare_announcements()
     except BaseException:
         store.close()
@@ -176,10 +186,12 @@ def ensure_tables(store: Store, *, create: bool, moving: bool = False) -> str:
         SchemaOutdated, SchemaTooNew, ForeignSchema: the tables there are not those of this version.
         TxnStoreError: the database refuses or cannot be reached.
     """
-    finding = look(store) if create or store.backend.exists(store.url) else Finding(Found.NOTHING)
+    is_there = create or store.backend.exists(store.url)
+    finding = look(store) if is_there else FirstLook(Found.NOTHING)
     if finding.found is Found.NOTHING:
         if not create:
-            raise SchemaOutdated(f"{store.url} has no tables of txnstore; run `txnstore migrate` on it first")
+            what = "has no tables of txnstore" if is_there else "leads to no file"
+            raise SchemaOutdated(f"{store.url} {what}; run `txnstore migrate` on it to make a store there")
         finding = _create(store)
     _check(store, finding)
     if finding.found is Found.TABLES:
@@ -189,21 +201,21 @@ def ensure_tables(store: Store, *, create: bool, moving: bool = False) -> str:
     return finding.store_uuid
 
 
-def look(store: Store) -> Finding:
+def look(store: Store) -> FirstLook:
     """Return what stands where our tables would be.
 
     Raises:
         InvalidUrl: the database cannot hold a store at all.
     """
 
-    def work(connection: Connection) -> Finding:
+    def work(connection: Connection) -> FirstLook:
         store.backend.check_database(connection)
         return _look(store, connection)
 
     return store.read(work)
 
 
-def upgrade(store: Store) -> Finding:
+def upgrade(store: Store) -> FirstLook:
     """Bring the tables to this version, from whatever they are, and return what was there before.
 
     Raises:
@@ -221,16 +233,16 @@ def upgrade(store: Store) -> Finding:
     return before
 
 
-def _look(store: Store, connection: Connection) -> Finding:
+def _look(store: Store, connection: Connection) -> FirstLook:
     names = store.backend.table_names(connection, store.schema) & _OUR_NAMES
     if not names:
-        return Finding(Found.NOTHING)
+        return FirstLook(Found.NOTHING)
     if not {"stores", VERSION_TABLE} <= names:
         return _foreign("txnstore did not make them")
     return _look_inside(connection, names)
 
 
-def _look_inside(connection: Connection, names: frozenset[str]) -> Finding:
+def _look_inside(connection: Connection, names: frozenset[str]) -> FirstLook:
     version = _read_version(connection)
     if version is None:
         return _foreign("no version of txnstore is recorded in them")
@@ -238,16 +250,16 @@ def _look_inside(connection: Connection, names: frozenset[str]) -> Finding:
         return _foreign(f"some are missing: {', '.join(sorted(missing))}")
     rows = connection.execute(_ANY_COLUMNS.select_from(stores)).all()
     if not rows:
-        return Finding(Found.TABLES, version)
+        return FirstLook(Found.TABLES, version)
     if len(rows) > 1 or not _is_store(rows[0], version):
         return _foreign("the table stores is not as txnstore writes it")
     # An older version's tables may lack the mark.
     move = move_of(rows[0]) if version == SCHEMA_VERSION else None
-    return Finding(Found.STORE, version, str(rows[0].store_uuid), move=move)
+    return FirstLook(Found.STORE, version, str(rows[0].store_uuid), move=move)
 
 
-def _foreign(why: str) -> Finding:
-    return Finding(Found.FOREIGN, why_foreign=why)
+def _foreign(why: str) -> FirstLook:
+    return FirstLook(Found.FOREIGN, why_foreign=why)
 
 
 def _read_version(connection: Connection) -> int | None:
@@ -263,7 +275,7 @@ def _is_store(row: Row[Any], version: int) -> bool:
     return all(hasattr(row, name) for name in wanted) and bool(row.schema_version == version)
 
 
-def _check(store: Store, finding: Finding) -> None:
+def _check(store: Store, finding: FirstLook) -> None:
     if finding.found is Found.FOREIGN:
         hint = "; open the store with another schema" if store.backend.name == "postgresql" else ""
         raise ForeignSchema(
@@ -281,10 +293,11 @@ def _check(store: Store, finding: Finding) -> None:
         )
 
 
-def _create(store: Store) -> Finding:
+def _create(store: Store) -> FirstLook:
     """Create the tables, or wait for whoever is doing so at this moment."""
     try:
-        return store.write(lambda connection: _create_if_empty(store, connection))
+        retry_timeout_ms = max(CREATE_TIMEOUT_MS, store.limits.retry_timeout_ms)
+        return store.write(lambda connection: _create_if_empty(store, connection), retry_timeout_ms=retry_timeout_ms)
     except StoreReadOnly:
         raise
     except TxnStoreError:
@@ -295,7 +308,7 @@ def _create(store: Store) -> Finding:
         return finding
 
 
-def _create_if_empty(store: Store, connection: Connection) -> Finding:
+def _create_if_empty(store: Store, connection: Connection) -> FirstLook:
     # On SQLite a second creator comes here once the first has committed, and finds its tables.
     finding = _look(store, connection)
     if finding.found is not Found.NOTHING:
@@ -305,7 +318,15 @@ def _create_if_empty(store: Store, connection: Connection) -> Finding:
     else:
         _mark_file(connection)
     migrating.upgrade(connection, kind=store.backend.name, schema=store.schema)
-    return Finding(Found.STORE, SCHEMA_VERSION, _enter_store(store, connection))
+    # A client of another store that stood here before knows partitions by numbers that this one does not give out.
+    store.backend.set_next_key(
+        connection,
+        store.schema,
+        partitions.name,
+        partitions.c.partition_id.name,
+        random.SystemRandom().randint(1, FIRST_PARTITION_ID_MAX),
+    )
+    return FirstLook(Found.STORE, SCHEMA_VERSION, _enter_store(store, connection))
 
 
 def _enter_store(store: Store, connection: Connection) -> str:

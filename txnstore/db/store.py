@@ -50,6 +50,7 @@ from txnstore.errors import (
     NotCoordinator,
     StoreBusy,
     StoreClosed,
+    StoreCopied,
     StoreReadOnly,
     StoreUnavailable,
     TxnStoreError,
@@ -83,6 +84,8 @@ _PAUSE_MAX_SECONDS: Final = 0.02
 
 #: Where a connection keeps what `note_change` was told.
 _CHANGES: Final = "txnstore_changes"
+#: Where a new one keeps what it is asked before it is used.
+CONNECTION_CHECK: Final = "txnstore_check"
 
 _opened: Final[weakref.WeakSet[Store]] = weakref.WeakSet()
 #: Connections that a forked child inherited: neither used nor closed there, for they are the parent's.
@@ -108,6 +111,15 @@ class Store:
 
         self.identity: str | None = None
         """Which database it is in, once somebody has asked; as long."""
+
+        self.check_new_connection: Callable[[Store, Connection], None] | None = None
+        """Asked, once the store is open, whether a connection that was made since leads to it."""
+
+        self.newest_producer_id = 0
+        """The highest number in its row of the next producer id that any look has seen."""
+
+        self.gone_back: str | None = None
+        """Why nothing is done any more: it was found to be an older state of itself; None: it was not."""
 
         self.database_id = ONLY_DATABASE_ID
         """Its number among the databases that belong together."""
@@ -246,7 +258,7 @@ class Store:
         Raises:
             TxnStoreError: the database refused or cannot be reached.
         """
-        self._refuse_if_closed()
+        self.check_usable()
         try:
             return self.backend.reclaim(self.engine, self.url, schema=self.schema)
         except TxnStoreError as error:
@@ -254,7 +266,7 @@ class Store:
 
     def waiter(self, subjects: Subjects = EVERYTHING) -> Waiter:
         """Return what one reader waits on until somebody has committed something about these; close it after use."""
-        self._refuse_if_closed()
+        self.check_usable()
         return self.backend.waiter(self.engine, self.url, subjects, channel=self.channel)
 
     @property
@@ -296,16 +308,23 @@ class Store:
         self._lock = threading.Lock()
         self._random = random.Random()
 
-    def _refuse_if_closed(self) -> None:
+    def check_usable(self) -> None:
+        """Refuse what would be done without asking it: it has been closed, or was found to have gone back.
+
+        Raises:
+            StoreClosed, StoreCopied: see above.
+        """
         if self._closed:
             raise StoreClosed(f"the store {self.url} has been closed")
+        if self.gone_back is not None:
+            raise self._named(StoreCopied(self.gone_back))
 
     def _attempt(self, once: Callable[[float], Result], retry_timeout_ms: int | None) -> Result:
         timeout_ms = self.limits.retry_timeout_ms if retry_timeout_ms is None else retry_timeout_ms
         deadline = time.monotonic() + timeout_ms / 1000
         backoff: Backoff | None = None
         while True:
-            self._refuse_if_closed()
+            self.check_usable()
             try:
                 return once(deadline)
             except (WriteConflict, StoreUnavailable, StoreBusy) as error:
@@ -458,11 +477,20 @@ class Store:
         if kept is not None:
             return kept
         try:
-            return self._while_contended(self.engine.connect, deadline)
+            connection = self._while_contended(self.engine.connect, deadline)
         except DBAPIError as error:
             raise self._named(self.backend.translate(error, Stage.CONNECT)) from None
         except PoolTimeoutError:
             raise StoreBusy("every connection of this store is in use; nothing was changed") from None
+        check = connection.info.pop(CONNECTION_CHECK, None)
+        if check is not None:
+            try:
+                self._run_on(connection, partial(check, self), Access.READ, deadline, self.limits)
+            except BaseException:
+                connection.invalidate()
+                connection.close()
+                raise
+        return connection
 
     def _commit(self, connection: Connection, deadline: float) -> None:
         self._while_contended(lambda: self.backend.commit(connection), deadline)
@@ -507,9 +535,10 @@ def take_changes(connection: Connection) -> Subjects:
 def _doubting(store: Store) -> Callable[..., None]:
     known = weakref.ref(store)
 
-    def doubt(*_: object) -> None:
+    def doubt(_: object, record: Any) -> None:
         if (found := known()) is not None:
             found.is_original, found.identity = False, None
+            record.info[CONNECTION_CHECK] = found.check_new_connection
 
     return doubt
 

@@ -28,8 +28,8 @@ class Examination:
     findings: Sequence[Finding]
     """Problems and advice, and last what could not be looked at."""
 
-    has_store: bool
-    """Whether tables of txnstore are there."""
+    has_store: bool | None
+    """Whether tables of txnstore are there; None: nobody could look."""
 
     def count(self, grade: Grade) -> int:
         """Return how many findings there are of this grade."""
@@ -56,7 +56,9 @@ def _examine_sqlite(address: DatabaseUrl) -> Examination:
     from txnstore.doctor.sqlite import SQLITE_CHECKS
 
     facts = read_sqlite_facts(address, version_table=VERSION_TABLE)
-    return Examination(address, findings(SQLITE_CHECKS, facts), "stores" in (facts.tables or ()))
+    is_dark = facts.tables is None and bool(facts.size_bytes or facts.damage or "file" in facts.unknown)
+    has_store = None if is_dark else "stores" in (facts.tables or ())
+    return Examination(address, findings(SQLITE_CHECKS, facts), has_store)
 
 
 def _examine_postgresql(address: DatabaseUrl, schema: str) -> Examination:
@@ -69,6 +71,7 @@ def _examine_postgresql(address: DatabaseUrl, schema: str) -> Examination:
     except TxnStoreError as error:
         consequence = "No client comes to the store."
         found = [Finding("connection", Grade.PROBLEM, str(error), consequence, _UNREACHABLE_REMEDY)]
-        return Examination(address, found, has_store=False)
-    has_store = any(relation.name == "stores" for relation in facts.relations or ())
+        return Examination(address, found, has_store=None)
+    known = facts.relations
+    has_store = None if known is None else any(relation.name == "stores" for relation in known)
     return Examination(address, findings(POSTGRESQL_CHECKS, facts), has_store)

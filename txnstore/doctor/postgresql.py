@@ -26,6 +26,8 @@ from txnstore.doctor.checks import (
 
 #: What is older may be forgotten; nothing of ours takes a minute.
 LONG_SECONDS: Final = 300
+#: A standby that is there answers within milliseconds.
+STANDBY_SECONDS_MAX: Final = 10
 DEAD_ROWS_MAX: Final = 10_000
 KEPT_WAL_BYTES_MAX: Final = 1 << 30
 FREE_CONNECTIONS_MIN: Final = 10
@@ -35,6 +37,7 @@ CLOCK_AHEAD_MS_MAX: Final = 5_000
 #: What a producer's transaction may take by default, as long as an enlisted connection may be idle.
 _TRANSACTION_MS: Final = 60_000
 _OURS: Final = frozenset(str(table.name) for table in metadata.tables.values())
+_READ_ONLY: Final = ("SELECT",)
 _RIGHTS_OF: Final = _OURS | {VERSION_TABLE, *VIEWS}
 
 
@@ -99,6 +102,11 @@ def _limits(facts: PostgreSQLFacts) -> Iterator[str]:
     for name, enough_ms in enough.items():
         if 0 < _number(facts, name) < enough_ms:
             yield f"{name} is {_number(facts, name)} ms for this role in this database"
+
+
+def _cut_off(facts: PostgreSQLFacts) -> Iterator[str]:
+    if facts.cut_off is not None:
+        yield f"the server has ended a question of the doctor's: {facts.cut_off}"
 
 
 def _idle_limit(facts: PostgreSQLFacts) -> Iterator[str]:
@@ -208,6 +216,23 @@ def _slots(facts: PostgreSQLFacts) -> Iterator[str]:
             yield f"the replication slot {slot.name} is used by nobody and keeps {what}{size_text(kept)} of the log"
 
 
+def _standbys(facts: PostgreSQLFacts) -> Iterator[str]:
+    assert facts.standbys is not None
+    # Of one that says off, the check of synchronous_commit tells.
+    is_local = _settings(facts).get("synchronous_commit") == "local"
+    names = ", ".join(standby.name for standby in facts.standbys)
+    if is_local and names:
+        yield f"a standby follows ({names}), and synchronous_commit is local"
+    elif names and not any(standby.sync_state in ("sync", "quorum") for standby in facts.standbys):
+        yield f"a standby follows ({names}), and none is named in synchronous_standby_names"
+
+
+def _standby_wait(facts: PostgreSQLFacts) -> Iterator[str]:
+    assert facts.standby_wait_seconds is not None
+    if facts.standby_wait_seconds > STANDBY_SECONDS_MAX:
+        yield f"a commit waits for a standby for {seconds_text(facts.standby_wait_seconds)}"
+
+
 def _bloat(facts: PostgreSQLFacts) -> Iterator[str]:
     assert facts.relations is not None
     for relation in facts.relations:
@@ -227,8 +252,11 @@ def _rights(facts: PostgreSQLFacts) -> Iterator[str]:
         return
     refused: dict[str, list[str]] = {}
     for relation in facts.relations or ():
-        if relation.name in _RIGHTS_OF and relation.missing_rights:
-            refused.setdefault(", ".join(relation.missing_rights), []).append(relation.name)
+        # Only who owns the tables migrates them.
+        wanted = _READ_ONLY if relation.name == VERSION_TABLE else relation.missing_rights
+        missing = ", ".join(right for right in relation.missing_rights if right in wanted)
+        if relation.name in _RIGHTS_OF and missing:
+            refused.setdefault(missing, []).append(relation.name)
     for rights, names in refused.items():
         yield f"this role has no right to {rights} on {', '.join(names)}"
     if facts.refused_functions:
@@ -280,7 +308,8 @@ POSTGRESQL_CHECKS: Final = (
         Grade.PROBLEM,
         "pg_is_in_recovery()",
         "Nothing can be written; readers see commits later, and their groups cannot be kept.",
-        "Name the primary in the URL; of several hosts libpq finds it by target_session_attrs=read-write.",
+        "Name the primary in the URL, or all hosts, of which libpq finds it:"
+        " postgresql://user@one,two/database?target_session_attrs=read-write.",
         ("is_replica",),
         _replica,
     ),
@@ -316,11 +345,21 @@ POSTGRESQL_CHECKS: Final = (
         "limits",
         Grade.PROBLEM,
         "statement_timeout, lock_timeout, idle_in_transaction_session_timeout, transaction_timeout",
-        "txnstore sets limits of its own, but for a transaction that is one statement, and on connections of the"
-        " application's (enlist, outbox): these are ended in the middle, and the transaction is aborted.",
+        "txnstore sets limits of its own, but cannot lengthen transaction_timeout once it runs; there are none for a"
+        " transaction that is one statement, nor on connections of the application's (enlist, outbox): these are ended"
+        " in the middle, and the transaction is aborted.",
         f"Let it be longer, at least 10 s for statements and locks and 60 s for transactions: {_ROLE_SETTING}.",
         ("settings",),
         _limits,
+    ),
+    Check(
+        "cut-off",
+        Grade.PROBLEM,
+        "whether statement_timeout, transaction_timeout or idle_session_timeout ends a question of the doctor's",
+        "What could not be asked is unknown. Clients are ended in the same way, but for what has a limit of its own.",
+        f"Let the limit be longer, see limits: {_ROLE_SETTING}.",
+        (),
+        _cut_off,
     ),
     Check(
         "idle-sessions",
@@ -429,7 +468,8 @@ POSTGRESQL_CHECKS: Final = (
         Grade.PROBLEM,
         f"pg_prepared_xacts: for more than {seconds_text(LONG_SECONDS)}",
         "It keeps its locks, and dead rows, until somebody ends it, also after a restart of the server.",
-        "Of txnstore (txnstore_...): `txnstore maintain --participant URL`, never by hand; others: ask their owner.",
+        "Of txnstore (txnstore_STORE_...): `txnstore maintain --participant URL` of that store; by hand only where it"
+        " is a copy that was adopted; others: ask their owner.",
         ("prepared",),
         _prepared,
     ),
@@ -441,6 +481,25 @@ POSTGRESQL_CHECKS: Final = (
         "pg_drop_replication_slot(NAME), if it will not come again.",
         ("slots",),
         _slots,
+    ),
+    Check(
+        "standby-not-awaited",
+        Grade.ADVICE,
+        "pg_stat_replication, synchronous_commit",
+        "After a failover to it the last commits may be missing that were acknowledged here.",
+        "Where that must not be: name it in synchronous_standby_names, and leave synchronous_commit on.",
+        ("standbys", "settings"),
+        _standbys,
+    ),
+    Check(
+        "standby-awaited",
+        Grade.PROBLEM,
+        f"pg_stat_activity: a commit that waits for a standby for more than {seconds_text(STANDBY_SECONDS_MAX)}",
+        "Commits return when the standby has them. Until then they keep their locks, and all others wait for those.",
+        "Bring the standby back, or take it out of synchronous_standby_names and reload. Do not cancel what waits: it"
+        " would be acknowledged without the standby.",
+        ("standby_wait_seconds",),
+        _standby_wait,
     ),
     Check(
         "dead-rows",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
 
 from txnstore.errors import (
     FencedInstance,
@@ -118,6 +119,12 @@ def other_order(group_id: str, committed: OffsetAndMetadata) -> InvalidRequest:
     )
 
 
+@lru_cache(64)
+def _owned_ids(subscription: str) -> frozenset[int]:
+    # The same text at each commit until the group rebalances, and its row is locked meanwhile.
+    return frozenset(json.loads(subscription)["owned_ids"])
+
+
 def _check_member(group: GroupView, committer: GroupMembership) -> None:
     if committer.group_instance_id is not None:
         static = next(
@@ -152,11 +159,11 @@ def check_member_commit(
     own = next((member for member in group.members if member.member_id == committer.member_id), None)
     accepted = group
     if own is not None and max(own.generation, 0) <= committer.generation <= group.generation:
-        accepted = replace(group, generation=committer.generation)
+        accepted = GroupView(committer.generation, group.members)
     check_commit(accepted, committer, is_transactional=is_transactional)
     if own is None or own.subscription is None:
         return
-    owned = frozenset(json.loads(own.subscription)["owned_ids"])
+    owned = _owned_ids(own.subscription)
     if owned.issuperset(partition_ids):
         return
     if committer.commits_unowned:

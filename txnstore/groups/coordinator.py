@@ -160,6 +160,12 @@ def leave(store: Store, membership: GroupMembership, *, retry_timeout_ms: int | 
     return hits[-1] > 0
 
 
+def make_ready_to_leave(store: Store) -> None:
+    """Render what `leave` runs, which is done once in a process: not while many of a group leave at once."""
+    for statement, parameters in rows.removal("", ""):
+        statement.rendered(store.engine.dialect, parameters)
+
+
 def expire_members(connection: Connection, group_id: str) -> list[str]:
     """Remove the members that were silent for longer than their session timeout; return their ids.
 

@@ -189,7 +189,7 @@ class Placed:
 
 @dataclass
 class LockedPartitions:
-    """Changes of some partitions; nothing is written before `save`."""
+    """Changes of some partitions, batches before markers; nothing is written before `save`."""
 
     connection: Connection
     heads: Mapping[int, Head]
@@ -233,6 +233,7 @@ class LockedPartitions:
 
     def place(self, partition_id: int, batch: EncodedBatch) -> Placed:
         """Give the batch the partition's next offsets, and remember it for its producer."""
+        assert not self._markers, "what is open was looked up at the first marker"
         row = self._place(partition_id, batch.columns())
         self._batches.append(row)
         if batch.producer_id == NO_PRODUCER_ID:
@@ -318,7 +319,6 @@ class LockedPartitions:
         if batch.is_transactional and first_offset is None:
             # Where the open transaction begins in this partition: no reader of committed records goes past it.
             first_offset = recent.base_offset
-            self._open.pop(partition_id, None)
         same_epoch = batch.producer_epoch == state.epoch
         self._changed[key] = replace(
             state,

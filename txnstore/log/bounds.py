@@ -13,7 +13,7 @@ from txnstore.db.statements import HotStatement
 from txnstore.errors import InvalidTimestamp, UnknownTopicOrPartition
 from txnstore.log.codec import TIMESTAMP_MS_MAX, decode
 from txnstore.log.outbox.rows import OUTBOX_WAITS
-from txnstore.model import IsolationLevel
+from txnstore.model import NO_TIMESTAMP_MS, IsolationLevel
 
 #: Where the oldest open transaction of a partition begins, or NULL.
 # The partial index on open transactions answers the inner query with one look, however long the log is. SQLite takes
@@ -200,10 +200,11 @@ def offset_of_max_timestamp(
         from_first = {**parameters, "start_offset": max(first, parameters["start_offset"]), "largest_ms": largest_ms}
         batch = connection.execute(_FIRST_WITH_TIMESTAMP, from_first).one()
         rows = [(timestamp_ms, -offset) for offset, timestamp_ms, *_ in decode(batch).rows(bounds.log_start_offset)]
-        timestamp_ms, negative_offset = max(rows)
-        if found is None or timestamp_ms > found.timestamp_ms:
+        # What compaction has left of the first batch may be deleted from its beginning as a whole.
+        timestamp_ms, negative_offset = max(rows, default=(NO_TIMESTAMP_MS, 0))
+        if rows and (found is None or timestamp_ms > found.timestamp_ms):
             found = OffsetAndTimestamp(-negative_offset, timestamp_ms)
-        if found.timestamp_ms >= largest_ms:
+        if timestamp_ms >= largest_ms:
             break
         # The record itself was deleted from the beginning of the first batch: those behind may have a larger one.
         parameters["start_offset"] = batch.last_offset + 1

@@ -121,7 +121,8 @@ def bring_up_to_date(store: Store, cluster: Cluster | None) -> int:
     """
     if cluster is None or cluster.is_alone or store is cluster.controller:
         return 0
-    if store.read(_version) == cluster.controller.read(_version):
+    # Whoever looks does so again and again: it waits for nobody who is away.
+    if store.read(_version) == cluster.controller.read(_version, retry_timeout_ms=0):
         return 0
     return int(cluster.reconcile(store.database_id))
 

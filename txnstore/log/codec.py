@@ -21,6 +21,7 @@ from itertools import repeat
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
+from txnstore import bulk
 from txnstore.errors import CorruptBatch, InvalidRecord, InvalidTimestamp
 from txnstore.log.columns import (
     BytesColumn,
@@ -29,6 +30,7 @@ from txnstore.log.columns import (
     PackedBytes,
     compress,
     pack_bytes,
+    pack_differences,
     pack_headers,
     pack_integers,
     require_codec,
@@ -476,17 +478,18 @@ def encode_packed(
     """
     keys, values, timestamps_ms, headers = columns
     record_count = len(timestamps_ms)
-    latest_ms = _check_timestamps(timestamps_ms)
+    earliest_ms, latest_ms = _check_timestamps(timestamps_ms)
+    base_ms = timestamps_ms[0]
     return EncodedBatch(
         record_count=record_count,
-        base_timestamp_ms=timestamps_ms[0],
+        base_timestamp_ms=base_ms,
         max_timestamp_ms=latest_ms,
         producer_id=producer.producer_id,
         producer_epoch=producer.epoch,
         base_sequence=base_sequence,
         is_transactional=is_transactional,
         codec=codec,
-        timestamp_deltas_ms=_packed_timestamps(timestamps_ms),
+        timestamp_deltas_ms=None if earliest_ms == latest_ms else pack_differences(timestamps_ms, base_ms),
         offset_deltas=None if offset_deltas is None else _packed_offsets(offset_deltas, record_count),
         key_positions=keys.positions,
         null_keys=keys.nulls,
@@ -544,29 +547,28 @@ def control_record_bytes(control_type: ControlType, coordinator_epoch: int) -> t
     )
 
 
-def _check_timestamps(timestamps_ms: Sequence[int]) -> int:
-    """Return the latest timestamp once each is an integer that the column can hold."""
+def _check_timestamps(timestamps_ms: Sequence[int]) -> tuple[int, int]:
+    """Return the earliest and the latest timestamp once each is an integer that the column can hold."""
+    bounds = bulk.core.bounds(timestamps_ms) if bulk.IN_C else None
+    earliest, latest = _bounds(timestamps_ms) if bounds is None else bounds
+    if earliest < 0 or latest > TIMESTAMP_MS_MAX:
+        raise InvalidTimestamp(
+            f"timestamps are milliseconds from 0 to {TIMESTAMP_MS_MAX}; the batch has some from {earliest} to {latest}"
+        )
+    return earliest, latest
+
+
+def _bounds(timestamps_ms: Sequence[int]) -> tuple[int, int]:
     if set(map(type, timestamps_ms)) != _INTEGERS:
         for index, timestamp in enumerate(timestamps_ms):
             if type(timestamp) is not int:
                 raise InvalidTimestamp(
                     f"record {index} of the batch: its timestamp is {type(timestamp).__name__}, not int milliseconds"
                 )
-    earliest = latest = timestamps_ms[0]
-    if timestamps_ms.count(earliest) != len(timestamps_ms):
-        earliest, latest = min(timestamps_ms), max(timestamps_ms)
-    if earliest < 0 or latest > TIMESTAMP_MS_MAX:
-        raise InvalidTimestamp(
-            f"timestamps are milliseconds from 0 to {TIMESTAMP_MS_MAX}; the batch has some from {earliest} to {latest}"
-        )
-    return latest
-
-
-def _packed_timestamps(timestamps_ms: Sequence[int]) -> str | None:
-    base_timestamp_ms = timestamps_ms[0]
-    if timestamps_ms.count(base_timestamp_ms) == len(timestamps_ms):
-        return None
-    return pack_integers([timestamp_ms - base_timestamp_ms for timestamp_ms in timestamps_ms])
+    first = timestamps_ms[0]
+    if timestamps_ms.count(first) == len(timestamps_ms):
+        return first, first
+    return min(timestamps_ms), max(timestamps_ms)
 
 
 def _packed_offsets(offset_deltas: Sequence[int], record_count: int) -> str | None:

@@ -33,6 +33,7 @@ from itertools import accumulate, repeat
 from types import NoneType
 from typing import Any, Final
 
+from txnstore import bulk
 from txnstore.errors import InvalidRecord, RecordTooLarge, UnsupportedCompression
 from txnstore.model import Header
 
@@ -201,24 +202,48 @@ def fitting(
     by compression, is not counted on.
     """
     count = len(sizes_bytes)
-    content_bytes = sum(sizes_bytes)
+    found = bulk.core.survey(sizes_bytes, keys, values, timestamps_ms, packed_headers) if bulk.IN_C else None
+    if found is None:
+        found = _survey(sizes_bytes, keys, values, timestamps_ms, packed_headers)
+    content_bytes, null_keys, null_values, earliest_ms, latest_ms, has_headers = found
     index_bytes = len(str(count)) + 1
     each_bytes = 0
-    for cells in keys, values:
-        null_count = cells.count(None)
+    for null_count in null_keys, null_values:
         if null_count < count:
             each_bytes += POSITION_BYTES + (index_bytes if null_count else 0)
-    earliest_ms, latest_ms = min(timestamps_ms), max(timestamps_ms)
     if earliest_ms != latest_ms:
         base_ms = timestamps_ms[0]
         each_bytes += max(len(str(earliest_ms - base_ms)), len(str(latest_ms - base_ms))) + 1
-    if any(packed_headers):
+    if has_headers:
         each_bytes += _NO_HEADERS_BYTES
     left_bytes = batch_bytes_max - _COLUMNS_BYTES
     if content_bytes + count * each_bytes <= left_bytes:
         return count
     ends = list(accumulate(size_bytes + each_bytes for size_bytes in sizes_bytes))
     return max(1, bisect_right(ends, left_bytes))
+
+
+def _survey(
+    sizes_bytes: Sequence[int],
+    keys: Sequence[bytes | None],
+    values: Sequence[bytes | None],
+    timestamps_ms: Sequence[int],
+    packed_headers: Sequence[str | None],
+) -> tuple[int, int, int, int, int, bool]:
+    return (
+        sum(sizes_bytes),
+        keys.count(None),
+        values.count(None),
+        min(timestamps_ms),
+        max(timestamps_ms),
+        any(packed is not None for packed in packed_headers),
+    )
+
+
+def pack_differences(numbers: Sequence[int], base: int) -> str:
+    """Return how much larger each of at least one number is than `base`, as `pack_integers` does."""
+    packed = bulk.core.pack_differences(numbers, base) if bulk.IN_C else None
+    return pack_integers([number - base for number in numbers]) if packed is None else packed
 
 
 def pack_integers(numbers: Sequence[int]) -> str:
@@ -312,6 +337,10 @@ def pack_bytes(cells: Sequence[bytes | None], what: str) -> PackedBytes:
     if len(cells) == 1 and type(cells[0]) is bytes and len(cells[0]) <= COLUMN_BYTES_MAX:
         # The same as below, in less time: many batches hold one record.
         return PackedBytes(_POSITIONS_OF_ONE(0, len(cells[0])), None, cells[0])
+    packed = bulk.core.pack_cells(cells, COLUMN_BYTES_MAX) if bulk.IN_C else None
+    if packed is not None:
+        positions_column, null_indexes, data = packed
+        return PackedBytes(positions_column, pack_differences(null_indexes, 0) if null_indexes else None, data)
     kinds = set(map(type, cells))
     if kinds == _NULLS:
         return _ALL_NULL
@@ -377,7 +406,9 @@ class BytesColumn:
         if self.positions is None:
             return repeat(None)
         data = self.data
-        positions = self.positions[first_index:] if first_index else self.positions
+        # A list is cut in less time than an array.
+        positions = self.positions if isinstance(self.positions, list) else list(self.positions)
+        positions = positions[first_index:] if first_index else positions
         # Not `pairwise`: it is slower than a copy of the positions.
         cells: list[bytes | None] = [data[start:end] for start, end in zip(positions, positions[1:])]  # noqa: B905, RUF007 - (above)
         for index in self.nulls:
@@ -401,15 +432,28 @@ def unpack_bytes(
         return BytesColumn(data=b"", positions=None)
     if not isinstance(data, (bytes, bytearray, memoryview)):
         raise DamagedColumn(f"there is {what}_positions without bytes in {what}_data")
-    # A list is cut and sorted in less time than an array.
-    positions = unpack_positions(packed_positions, count, what).tolist()
-    if positions != sorted(positions):
+    positions = _ascending(unpack_positions(packed_positions, count, what))
+    if positions is None:
         raise not_ascending(count, what)
     try:
         plain = decompress(codec, bytes(data), positions[-1])
     except DecompressionFailed as error:
         raise DamagedColumn(f"{what}_data: {error}") from None
     return BytesColumn(data=plain, positions=positions, nulls=_unpack_nulls(nulls_text, count, what))
+
+
+def _ascending_in_python(positions: array[int]) -> Sequence[int] | None:
+    """Return the positions, or None if they do not ascend."""
+    # As a list they are sorted, and cut later, in less time.
+    numbers = positions.tolist()
+    return numbers if numbers == sorted(numbers) else None
+
+
+def _ascending_in_c(positions: array[int]) -> Sequence[int] | None:
+    return positions if bulk.core.ascends(positions) else None
+
+
+_ascending: Final = _ascending_in_c if bulk.IN_C else _ascending_in_python
 
 
 def _unpack_nulls(nulls_text: str | None, count: int, what: str) -> Sequence[int]:

@@ -38,6 +38,7 @@ from txnstore.db.schema import (
     record_batches,
     topic_configs,
 )
+from txnstore.db.statements import HotStatement
 from txnstore.db.store import LISTED_MAX, Store, server_now_ms
 from txnstore.errors import TxnStoreError, UnknownTopicOrPartition
 from txnstore.log.bounds import Bounds, read_bounds
@@ -86,13 +87,14 @@ _PARTITIONS: Final = (
     .where(partitions.c.topic_id.in_(bindparam("topic_ids", expanding=True)))
     .order_by(partitions.c.partition_id)
 )
-_MAY_HAVE_GAPS: Final = (
+_MAY_HAVE_GAPS: Final = HotStatement(
     select(partitions.c.partition_id)
     .outerjoin(partition_storage, partition_storage.c.partition_id == partitions.c.partition_id)
     .outerjoin(topic_configs, topic_configs.c.topic_id == partitions.c.topic_id)
     .where(partitions.c.partition_id == bindparam("of_partition_id"))
     .where(
         (partition_storage.c.compacted_offset > 0)
+        | partition_storage.c.unfinished_pass.is_not(None)
         | and_(topic_configs.c.name == "cleanup.policy", topic_configs.c.value.contains("compact"))
     )
 )
@@ -216,12 +218,12 @@ class _Due:
     compacted_offset: int
     """How far the partition was compacted when this was found."""
 
-    going_on: _Standing | None
+    going_on: _PassProgress | None
     """How far somebody has come with this pass; None: nobody has begun it."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Standing:
+class _PassProgress:
     """How far a pass has come: `partition_storage.unfinished_pass`, a JSON array in this order."""
 
     compacted_offset: int
@@ -308,7 +310,7 @@ def _passes(store: Store, portions: Portions) -> Iterator[_Progress]:
 
 def may_have_gaps(connection: Connection, partition_id: int) -> bool:
     """Return whether offsets of the partition may be missing: it is compacted, or was once."""
-    return bool(connection.execute(_MAY_HAVE_GAPS, {"of_partition_id": partition_id}).all())
+    return bool(_MAY_HAVE_GAPS.rows(connection, {"of_partition_id": partition_id}))
 
 
 def _read_settings(connection: Connection) -> tuple[int, dict[int, Settings]]:
@@ -358,7 +360,7 @@ def _due(partition_id: int, settings: Settings, now_ms: int, connection: Connect
             end_offset = dirty_offset
     if end_offset == dirty_offset and not has_new_horizon:
         return None
-    going_on = None if storage.unfinished_pass is None else _Standing(*json.loads(storage.unfinished_pass))
+    going_on = None if storage.unfinished_pass is None else _PassProgress(*json.loads(storage.unfinished_pass))
     if going_on is not None and going_on.compacted_offset != storage.compacted_offset:
         going_on = None
     if going_on is not None:
@@ -630,9 +632,13 @@ class _Pass:
         storage = lock_storage(connection, self.due.partition_id)
         if storage is None:
             raise UnknownTopicOrPartition(f"the topic of partition id {self.due.partition_id} was deleted meanwhile")
-        missed = []
+        missed: list[int] = []
         for change in changes:
             batch = change.batch
+            if missed and batch.control_type is not None:
+                # Something may be left of its transaction.
+                missed.append(batch.last_offset)
+                continue
             this = {
                 "of_partition_id": batch.partition_id,
                 "of_last_offset": batch.last_offset,
@@ -671,7 +677,7 @@ class _Pass:
         if storage.compacted_offset != self.due.compacted_offset:
             return storage
         self._noted_offset = swept_offset
-        standing = _Standing(
+        standing = _PassProgress(
             self.due.compacted_offset,
             self._end_offset,
             swept_offset,

@@ -17,7 +17,7 @@ from txnstore.log.codec import RecordBatch, decode
 from txnstore.model import OFFSET_MAX, ControlType, IsolationLevel
 
 #: The bounds of a page; at least one batch comes, however large, so that a reader gets on.
-PAGE_RECORDS_MAX: Final = 10_000
+PAGE_RECORDS_MAX: Final = 40_000
 PAGE_BYTES_MAX: Final = 8 * 1024 * 1024
 #: How many batches a page holds.
 PAGE_BATCHES_MAX: Final = 2_000

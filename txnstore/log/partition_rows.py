@@ -21,12 +21,26 @@ from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any, Final, cast
 
-from sqlalchemy import Connection, bindparam, column, delete, insert, select, table, union_all, update
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    bindparam,
+    case,
+    column,
+    delete,
+    insert,
+    literal_column,
+    select,
+    table,
+    union_all,
+    update,
+)
 from sqlalchemy import Sequence as NumberSequence
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import next_value
 
+from txnstore.db.cluster.membership import PRODUCER_ID_BITS
 from txnstore.db.names import CODE_SCHEMA, SQLITE_PREFIX
 from txnstore.db.portions import Portions
 from txnstore.db.postgresql.commit_function import JOURNAL_NUMBERS
@@ -40,7 +54,7 @@ from txnstore.db.store import (
     note_change,
     server_now_ms,
 )
-from txnstore.errors import UnknownTopicOrPartition
+from txnstore.errors import CorruptBatch, UnknownTopicOrPartition
 from txnstore.log.sequences import ProducerInPartition, RecentBatch
 from txnstore.model import NO_PRODUCER_ID, OFFSET_MAX
 
@@ -85,7 +99,7 @@ _MANY_STATES: Final = select(producer_states).where(_KEYS)
 _OPEN_IN_MAX: Final = 16
 #: More producers are read by the statement for many.
 _FEW_MAX: Final = 16
-_STATES_OF_PARTITION: Final = (
+_STATES_OF_PARTITION: Final = HotStatement(
     select(producer_states)
     .where(producer_states.c.partition_id == bindparam("of_partition_id"))
     .where(producer_states.c.producer_id > bindparam("after_id"))
@@ -151,8 +165,25 @@ _FROM_LAST_KEY: Final = HotStatement(
     update(_LAST_KEYS).where(_LAST_KEYS.c.name == _JOURNAL).values(seq=_LAST_KEYS.c.seq + 1).returning(_LAST_KEYS.c.seq)
 )
 _FIRST_KEY: Final = insert(_LAST_KEYS).values(name=_JOURNAL, seq=1)
+_FOLLOWING_KEY: Final = HotStatement(select(_LAST_KEYS.c.seq + 1).where(_LAST_KEYS.c.name == _JOURNAL))
+#: For so many milliseconds of a store's age there is one producer id, given out or not. So a store that lost its last
+#: commits, in a failover or as it was restored, gives nobody the id of a producer that lives on: each one's records
+#: would be taken for repetitions of the other's.
+PRODUCER_ID_MS = 10
+#: Until a store is so old its ids are small numbers, given out in turn: those who try something read them.
+PRODUCER_IDS_IN_TURN_MS: Final = 3_600_000
+_PRODUCER_ID: Final = stores.c.next_producer_id
+# Each database of a cluster has ids of its own.
+_PRODUCER_ID_BY_AGE: Final = (
+    _PRODUCER_ID
+    - _PRODUCER_ID % literal_column(str(1 << PRODUCER_ID_BITS), BigInteger)
+    + (server_now_ms() - stores.c.created_ms - literal_column(str(PRODUCER_IDS_IN_TURN_MS), BigInteger))
+    // bindparam("producer_id_ms", type_=BigInteger())
+)
 _NEXT_PRODUCER_ID: Final = HotStatement(
-    update(stores).values(next_producer_id=stores.c.next_producer_id + 1).returning(stores.c.next_producer_id)
+    update(stores)
+    .values(next_producer_id=case((_PRODUCER_ID < _PRODUCER_ID_BY_AGE, _PRODUCER_ID_BY_AGE), else_=_PRODUCER_ID) + 1)
+    .returning(_PRODUCER_ID)
 )
 
 
@@ -224,9 +255,20 @@ def draw_commit_number(connection: Connection) -> int:
     return number
 
 
+def number_of_entry(connection: Connection) -> int:
+    """Return such a number for the key of an entry that the caller writes into the journal, before he draws another.
+
+    SQLite counts a key when it is inserted: to count it before takes longer than all the rest about it.
+    """
+    if connection.dialect.name != "sqlite":
+        return draw_commit_number(connection)
+    number: int | None = _FOLLOWING_KEY.value(connection)
+    return 1 if number is None else number
+
+
 def allocate_producer_id(connection: Connection) -> int:
-    """Return a producer id that nobody in the cluster has had before."""
-    return int(_NEXT_PRODUCER_ID.value(connection)) - 1
+    """Return a producer id that nobody in the cluster has had before, nor in a later state of it that was lost."""
+    return int(_NEXT_PRODUCER_ID.value(connection, {"producer_id_ms": PRODUCER_ID_MS})) - 1
 
 
 def read_producer_states(
@@ -281,7 +323,7 @@ def producers_of_partition(
 ) -> list[ProducerInPartition]:
     """Return the producers that the partition remembers, by producer id: so many behind `after_id`, or all."""
     page = {"of_partition_id": partition_id, "after_id": after_id, "count_max": count_max}
-    return [_state_from_row(row) for row in connection.execute(_STATES_OF_PARTITION, page)]
+    return [_state_from_row(row) for row in _STATES_OF_PARTITION.rows(connection, page)]
 
 
 def save_producer_states(
@@ -342,7 +384,7 @@ def _state_from_row(row: Any) -> ProducerInPartition:
     return ProducerInPartition(
         producer_id=row.producer_id,
         epoch=row.producer_epoch,
-        recent_batches=_recent_from_text(row.recent_batches),
+        recent_batches=_recent_from_text(row.recent_batches, row.producer_id),
         coordinator_epoch=row.coordinator_epoch,
         last_timestamp_ms=row.last_timestamp_ms,
         transaction_first_offset=row.transaction_first_offset,
@@ -388,8 +430,13 @@ def _recent_to_text(batches: Sequence[RecentBatch]) -> str:
     return f"[{','.join(map(str, numbers))}]"
 
 
-def _recent_from_text(text: str) -> tuple[RecentBatch, ...]:
-    numbers = json.loads(text)
-    return tuple(
-        RecentBatch(*numbers[start : start + _FIELDS_OF_BATCH]) for start in range(0, len(numbers), _FIELDS_OF_BATCH)
-    )
+def _recent_from_text(text: str, producer_id: int) -> tuple[RecentBatch, ...]:
+    try:
+        numbers = json.loads(text)
+        return tuple(
+            RecentBatch(*numbers[start : start + _FIELDS_OF_BATCH])
+            for start in range(0, len(numbers), _FIELDS_OF_BATCH)
+        )
+    except (ValueError, TypeError, KeyError):
+        # Somebody else has written to the table.
+        raise CorruptBatch(f"what a partition remembers of producer {producer_id} cannot be read") from None

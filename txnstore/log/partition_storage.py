@@ -17,6 +17,7 @@ from sqlalchemy.dialects.sqlite import insert as upsert
 
 from txnstore.db.portions import Portions
 from txnstore.db.schema import partition_heads, partition_storage, record_batches
+from txnstore.db.statements import HotStatement
 from txnstore.db.store import Store, must_hit
 from txnstore.log.partition_rows import lock_heads
 
@@ -53,6 +54,7 @@ class PartitionStorage:
 
 
 _SELECT: Final = select(partition_storage).where(partition_storage.c.partition_id == bindparam("of_partition_id"))
+_READ: Final = HotStatement(_SELECT)
 _LOCK: Final = _SELECT.with_for_update()
 _ADD: Final = upsert(partition_storage).on_conflict_do_nothing(index_elements=["partition_id"])
 _CHANGED: Final = [column.name for column in partition_storage.c if column.name != "partition_id"]
@@ -95,7 +97,7 @@ def lock_storage(connection: Connection, partition_id: int) -> PartitionStorage 
 
 def read_storage(connection: Connection, partition_id: int) -> PartitionStorage:
     """Return what is known of the partition's stored batches; where nothing is kept, none was deleted or counted."""
-    row = connection.execute(_SELECT, {"of_partition_id": partition_id}).one_or_none()
+    row = _READ.row(connection, {"of_partition_id": partition_id})
     return PartitionStorage(partition_id) if row is None else PartitionStorage(*row)
 
 

@@ -54,6 +54,11 @@ def fnv1a(key: bytes, partition_count: int) -> int:
     return _fnv1a_hash(key) % partition_count
 
 
+def key_hash_of(partitioner: str) -> Callable[[bytes], int] | None:
+    """Return the hash by which, modulo their number, it chooses the partition of a key; "random" has none."""
+    return _HASHES.get(partitioner.removesuffix("_random"))
+
+
 def partitions_of_keys(partitioner: str, keys: Iterable[bytes], partition_count: int) -> list[int]:
     """Return the partition of each key, as the partitioner of this name hashes them: any but "random".
 

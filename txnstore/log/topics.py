@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
@@ -26,6 +26,7 @@ from txnstore.db.cluster.membership import CONTROLLER_ID, Database, hash_of_name
 from txnstore.db.schema import (
     partition_heads,
     partitions,
+    stores,
     topic_configs,
     topics,
     transaction_partitions,
@@ -57,6 +58,17 @@ _BY_NAME: Final = HotStatement(
     select(topics.c.topic_id, topics.c.name, topics.c.topic_uuid).where(
         topics.c.name.in_(bindparam("names", expanding=True))
     )
+)
+# With the row of the store, which is there whether or not there are topics: whose topics these are.
+_BY_NAME_AND_STORE: Final = HotStatement(
+    select(
+        stores.c.store_uuid,
+        stores.c.next_producer_id,
+        stores.c.oldest_writer_version,
+        topics.c.topic_id,
+        topics.c.name,
+        topics.c.topic_uuid,
+    ).select_from(stores.outerjoin(topics, topics.c.name.in_(bindparam("names", expanding=True))))
 )
 _ALL_NAMES: Final = select(topics.c.name).order_by(topics.c.name)
 # A topic whose name differs only in dots and underscores: Kafka's metrics cannot tell them apart.
@@ -268,11 +280,21 @@ def get_topic(connection: Connection, name: str) -> Topic:
     return found[0]
 
 
-def find_topics(connection: Connection, names: Sequence[str]) -> list[Topic]:
-    """Return those of the topics that there are, by name."""
+def find_topics(
+    connection: Connection, names: Sequence[str], *, check: Callable[[str | None, int, int], None] | None = None
+) -> list[Topic]:
+    """Return those of the topics that there are, by name.
+
+    With `check` it is told, before anything else is read, of which store they are, its next producer id and the oldest
+    version that may write.
+    """
     # No database is asked for what is not a name: some refuse the very characters.
     wanted = [name for name in names if _is_name(name)]
-    rows = [row for some in chunks(wanted) for row in _BY_NAME.rows(connection, {"names": some})]
+    by_name = _BY_NAME if check is None else _BY_NAME_AND_STORE
+    rows = [row for some in chunks(wanted) for row in by_name.rows(connection, {"names": some})]
+    if check is not None and wanted:
+        check(*(rows[0][:3] if rows else (None, 0, 0)))
+        rows = [row for row in rows if row.topic_id is not None]
     if not rows:
         return []
     topic_ids = [row.topic_id for row in rows]

@@ -5,7 +5,7 @@ Each is imported when it is due, for a client that lives a moment only has no ti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -121,9 +121,35 @@ def _offsets() -> Work:
 
 
 def _newest_topics() -> Work:
+    return _bring_up_to_date
+
+
+def _bring_up_to_date(portion: Portion) -> int:
+    if portion.cluster is None or portion.cluster.is_alone or portion.has_newest_settings:
+        return 0
     from txnstore.log.cluster_topics import bring_up_to_date
 
-    return lambda portion: bring_up_to_date(portion.store, portion.cluster)
+    brought = bring_up_to_date(portion.store, portion.cluster)
+    portion.has_newest_settings = True
+    return brought
+
+
+def _by_newest_settings(load: Callable[[], Work]) -> Callable[[], Work]:
+    """Return the same for what forgets and deletes: not by settings from before the database was away.
+
+    While the controller cannot tell what holds now, nothing is forgotten.
+    """
+
+    def load_it() -> Work:
+        work = load()
+
+        def up_to_date(portion: Portion) -> int:
+            _bring_up_to_date(portion)
+            return work(portion)
+
+        return up_to_date
+
+    return load_it
 
 
 DUTIES: Final = (
@@ -133,17 +159,17 @@ DUTIES: Final = (
     # It is one look at an index, and readers wait.
     MaintenanceDuty("timed out transactions aborted", ABORT_INTERVAL, _timed_out, interval_max_seconds=1.0),
     MaintenanceDuty("branches ended in the databases of the cluster", ABORT_INTERVAL, _cluster_branches),
-    MaintenanceDuty("expired transactional ids forgotten", REMOVE_INTERVAL, _transactional_ids),
-    MaintenanceDuty("silent producers forgotten", REMOVE_INTERVAL, _producers),
-    MaintenanceDuty("journal entries deleted", REMOVE_INTERVAL, _journal),
-    MaintenanceDuty("refused rows of the outbox deleted", REMOVE_INTERVAL, _refused),
-    MaintenanceDuty("silent sinks of Spark forgotten", REMOVE_INTERVAL, _sinks),
+    MaintenanceDuty("expired transactional ids forgotten", REMOVE_INTERVAL, _by_newest_settings(_transactional_ids)),
+    MaintenanceDuty("silent producers forgotten", REMOVE_INTERVAL, _by_newest_settings(_producers)),
+    MaintenanceDuty("journal entries deleted", REMOVE_INTERVAL, _by_newest_settings(_journal)),
+    MaintenanceDuty("refused rows of the outbox deleted", REMOVE_INTERVAL, _by_newest_settings(_refused)),
+    MaintenanceDuty("silent sinks of Spark forgotten", REMOVE_INTERVAL, _by_newest_settings(_sinks)),
     MaintenanceDuty("rows of deleted topics deleted", ABORT_INTERVAL, _deleted_topics),
-    MaintenanceDuty("batches past their retention deleted", LOG_INTERVAL, _retention),
-    MaintenanceDuty("batches read by the compaction", COMPACTION_INTERVAL, _compaction),
+    MaintenanceDuty("batches past their retention deleted", LOG_INTERVAL, _by_newest_settings(_retention)),
+    MaintenanceDuty("batches read by the compaction", COMPACTION_INTERVAL, _by_newest_settings(_compaction)),
     # In this order: offsets expire once the group has no members any more.
     MaintenanceDuty("silent members of groups removed", RETENTION_INTERVAL, _members),
-    MaintenanceDuty("groups cleared of expired offsets", RETENTION_INTERVAL, _offsets),
+    MaintenanceDuty("groups cleared of expired offsets", RETENTION_INTERVAL, _by_newest_settings(_offsets)),
     MaintenanceDuty("databases given the newest topics", ABORT_INTERVAL, _newest_topics),
 )
 

@@ -11,28 +11,28 @@ import itertools
 import os
 import socket
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, bindparam, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from txnstore.db.cluster.catalogue import read_store_settings
 from txnstore.db.schema import maintenance_duties, stores
+from txnstore.db.statements import HotStatement
 from txnstore.db.store import server_now_ms
 
 #: How long a duty is taken for at most.
 LEASE_MS: Final = 10_000
 
 _NOW: Final = server_now_ms().label("now_ms")
-_ROWS: Final = (
-    select(maintenance_duties, _NOW)
-    .where(maintenance_duties.c.duty.in_(bindparam("duties", expanding=True)))
-    .order_by(maintenance_duties.c.duty)
-)
+_ROWS: Final = select(maintenance_duties, _NOW).order_by(maintenance_duties.c.duty)
+# Of all duties, which are few: whoever looks once, and is gone, does not wait for a list to be rendered.
+_READ: Final = HotStatement(_ROWS)
 # Whom somebody else is taking at this moment, somebody else has.
-_LOCK: Final = _ROWS.with_for_update(skip_locked=True)
-_BEGINNING: Final = select(stores.c.created_ms, _NOW)
+_LOCK: Final = _ROWS.where(maintenance_duties.c.duty.in_(bindparam("duties", expanding=True))).with_for_update(
+    skip_locked=True
+)
+_BEGINNING: Final = HotStatement(select(stores.c.created_ms, _NOW))
 _ENTER: Final = upsert(maintenance_duties).on_conflict_do_nothing(index_elements=["duty"])
 _OF_DUTY: Final = maintenance_duties.c.duty == bindparam("of_duty")
 _HOLD: Final = (
@@ -63,8 +63,7 @@ _NEVER: Final = -1
 _numbers: Final = itertools.count(1)
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class DutyLease(NamedTuple):
     """What is known of one duty."""
 
     duty: str
@@ -87,8 +86,7 @@ class Lease:
         return max(held_ms, left_ms)
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(NamedTuple):
     """What is due."""
 
     due: Sequence[str]
@@ -98,8 +96,7 @@ class Look:
     """In how many milliseconds the first of the others is due."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class PortionOutcome(NamedTuple):
     """What has become of a portion."""
 
     duty: str
@@ -127,7 +124,7 @@ def take(
     lease_ms: int = LEASE_MS,
     duties_max: int | None = None,
     forced: bool = False,
-) -> list[Lease]:
+) -> list[DutyLease]:
     """Take those of these duties that are due, so many or all; with `forced` all of them, due or not, held or not.
 
     Each is returned with when its round began: now, unless it goes on.
@@ -151,7 +148,7 @@ def take(
     held = {"new_holder": holder, "new_held_until_ms": now_ms + lease_ms}
     if taken := [{"of_duty": lease.duty, **held} for lease in wanted if lease.duty in locked]:
         connection.execute(_HOLD, taken)
-    return [lease if lease.is_unfinished else Lease(lease.duty, now_ms) for lease in wanted]
+    return [lease if lease.is_unfinished else DutyLease(lease.duty, now_ms) for lease in wanted]
 
 
 def renew(connection: Connection, duties: Collection[str], holder: str, *, lease_ms: int = LEASE_MS) -> None:
@@ -159,7 +156,7 @@ def renew(connection: Connection, duties: Collection[str], holder: str, *, lease
     connection.execute(_RENEW, [{"of_duty": duty, "of_holder": holder, "lease_ms": lease_ms} for duty in duties])
 
 
-def leave(connection: Connection, holder: str, done: Sequence[Outcome], untouched: Collection[str]) -> None:
+def leave(connection: Connection, holder: str, done: Sequence[PortionOutcome], untouched: Collection[str]) -> None:
     """Note what has become of duties, and give back those that there was no time for.
 
     What somebody else has taken meanwhile stays as it is.
@@ -182,22 +179,24 @@ def leave(connection: Connection, holder: str, done: Sequence[Outcome], untouche
         connection.execute(_GIVE_BACK, [{"of_duty": duty, "of_holder": holder} for duty in untouched])
 
 
-def _read(connection: Connection, duties: list[str]) -> tuple[dict[str, Lease], int]:
+def _read(connection: Connection, duties: list[str]) -> tuple[dict[str, DutyLease], int]:
     """Return what is known of the duties, and the time; one without a row was begun when the store was made."""
-    rows = connection.execute(_ROWS, {"duties": duties}).all()
-    leases = {row.duty: _lease_of(row) for row in rows}
+    rows = _READ.rows(connection)
+    leases = {row.duty: _lease_of(row) for row in rows if row.duty in duties}
     if len(leases) == len(duties):
         return leases, rows[0].now_ms
-    created_ms, now_ms = connection.execute(_BEGINNING).one()
-    return {duty: leases.get(duty) or Lease(duty, created_ms) for duty in duties}, now_ms
+    created_ms, now_ms = _BEGINNING.row(connection)
+    return {duty: leases.get(duty) or DutyLease(duty, created_ms) for duty in duties}, now_ms
 
 
-def _sorted_out(connection: Connection, leases: Collection[Lease], now_ms: int, settings_of: Mapping[str, str]) -> Look:
+def _sorted_out(
+    connection: Connection, leases: Collection[DutyLease], now_ms: int, settings_of: Mapping[str, str]
+) -> Look:
     settings = read_store_settings(connection)
     due_in_ms = {lease.duty: lease.due_in_ms(now_ms, settings[settings_of[lease.duty]]) for lease in leases}
     due = [lease.duty for lease in sorted(leases, key=lambda lease: lease.turn_ms) if due_in_ms[lease.duty] == 0]
     return Look(due, min((left_ms for left_ms in due_in_ms.values() if left_ms > 0), default=LEASE_MS))
 
 
-def _lease_of(row: Any) -> Lease:
-    return Lease(row.duty, row.begun_ms, bool(row.is_unfinished), row.position, row.turn_ms, row.held_until_ms)
+def _lease_of(row: Any) -> DutyLease:
+    return DutyLease(row.duty, row.begun_ms, bool(row.is_unfinished), row.position, row.turn_ms, row.held_until_ms)

@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.portions import FOUND_MAX, LOCK_TIMEOUT_MS, Portions
 from txnstore.db.store import Store
 from txnstore.errors import TxnStoreError
 from txnstore.maintenance import leases
-from txnstore.maintenance.leases import LEASE_MS, Lease, Outcome
+from txnstore.maintenance.leases import LEASE_MS, DutyLease, PortionOutcome
 
 _log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ _RENEWED_AFTER_SECONDS: Final = LEASE_MS / 1000 / 3
 
 @dataclass(slots=True)
 class Portion:
-    """What a duty is done with."""
+    """What the duties of a turn are done with, one after the other."""
 
     store: Store
     cluster: Cluster | None
@@ -36,14 +36,16 @@ class Portion:
     position: str | None = None
     """Where the one before ended, for duties that cannot tell by what is left; the duty says where this one has."""
 
+    has_newest_settings: bool = False
+    """Whether a duty of this turn has asked the controller for them: the others need not."""
+
 
 #: Does a portion of a duty and returns how much was done: FOUND_MAX or more, or all that there was; or `portions` are
 #: over.
 Work = Callable[[Portion], int]
 
 
-@dataclass(frozen=True, slots=True)
-class MaintenanceDuty:
+class MaintenanceDuty(NamedTuple):
     """One thing to do."""
 
     name: str
@@ -143,7 +145,8 @@ def take_turn(
         partial(leases.take, settings_of=settings_of, holder=holder, lease_ms=lease_ms, forced=forced),
         retry_timeout_ms=retry_timeout_ms,
     )
-    outcomes: list[Outcome] = []
+    outcomes: list[PortionOutcome] = []
+    portion = Portion(store, cluster, portions)
     renewed_at = time.monotonic()
     observer.due(len(taken))
     for number, lease in enumerate(taken):
@@ -155,7 +158,7 @@ def take_turn(
             # Those that are done as well: what has become of them is noted at the end.
             store.write(partial(leases.renew, duties=[each.duty for each in taken], holder=holder, lease_ms=lease_ms))
         began_seconds = monotonic_seconds()
-        outcomes.append(_do(by_name[lease.duty], lease, Portion(store, cluster, portions, lease.position), turn))
+        outcomes.append(_do(by_name[lease.duty], lease, portion, turn))
         observer.portion(lease.duty, turn.done.get(lease.duty), monotonic_seconds() - began_seconds)
         observer.due(len(taken) - len(outcomes) + len(turn.unfinished))
     untouched = [lease.duty for lease in taken[len(outcomes) :]]
@@ -169,23 +172,23 @@ def take_turn(
 def do_unleased(store: Store, cluster: Cluster | None, duty: MaintenanceDuty) -> Turn:
     """Do a duty beside whoever holds it: for what costs less than to ask who does."""
     turn = Turn()
-    _do(duty, Lease(duty.name, 0), Portion(store, cluster, Portions()), turn)
+    _do(duty, DutyLease(duty.name, 0), Portion(store, cluster, Portions()), turn)
     return turn
 
 
-def _do(duty: MaintenanceDuty, lease: Lease, portion: Portion, turn: Turn) -> Outcome:
-    portion.portions.was_told_over = False
+def _do(duty: MaintenanceDuty, lease: DutyLease, portion: Portion, turn: Turn) -> PortionOutcome:
+    portion.position, portion.portions.was_told_over = lease.position, False
     try:
         count = duty.load()(portion)
     except Exception as error:  # noqa: BLE001 - neither an outage nor a bug in one duty leaves the others undone
         turn.failed[duty.name] = error
-        return Outcome(duty.name, lease.begun_ms, is_unfinished=False, position=None)
+        return PortionOutcome(duty.name, lease.begun_ms, is_unfinished=False, position=None)
     # One that only looked, however long that took, has left nothing.
     is_unfinished = count >= FOUND_MAX or portion.position is not None or portion.portions.was_told_over
     turn.done[duty.name] = count
     if is_unfinished:
         turn.unfinished.append(duty.name)
-    return Outcome(duty.name, lease.begun_ms, is_unfinished, portion.position)
+    return PortionOutcome(duty.name, lease.begun_ms, is_unfinished, portion.position)
 
 
 def report(store: Store, turn: Turn, *, level: int = logging.WARNING) -> None:

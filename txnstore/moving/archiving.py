@@ -29,7 +29,7 @@ _TYPE_NAMES: Final = {TimestampType.CREATE_TIME: "CreateTime", TimestampType.LOG
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class RecordSelection:
     """Which records are exported: of each partition those that meet all conditions."""
 
     partitions: Collection[int] = ()
@@ -58,7 +58,7 @@ def export(
     cluster: Cluster,
     topic_name: str,
     path: Path,
-    selection: Selection | None = None,
+    selection: RecordSelection | None = None,
     *,
     compression: str = "zstd",
     told: Callable[[int, int], None] | None = None,
@@ -74,7 +74,7 @@ def export(
         CorruptBatch: a stored batch is damaged.
         TxnStoreError: there is no such topic or partition, or a database refuses or cannot be reached.
     """
-    wanted = selection or Selection()
+    wanted = selection or RecordSelection()
     topic = cluster.controller.read(lambda connection: get_topic(connection, topic_name))
     ranges = _ranges(cluster, topic, wanted)
     contents = Contents(new_archive_id(), topic.name, len(topic.partition_ids), topic.config, ranges)
@@ -92,7 +92,7 @@ def export(
     return Exported(record_count, contents)
 
 
-def _ranges(cluster: Cluster, topic: Topic, wanted: Selection) -> dict[int, tuple[int, int]]:
+def _ranges(cluster: Cluster, topic: Topic, wanted: RecordSelection) -> dict[int, tuple[int, int]]:
     """Return the first offset of each partition that is wanted, and the one behind the last.
 
     Of all partitions of one database at one moment: who commits in several of them meanwhile is in none.
@@ -121,7 +121,7 @@ def _on_leader(cluster: Cluster, topic: Topic, number: int, work: Callable[[Conn
     return repaired(cluster, topic.leaders[number], call)
 
 
-def _range(connection: Connection, partition_id: int, wanted: Selection) -> tuple[int, int]:
+def _range(connection: Connection, partition_id: int, wanted: RecordSelection) -> tuple[int, int]:
     bounds = read_bounds(connection, [partition_id])[partition_id]
     start, end = max(bounds.log_start_offset, wanted.from_offset), bounds.end(_COMMITTED)
     if wanted.until_offset is not None:

@@ -22,6 +22,7 @@ import json
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -79,7 +80,7 @@ Told = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class FillPosition:
     """How far a target is filled, as it stands in its row."""
 
     table: str = ""
@@ -102,7 +103,7 @@ class Position:
         return json.dumps([self.table, self.after, self.row_count, self.is_complete, self.is_verified])
 
     @classmethod
-    def from_json(cls, text: str | None) -> Position:
+    def from_json(cls, text: str | None) -> FillPosition:
         """Return the position that a row holds."""
         table, after, row_count, is_complete, is_verified = json.loads(text or "")
         return cls(table, tuple(after), row_count, is_complete, is_verified)
@@ -146,6 +147,8 @@ def move(source: Store, target: Store, *, told: Told | None = None, even_if_dama
     target.store_uuid = _uuid(target)
     check_original(target)
     if found is None:
+        # First: of a database alone the verification finds the logs missing that live in the others.
+        source.read(partial(_refuse_member, source))
         remedy = "`txnstore verify` says what to do"
         _check_sound(source, remedy, even_if_damaged, lambda *of: tell("verifying the source", *of))
     if arriving is None:
@@ -228,7 +231,7 @@ def _arrive(source: Store, target: Store, found: Move | None) -> Move:
             return arriving
         if found is not None:
             raise refuse(source.url, found)
-        arriving = Move(MoveState.ARRIVING, str(uuid.uuid4()), name_of(source), Position().to_json())
+        arriving = Move(MoveState.ARRIVING, str(uuid.uuid4()), name_of(source), FillPosition().to_json())
         closing.close(connection, arriving)
         closing.admit(connection, arriving)
         _check_fresh(connection, target)
@@ -250,7 +253,7 @@ def _check_going_on(source: Store, target: Store, found: Move | None, arriving: 
         raise refuse(source.url, found)
     if _uuid(target) != source.store_uuid:
         raise refuse(target.url, arriving)
-    if found is None and Position.from_json(arriving.position) != Position():
+    if found is None and FillPosition.from_json(arriving.position) != FillPosition():
         raise _was_cancelled(target)
 
 
@@ -283,6 +286,16 @@ def _is_fresh(connection: Connection, copied: CopiedTable) -> bool:
 # --- 2: the source -----------------------------------------------------------------------------------------------
 
 
+def _refuse_member(source: Store, connection: Connection) -> None:
+    members = read_databases(connection)
+    if len(members) > 1 or members[0].label != ALONE_LABEL or members[0].database_id != CONTROLLER_ID:
+        raise InvalidRequest(
+            f"{source.url} is one of the databases of a cluster ({', '.join(member.label for member in members)});"
+            " only a store that is alone can be copied. Move each database by a dump of its own kind, and run"
+            " `txnstore adopt --same` on all"
+        )
+
+
 def _close(source: Store, target: Store, arriving: Move) -> Move:
     """Let nobody write to the source from now on; return its mark."""
     closed = Move(MoveState.CLOSED, arriving.uuid, name_of(target))
@@ -301,13 +314,7 @@ def _close(source: Store, target: Store, arriving: Move) -> Move:
             # compared is from before the last writes.
             raise _was_cancelled(target)
         closing.close(connection, replace(closed, position=json.dumps(cancelled)))
-        members = read_databases(connection)
-        if len(members) > 1 or members[0].label != ALONE_LABEL or members[0].database_id != CONTROLLER_ID:
-            raise InvalidRequest(
-                f"{source.url} is one of the databases of a cluster ({', '.join(member.label for member in members)});"
-                " only a store that is alone can be copied. Move each database by a dump of its own kind, and run"
-                " `txnstore adopt --same` on all"
-            )
+        _refuse_member(source, connection)
         branches = [
             f"{each.gid} of {each.transactional_id} in {each.database_label}" for each in all_branches(connection)
         ]
@@ -351,9 +358,9 @@ class _Filling:
         self._arriving = arriving
 
     @property
-    def position(self) -> Position:
+    def position(self) -> FillPosition:
         """How far it is filled."""
-        return Position.from_json(self._arriving.position)
+        return FillPosition.from_json(self._arriving.position)
 
     def run(self, told: Callable[[int, int], None]) -> None:
         """Copy what is not copied yet."""
@@ -369,7 +376,7 @@ class _Filling:
                 told(self.position.row_count, total)
         self._set_numbers()
 
-    def settle(self, position: Position, work: Callable[[Connection], None] | None = None) -> None:
+    def settle(self, position: FillPosition, work: Callable[[Connection], None] | None = None) -> None:
         """Do some work on the target, and let it be at this position then, in one database transaction.
 
         Raises:
@@ -400,7 +407,7 @@ class _Filling:
     def _write_page(self, copied: CopiedTable, rows: Sequence[Row[Any]]) -> None:
         values = [row._asdict() for row in rows]
         before = self.position
-        behind = Position(copied.name, key_of(copied, rows[-1]), before.row_count + len(rows))
+        behind = FillPosition(copied.name, key_of(copied, rows[-1]), before.row_count + len(rows))
         self.settle(behind, lambda connection: _insert(connection, copied, values))
 
     def _set_numbers(self) -> None:
@@ -419,7 +426,7 @@ class _Filling:
         self.settle(replace(self.position, is_complete=True), work)
 
 
-def _left(position: Position) -> Iterator[tuple[CopiedTable, Key | None]]:
+def _left(position: FillPosition) -> Iterator[tuple[CopiedTable, Key | None]]:
     """Return the tables that are not copied to their end, and the last key of what is copied of each."""
     names = [copied.name for copied in COPIED]
     begun = names.index(position.table) if position.table else -1
@@ -483,7 +490,7 @@ def _open(target: Store) -> None:
         arriving = read_move(connection)
         if arriving is None:
             return
-        assert Position.from_json(arriving.position).is_verified, arriving.position
+        assert FillPosition.from_json(arriving.position).is_verified, arriving.position
         closing.admit(connection, arriving)
         tell_apart(connection)
         closing.open_(connection, replace(arriving, position=None))

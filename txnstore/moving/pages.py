@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Row, literal, select, tuple_
 
-from txnstore.db.sqlite.connections import any_text
+from txnstore.db.sqlite.any_text import any_text
 from txnstore.db.store import Store
 from txnstore.errors import InvalidRequest
 from txnstore.moving.tables import CopiedTable

@@ -64,7 +64,7 @@ def family_of(metric: Metric) -> Any:
 
 
 @dataclass(slots=True)
-class _Reading:
+class _Scrape:
     """What one look at the store has found, by the databases' labels."""
 
     figures: dict[str, StoreFigures | None] = field(default_factory=dict)
@@ -147,26 +147,26 @@ class StoreCollector(Collector):
             add(table.LSO_HOLDER, [database, name.topic, name.partition, *who], holder.age_ms / 1000)
         return iter(families.values())
 
-    def _read_within(self) -> _Reading:
+    def _read_within(self) -> _Scrape:
         """Return what can be read in time; a database of which nothing is known in time is not up."""
         began = time.monotonic()
-        reading: _Reading | None = None
+        reading: _Scrape | None = None
         if not self._is_closed and self._lock.acquire(timeout=self._timeout_seconds):
             try:
                 reading = self._read_in_thread(began + self._timeout_seconds)
             finally:
                 self._lock.release()
-        found = reading or _Reading(dict.fromkeys(self._labels))
+        found = reading or _Scrape(dict.fromkeys(self._labels))
         found.seconds = time.monotonic() - began
         return found
 
-    def _read_in_thread(self, deadline: float) -> _Reading | None:
+    def _read_in_thread(self, deadline: float) -> _Scrape | None:
         """Read in a thread, which a scrape can leave behind; none is begun before the last one has ended."""
         if self._thread is not None:
             self._thread.join(max(0.0, deadline - time.monotonic()))
             if self._thread.is_alive():
                 return None
-        done: list[_Reading] = []
+        done: list[_Scrape] = []
         self._thread = threading.Thread(target=lambda: done.append(self._read()), name="txnstore-metrics", daemon=True)
         self._thread.start()
         self._thread.join(max(0.0, deadline - time.monotonic()))
@@ -176,16 +176,16 @@ class StoreCollector(Collector):
         self._thread = None
         return done[0] if done else None
 
-    def _read(self) -> _Reading:
+    def _read(self) -> _Scrape:
         try:
             cluster = self._opened()
             found = read_cluster_figures(cluster, self._limits)
         except TxnStoreError as error:
             self._note_trouble(str(error))
-            return _Reading(dict.fromkeys(self._labels))
+            return _Scrape(dict.fromkeys(self._labels))
         except Exception:  # noqa: BLE001 - whatever it is, the application's other metrics are scraped all the same
             _log.exception("the figures of %s cannot be read", self._labels[0], extra={"event": "metrics_failed"})
-            return _Reading(dict.fromkeys(self._labels))
+            return _Scrape(dict.fromkeys(self._labels))
         labels = {number: database_label(cluster, number, self._labels[0]) for number in found}
         self._labels = list(labels.values())
         failed = [one for one in found.values() if isinstance(one, TxnStoreError)]
@@ -193,7 +193,7 @@ class StoreCollector(Collector):
             self._note_trouble(str(failed[0]))
         else:
             self._was_well = True
-        return _Reading(
+        return _Scrape(
             {
                 labels[number]: figures if isinstance(figures, StoreFigures) else None
                 for number, figures in found.items()

@@ -73,7 +73,7 @@ class PartitionFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class GroupPosition:
     """How far a group is in a partition."""
 
     group_id: str
@@ -101,7 +101,7 @@ class StoreFigures:
 
     partitions: Sequence[PartitionFigures] = ()
     partition_count: int = 0
-    positions: Sequence[Position] = ()
+    positions: Sequence[GroupPosition] = ()
     """Of the groups that it coordinates."""
 
     has_more_positions: bool = False
@@ -236,14 +236,14 @@ def _read_positions(store: Store, limits: FigureLimits) -> StoreFigures:
     return store.read(lambda connection: _positions(connection, limits))
 
 
-def _read_others(store: Store, limits: FigureLimits, known: object, positions: Sequence[Position]) -> StoreFigures:
+def _read_others(store: Store, limits: FigureLimits, known: object, positions: Sequence[GroupPosition]) -> StoreFigures:
     assert isinstance(known, StoreFigures)
     return store.read(lambda connection: _others(store, connection, limits, known, positions))
 
 
 def _positions(connection: Connection, limits: FigureLimits) -> StoreFigures:
     rows = connection.execute(_POSITIONS, {"rows_max": limits.group_partitions + 1}).all()
-    positions = [Position(*row) for row in rows[: limits.group_partitions]]
+    positions = [GroupPosition(*row) for row in rows[: limits.group_partitions]]
     group_ids = sorted({position.group_id for position in positions})
     members = dict.fromkeys(group_ids, 0)
     for ids in chunks(group_ids):
@@ -252,7 +252,7 @@ def _positions(connection: Connection, limits: FigureLimits) -> StoreFigures:
 
 
 def _others(
-    store: Store, connection: Connection, limits: FigureLimits, known: StoreFigures, positions: Sequence[Position]
+    store: Store, connection: Connection, limits: FigureLimits, known: StoreFigures, positions: Sequence[GroupPosition]
 ) -> StoreFigures:
     """Return all figures; of `positions` those are counted whose partitions are here."""
     rows_max = {"rows_max": limits.counted_rows}
@@ -325,7 +325,7 @@ def _names(connection: Connection, producer_ids: Iterable[int]) -> dict[int, tup
 def _lags(
     connection: Connection,
     limits: FigureLimits,
-    positions: Iterable[Position],
+    positions: Iterable[GroupPosition],
     bounds: Mapping[int, Bounds],
     names: Mapping[int, PartitionName],
 ) -> list[GroupLag]:
@@ -345,12 +345,12 @@ def _lags(
     return lags
 
 
-def _end(position: Position, bounds: Mapping[int, Bounds]) -> int:
+def _end(position: GroupPosition, bounds: Mapping[int, Bounds]) -> int:
     of_partition = bounds[position.partition_id]
     return of_partition.high_watermark if position.is_place else of_partition.last_stable_offset
 
 
-def _start(position: Position, bounds: Mapping[int, Bounds]) -> int:
+def _start(position: GroupPosition, bounds: Mapping[int, Bounds]) -> int:
     return max(position.offset, bounds[position.partition_id].log_start_offset)
 
 

@@ -20,6 +20,7 @@ from typing import Any, Final, TypeVar
 
 from txnstore.clients.aio.calls import AsyncCalls
 from txnstore.clients.consumer.consumer import Consumer
+from txnstore.clients.consumer.whole_transactions import ConsumedTransaction
 from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.model.message import Message
 from txnstore.clients.model.metadata import VERSION
@@ -207,6 +208,7 @@ class _Clients:
             (Producer, "abort_transaction", self._around_abort),
             (Consumer, "poll", self._around_poll),
             (Consumer, "consume", self._around_consume),
+            (Consumer, "consume_transaction", self._around_transaction),
             (Consumer, "commit", self._around_consumer_commit),
             (AsyncCalls, "run", _in_the_callers_context),
         ):
@@ -349,6 +351,15 @@ class _Clients:
         messages = original(consumer, *rest, **keywords)
         self._received(consumer, "consume", messages, began_ns)
         return messages
+
+    def _around_transaction(
+        self, original: Callable[..., ConsumedTransaction | None], consumer: Consumer, *rest: Any, **keywords: Any
+    ) -> ConsumedTransaction | None:
+        began_ns = time.time_ns()
+        transaction = original(consumer, *rest, **keywords)
+        if transaction is not None:
+            self._received(consumer, "consume_transaction", transaction.messages, began_ns)
+        return transaction
 
     def _received(self, consumer: Consumer, name: str, messages: Sequence[Message], began_ns: int) -> None:
         """Make a span of a call that has handed out records; of one that has not, there is nothing to tell."""

@@ -68,12 +68,14 @@ class BackgroundSequencer:
             with self._changed:
                 hurries, self._hurries = self._hurries, False
                 closing = self._closing
+            is_put_off = True
             try:
                 poller = poller or OutboxPoller(self._connection.store())
                 if hurries:
                     poller.hurry()
                 pause_seconds = poller.turn()
                 backoff.succeeded()
+                is_put_off = False
             except StoreClosed:
                 return
             except PermissionDenied as error:
@@ -101,9 +103,9 @@ class BackgroundSequencer:
                 return
             if time.monotonic() - self._produced_at > BUSY_SECONDS:
                 pause_seconds = max(pause_seconds, IDLE_PAUSE_SECONDS)
-            self._sleep(pause_seconds)
+            self._sleep(pause_seconds, is_put_off=is_put_off)
 
-    def _sleep(self, seconds: float) -> None:
+    def _sleep(self, seconds: float, *, is_put_off: bool) -> None:
+        """Wait until a record comes; after an error to the end, or each record would be one more try."""
         with self._changed:
-            if seconds > 0 and not (self._closing or self._hurries):
-                self._changed.wait(seconds)
+            self._changed.wait_for(lambda: self._closing or (self._hurries and not is_put_off), seconds)

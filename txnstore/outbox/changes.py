@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import event, inspect
-from sqlalchemy.exc import NoInspectionAvailable
+from sqlalchemy.exc import InvalidRequestError, NoInspectionAvailable
 
 from txnstore.clients.model.errors import kafka_exception_of
 from txnstore.errors import InvalidTopic
@@ -81,7 +81,13 @@ class Watch:
         self._when = when
         self._sessions = Session if sessions is None else sessions
         self._is_stopped = False
-        event.listen(self._sessions, _EVENT, self._after_flush)
+        try:
+            event.listen(self._sessions, _EVENT, self._after_flush)
+        except InvalidRequestError:
+            raise TypeError(
+                "sessions must be a Session class, a sessionmaker or a session (of asynchronous ones: the class that"
+                f" they have as sync_session_class), not {type(sessions).__name__}"
+            ) from None
 
     def stop(self) -> None:
         """Stop making records of changes; a second call does nothing."""

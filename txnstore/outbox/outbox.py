@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 
 from txnstore.clients.configuration.configuration import Configuration, producer_configuration
 from txnstore.clients.connection import StoreConnection
-from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_exception_of
+from txnstore.clients.model.errors import KafkaError, KafkaException, joined_error_of, kafka_exception_of
 from txnstore.db.callers.connections import session_of
 from txnstore.db.callers.outbox_insert import OutboxRow, outbox_connection
 from txnstore.db.names import DEFAULT_SCHEMA
@@ -42,7 +42,8 @@ class Outbox:
     is given, and does nothing else there.  Once that is committed, the sequencer makes the row a record: a consumer
     of the store that waits for news, `txnstore maintain`, `txnstore relay`, or a small thread of this object.
 
-    All rows of one database transaction become visible to consumers at the same moment.
+    All rows of one database transaction become visible to consumers at the same moment.  An outbox that was
+    made before a fork works in its children as well, in each over connections of its own.
 
     Args:
         database: a database's URL, an Engine or AsyncEngine of SQLAlchemy on it, or the configuration of a Producer.
@@ -89,6 +90,7 @@ class Outbox:
         Raises:
             KafkaException: the database cannot be reached or refuses, or its tables are of another version.
         """
+        self._follow_fork()
         try:
             self._connection.store()
         except TxnStoreError as error:
@@ -114,13 +116,14 @@ class Outbox:
             key: what the partition is chosen by, unless `partition` says which.
             partition: its number; None or -1: chosen by the key as producers do (consistent_random).
             headers: a dict, or a list of `(name, value)`.
-            timestamp: milliseconds since 1970; None or 0 is now.
+            timestamp: milliseconds since 1970; None or 0 is now, on PostgreSQL by the server's clock.
 
         Raises:
             TypeError, UnicodeEncodeError, OverflowError: an argument is wrong; nothing was inserted.
             KafkaException: `INVALID_REQUEST`: the connection is on another database, or commits by itself;
-                `UNSUPPORTED_VERSION`: there are no tables of txnstore; `TOPIC_EXCEPTION`, `INVALID_TIMESTAMP`,
-                `_UNKNOWN_PARTITION`, `MSG_SIZE_TOO_LARGE`: the record is refused.
+                `_STATE`: its database transaction has failed, and has to be rolled back; `UNSUPPORTED_VERSION`: there
+                are no tables of txnstore; `TOPIC_EXCEPTION`, `INVALID_TIMESTAMP`, `_UNKNOWN_PARTITION`,
+                `MSG_SIZE_TOO_LARGE`: the record is refused.
             RuntimeError: the outbox has been closed.
         """
         self._check_open()
@@ -169,10 +172,12 @@ class Outbox:
             model: a mapped class; its subclasses count as well.
             topic: where the records go.
             key: makes the key of an object; default: no key.
-            value: makes the value of an object and its change; None is a tombstone.
+            value: makes the value of an object and its change; None is a tombstone.  The row of a deleted object is
+                gone by then: attributes of it that are deferred, or have expired since it was loaded, cannot be read.
             headers: makes the headers.
             when: says whether a change becomes a record at all; default: each does.
-            sessions: the Session class, sessionmaker or session that is watched; default: all sessions.
+            sessions: the Session class, sessionmaker or session that is watched; default: all sessions, also those
+                that asynchronous ones have inside.
 
         Raises:
             TypeError: the model is not mapped, or an argument cannot be called.
@@ -196,6 +201,7 @@ class Outbox:
             RuntimeError: the outbox has been closed.
         """
         self._check_open()
+        self._follow_fork()
         try:
             return drain_outbox(self._connection.store())
         except TxnStoreError as error:
@@ -229,13 +235,16 @@ class Outbox:
             target.check(self._configuration.url)
             target.insert(rows, self._schema)
         except TxnStoreError as error:
-            raise kafka_exception_of(error) from error
+            raise KafkaException(joined_error_of(error)) from error
         if self._sequences:
-            if os.getpid() != self._connection.process_id:
-                # A child of a fork has neither the threads nor the connections of its parent.
-                self._finalizer.detach()
-                self._start()
+            self._follow_fork()
             self._background.notice()
+
+    def _follow_fork(self) -> None:
+        """Begin anew in a child of a fork, which has neither the threads nor the connections of its parent."""
+        if os.getpid() != self._connection.process_id and not self._closed:
+            self._finalizer.detach()
+            self._start()
 
     def _check_open(self) -> None:
         if self._closed:

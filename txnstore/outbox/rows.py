@@ -95,11 +95,14 @@ def _partition(partition: int | None) -> int | None:
     return number
 
 
-def _timestamp_ms(configuration: Configuration, timestamp: int | None) -> int:
+def _timestamp_ms(configuration: Configuration, timestamp: int | None) -> int | None:
+    """Return the time of a record; None: the server knows."""
     if timestamp is None or timestamp == 0:
         clock = configuration["txnstore.clock"]
-        now_ms: int = time.time_ns() // 1_000_000 if clock is None else clock.now_ms()
-        return now_ms
+        if clock is not None:
+            now_ms: int = clock.now_ms()
+            return now_ms
+        return None if configuration.url.kind == "postgresql" else time.time_ns() // 1_000_000
     timestamp_ms = whole_number(timestamp, TIMESTAMP_MAX, "int too big to convert")
     if timestamp_ms < 0:
         raise kafka_exception_of(InvalidTimestamp(f"a timestamp must be milliseconds since 1970, not {timestamp_ms}"))

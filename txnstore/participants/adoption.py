@@ -44,7 +44,7 @@ class Adopted:
 
 
 @dataclass(frozen=True, slots=True)
-class _Standing:
+class _FoundStore:
     """A store as it was found."""
 
     store: Store
@@ -89,8 +89,8 @@ def adopt(given: Sequence[Store], *, same: bool = False, force: bool = False) ->
     return [_adopt(standing, uuids) for standing in pending]
 
 
-def _look(store: Store) -> _Standing:
-    def work(connection: Connection) -> _Standing:
+def _look(store: Store) -> _FoundStore:
+    def work(connection: Connection) -> _FoundStore:
         recorded = connection.execute(select(stores.c.database_identity)).scalar_one()
         actual = store.backend.identity(connection)
         if actual is None:
@@ -98,12 +98,12 @@ def _look(store: Store) -> _Standing:
                 f"this role may not ask which database {store.url} is: GRANT EXECUTE ON FUNCTION pg_control_system()"
             )
         members = {member.database_id: member for member in read_databases(connection)}
-        return _Standing(store, recorded, actual, members)
+        return _FoundStore(store, recorded, actual, members)
 
     return store.read(work)
 
 
-def _confirm(standing: _Standing) -> Adopted:
+def _confirm(standing: _FoundStore) -> Adopted:
     def work(connection: Connection) -> None:
         connection.execute(_LOCK)
         connection.execute(update(stores).values(database_identity=standing.actual))
@@ -112,7 +112,7 @@ def _confirm(standing: _Standing) -> Adopted:
     return Adopted(standing.store, standing.store.store_uuid, standing.store.store_uuid)
 
 
-def _check_complete(found: Sequence[_Standing]) -> None:
+def _check_complete(found: Sequence[_FoundStore]) -> None:
     """Refuse a part of a cluster: the rest, if it is the original's, would go on to belong to it."""
     wanted = {member.label for member in found[0].members.values()}
     known = {database_id for standing in found for database_id in standing.members}
@@ -125,7 +125,7 @@ def _check_complete(found: Sequence[_Standing]) -> None:
         )
 
 
-def _new_uuids(found: Sequence[_Standing], pending: Sequence[_Standing]) -> dict[int, str]:
+def _new_uuids(found: Sequence[_FoundStore], pending: Sequence[_FoundStore]) -> dict[int, str]:
     """Return the uuid of each database once all are adopted: those of an adoption that was broken off stay."""
     uuids: dict[int, str] = {}
     settled = [standing for standing in found if standing not in pending]
@@ -142,7 +142,7 @@ def _new_uuids(found: Sequence[_Standing], pending: Sequence[_Standing]) -> dict
     return uuids
 
 
-def _adopt(standing: _Standing, uuids: Mapping[int, str]) -> Adopted:
+def _adopt(standing: _FoundStore, uuids: Mapping[int, str]) -> Adopted:
     store = standing.store
     if len(uuids) == 1:
         # A producer that is still at it finds out. In a cluster their time limit ends them.

@@ -28,6 +28,7 @@ from txnstore.db.postgresql.branches import (
     Driver,
     ParticipatingDatabase,
     begin_branch,
+    check_end_statement,
     check_usable,
     end_prepared,
     end_statement,
@@ -36,9 +37,9 @@ from txnstore.db.postgresql.branches import (
     prepare_statement,
     roll_back,
 )
-from txnstore.db.postgresql.exchange import Answer, AnswerKind, exchange
+from txnstore.db.postgresql.exchange import AnswerKind, ServerAnswer, exchange
 from txnstore.db.store import Store
-from txnstore.errors import BranchUnfinished, TransactionAbortable, TxnStoreError
+from txnstore.errors import BranchEndedOtherwise, BranchUnfinished, TransactionAbortable, TxnStoreError
 from txnstore.model import ProducerIdentity
 from txnstore.participants.branch_rules import BranchState, End, check_move, end_of, new_gid
 from txnstore.transactions.branch_rows import (
@@ -77,12 +78,15 @@ OWN_END: Final = (
 class Branch:
     """The share of one database in a transaction: what is done on one connection of its owner."""
 
-    def __init__(self, gid: str, driver: Driver, database: ParticipatingDatabase, transaction_id: str) -> None:
-        """Be enlisted."""
+    def __init__(
+        self, gid: str, driver: Driver, database: ParticipatingDatabase, transaction_id: str, *, is_hasty: bool
+    ) -> None:
+        """Be enlisted; `is_hasty` says whether its end on the owner's connection would not wait for standbys."""
         self.gid = gid
         self.driver = driver
         self.database = database
         self.transaction_id = transaction_id
+        self.is_hasty = is_hasty
         self.address = BranchAddress(driver)
         self.state = _S.ENLISTED
         self.trouble = ""
@@ -107,6 +111,8 @@ class Branches:
         self._branches: list[Branch] = []
         #: Ended, and still in the coordinator's table: they go with the next registration.
         self._ended_gids: list[str] = []
+        #: The databases where somebody has ended a branch otherwise than was decided, until it was told.
+        self._ended_otherwise: list[str] = []
 
     def __len__(self) -> int:
         """Return how many databases take part in the open transaction."""
@@ -138,8 +144,9 @@ class Branches:
         # The original would not know the branches of a copy, and roll them back.
         check_original_once(self._store)
         database = look_at_database(usable)
-        transaction_id = begin_branch(usable)
-        self._branches.append(Branch(new_gid(self._store.store_uuid), usable, database, transaction_id))
+        transaction_id, is_hasty = begin_branch(usable)
+        gid = new_gid(self._store.store_uuid)
+        self._branches.append(Branch(gid, usable, database, transaction_id, is_hasty=is_hasty))
 
     def lose(self, driver: object) -> None:
         """Take note that the owner has closed the connection, or given it to somebody else: its branch is lost."""
@@ -172,9 +179,15 @@ class Branches:
             self._register(producer, enlisted, timeout_ms)
         registered = [branch for branch in self._branches if branch.state is _S.REGISTERED]
         statements = [prepare_statement(branch.driver, branch.gid, branch.transaction_id) for branch in registered]
-        answers = exchange(statements, timeout_ms / 1000)
-        for branch, answer in zip(registered, answers, strict=True):
-            _take_vote(branch, answer)
+        try:
+            answers = exchange(statements, timeout_ms / 1000)
+            for branch, answer in zip(registered, answers, strict=True):
+                _take_vote(branch, answer)
+        finally:
+            # Interrupted: some may have voted, and some may come to it yet.
+            for branch in registered:
+                if branch.state is _S.REGISTERED:
+                    branch.move(_S.IN_DOUBT, "its vote is not known (the call was interrupted)")
         against = [branch for branch in self._branches if branch.state is not _S.PREPARED]
         if against:
             raise TransactionAbortable("; ".join(f"{branch.database.label}: {branch.trouble}" for branch in against))
@@ -185,6 +198,7 @@ class Branches:
         Safe to repeat.  Branches that were never prepared are rolled back on their connections.
 
         Raises:
+            BranchEndedOtherwise: somebody has ended one the other way; told once.
             BranchUnfinished: some could not be ended in time; the others are.
         """
         self._finish(dict.fromkeys((branch.gid for branch in self._branches), commit), timeout_ms)
@@ -193,7 +207,7 @@ class Branches:
         """End every branch as the coordinator says that it was decided; what is not decided yet is left as it is.
 
         Raises:
-            BranchUnfinished: some could not be ended in time; the others are.
+            BranchEndedOtherwise, BranchUnfinished: as `finish`.
             TxnStoreError: the coordinator cannot be asked.
         """
         gids = [branch.gid for branch in self._branches if branch.state is not _S.ENLISTED]
@@ -209,7 +223,7 @@ class Branches:
     def abandon(self) -> None:
         """Leave what is prepared to recovery, and roll back the rest: the producer is closed."""
         for branch in self._branches:
-            if branch.is_held and branch.state in (_S.ENLISTED, _S.REGISTERED, _S.REFUSED):
+            if branch.is_held and branch.state is not _S.PREPARED:
                 roll_back(branch.driver, _PAUSE_LAST_SECONDS)
         self._branches.clear()
         self.forget_ended()
@@ -255,7 +269,7 @@ class Branches:
             self._try_to_end(decided, max(0.1, deadline - time.monotonic()))
             left = [branch for branch in self._branches if branch.gid in decided]
             if not left:
-                return
+                break
             pause_seconds = backoff.back_off()
             if time.monotonic() + pause_seconds >= deadline:
                 commit = decided[left[0].gid]
@@ -266,6 +280,13 @@ class Branches:
                     " maintain --participant)"
                 )
             time.sleep(pause_seconds)
+        labels, self._ended_otherwise = self._ended_otherwise, []
+        if labels:
+            raise BranchEndedOtherwise(
+                f"the transaction of {self._transactional_id[:80]!r} has ended, but in {', '.join(labels)} somebody"
+                " else has ended its branch, and the other way than was decided: what it wrote there has to be put"
+                " right by hand"
+            )
 
     def _try_to_end(self, decided: dict[str, bool], timeout_seconds: float) -> None:
         on_own: list[Branch] = []
@@ -279,11 +300,15 @@ class Branches:
                     roll_back(branch.driver, timeout_seconds)
                 self._ended(branch)
             elif end is not End.NOTHING:
+                if branch.is_held and branch.state is _S.IN_DOUBT:
+                    # Interrupted before it was asked: it is open still.
+                    roll_back(branch.driver, timeout_seconds)
                 is_at_hand = branch.is_held and branch.state is _S.PREPARED and is_idle(branch.driver)
+                is_at_hand = is_at_hand and not branch.is_hasty
                 (on_own if is_at_hand else elsewhere).append(branch)
         statements = [end_statement(branch.driver, branch.gid, commit=decided[branch.gid]) for branch in on_own]
         for branch, answer in zip(on_own, exchange(statements, timeout_seconds), strict=True):
-            if not self._take_end(branch, answer):
+            if not self._take_end(branch, branch.driver, answer, decided[branch.gid], timeout_seconds):
                 elsewhere.append(branch)
         for branch in elsewhere:
             self._end_elsewhere(branch, decided[branch.gid], timeout_seconds)
@@ -297,19 +322,31 @@ class Branches:
             branch.trouble = str(error)
             return
         try:
-            self._take_end(branch, end_prepared(driver, branch.gid, commit=commit, timeout_seconds=timeout_seconds))
+            # Under the same name: a server that was replaced, or the next one of several, knows nothing of it.
+            if look_at_database(driver).identity != branch.database.identity:
+                branch.trouble = "another database answers there now"
+                return
+            answer = end_prepared(driver, branch.gid, commit=commit, timeout_seconds=timeout_seconds)
+            self._take_end(branch, driver, answer, commit, timeout_seconds)
         except TxnStoreError as error:
             branch.trouble = str(error)
         finally:
             driver.close()
 
-    def _take_end(self, branch: Branch, answer: Answer) -> bool:
-        # It is decided, and it was prepared or is rolled back: if it is not there any more, somebody else has ended it.
-        if answer.kind is AnswerKind.DONE or answer.sqlstate == UNDEFINED_OBJECT:
-            self._ended(branch)
-            return True
-        branch.trouble = _told(answer)
-        return False
+    def _take_end(
+        self, branch: Branch, driver: Driver, answer: ServerAnswer, commit: bool, timeout_seconds: float
+    ) -> bool:
+        # It is decided, and it was prepared or is rolled back: if it is not there any more, somebody else has ended it:
+        # recovery as was decided, an administrator perhaps not.
+        if answer.kind is not AnswerKind.DONE and answer.sqlstate != UNDEFINED_OBJECT:
+            branch.trouble = _told(answer)
+            return False
+        if answer.kind is not AnswerKind.DONE:
+            check = check_end_statement(driver, branch.transaction_id, commit=commit)
+            if exchange([check], timeout_seconds)[0].sqlstate == DIVISION_BY_ZERO:
+                self._ended_otherwise.append(branch.database.label)
+        self._ended(branch)
+        return True
 
     def _ended(self, branch: Branch) -> None:
         # One in doubt may still come to be prepared: its row stays for whoever looks next.
@@ -338,7 +375,7 @@ def register_branches(
     forget_branches(connection, ended_gids)
 
 
-def _take_vote(branch: Branch, answer: Answer) -> None:
+def _take_vote(branch: Branch, answer: ServerAnswer) -> None:
     if answer.kind is AnswerKind.DONE:
         branch.move(_S.PREPARED)
     elif answer.kind is AnswerKind.UNKNOWN:
@@ -351,5 +388,5 @@ def _take_vote(branch: Branch, answer: Answer) -> None:
         branch.move(_S.REFUSED, f"it voted against the transaction ({told}){f'; {advice}' if advice else ''}")
 
 
-def _told(answer: Answer) -> str:
+def _told(answer: ServerAnswer) -> str:
     return f"{answer.sqlstate}: {answer.detail}" if answer.sqlstate else answer.detail

@@ -27,7 +27,7 @@ from txnstore.db.postgresql.branches import (
     look_at_database,
 )
 from txnstore.db.postgresql.connections import PostgreSQLConnection
-from txnstore.db.postgresql.exchange import Answer, AnswerKind
+from txnstore.db.postgresql.exchange import AnswerKind, ServerAnswer
 from txnstore.db.store import Store
 from txnstore.db.url import DatabaseUrl, parse_url
 from txnstore.errors import BranchUnfinished, InvalidRequest, PermissionDenied, TxnStoreError
@@ -231,7 +231,7 @@ def _abort_if_over(branch: RegisteredBranch, connection: Connection) -> Standing
     return Standing.ABORTED
 
 
-def _error_of(answer: Answer, gid: str, label: str) -> TxnStoreError:
+def _error_of(answer: ServerAnswer, gid: str, label: str) -> TxnStoreError:
     if answer.sqlstate == INSUFFICIENT_PRIVILEGE:
         return PermissionDenied(f"the branch {gid} in {label} is left as it is: {answer.detail}")
     told = f"{answer.sqlstate}: {answer.detail}" if answer.sqlstate else answer.detail

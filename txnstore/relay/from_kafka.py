@@ -12,11 +12,12 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from sqlalchemy import Connection
 
 from txnstore.db.store import Store
+from txnstore.errors import InvalidRecord, InvalidTimestamp, RecordTooLarge
 from txnstore.log.append import Append, append
 from txnstore.log.codec import EncodedBatch, RecordColumns, encode_columns
 from txnstore.log.topics import Topic, ensure_topic
@@ -36,10 +37,13 @@ from txnstore.relay.positions import (
     PositionMoved,
     RelayPosition,
     begin_relay_positions,
+    check_one_way,
     move_relay_positions,
     read_relay_positions,
 )
 
+#: What a topic of the store will not have.
+_REFUSALS: Final = (InvalidRecord, InvalidTimestamp, RecordTooLarge)
 #: A record of Kafka's oldest formats has no timestamp.
 _NO_TIMESTAMP: Final = 0
 
@@ -60,7 +64,7 @@ def copy_into_store(
 
     Raises:
         PositionMoved: another relay has copied some of it; nothing was copied.
-        RecordTooLarge, InvalidTimestamp: the topic in the store refuses a record; nothing was copied.
+        RecordTooLarge, InvalidTimestamp, InvalidRecord: the topic in the store refuses a record; nothing was copied.
         TxnStoreError: the database refuses; after `OutcomeUnknown` the positions tell what happened.
     """
     appends: list[Append] = []
@@ -128,7 +132,8 @@ class FromKafka:
         self._options = options
         self._name = options.name if options.name is None else check_relay_name(options.name)
         self._relay_id = ""
-        self._found: Mapping[str, KafkaTopic] = {}
+        #: None until it reads.
+        self._found: Mapping[str, KafkaTopic] | None = None
         self._topics: dict[str, Topic] = {}
         self._positions: dict[PartitionName, int] = {}
         #: With `once`: where each partition ends.
@@ -141,8 +146,9 @@ class FromKafka:
         """Copy until `stop` is set, or with `once` up to the ends of now; return how many records were copied.
 
         Raises:
-            RelayFailed: Kafka cannot be reached at the start, a topic does not fit, or records are gone, for example.
-            TxnStoreError: the store refuses, for example a record that is too large for its topic.
+            RelayFailed: Kafka cannot be reached at the start, a topic or a record does not fit, or records are gone,
+                for example.
+            TxnStoreError: the store refuses.
         """
         cluster = self._cluster
         try:
@@ -195,13 +201,18 @@ class FromKafka:
         missing = sorted(set(self._options.topics) - found.keys())
         if missing:
             raise RelayFailed(f"there is no topic {', '.join(missing)} in Kafka")
+        self._store.read(lambda connection: check_one_way(connection, self._relay_id, found))
         self._topics = self._store.write(lambda connection: _have_in_store(connection, found))
         for topic in self._topics.values():
             check_leaders(topic, self._store.database_id)
         known = self._store.read(lambda connection: read_relay_positions(connection, self._relay_id))
         bounds = self._bounds(consumer, found)
+        # What comes up while somebody relays, or beside what was relayed, has records that nobody has seen.
+        begun = set(found) if self._found is not None else {partition.topic for partition in known}
         new = {
-            partition: RelayPosition(found[partition.topic].topic_uuid, low if self._is_earliest else high)
+            partition: RelayPosition(
+                found[partition.topic].topic_uuid, low if self._is_earliest or partition.topic in begun else high
+            )
             for partition, (low, high) in bounds.items()
             if partition not in known
         }
@@ -290,10 +301,32 @@ class FromKafka:
         arrived = self._arrived(messages)
         if not arrived:
             return
-        copy_into_store(self._store, self._relay_id, self._topics, arrived)
+        try:
+            copy_into_store(self._store, self._relay_id, self._topics, arrived)
+        except _REFUSALS:
+            self._copy_up_to_refused(arrived)
         for partition, item in arrived.items():
             self._positions[partition] = item.next_offset
             self.copied_count += len(item.messages)
+
+    def _copy_up_to_refused(self, arrived: Mapping[PartitionName, Arrived]) -> NoReturn:
+        """Copy record by record up to the one that its topic refuses, so that it can be named.
+
+        Raises:
+            RelayFailed: it.
+            PositionMoved: the topic refuses nothing any more.
+        """
+        for partition, item in arrived.items():
+            position = item.from_offset
+            for message in item.messages:
+                one = Arrived([message], position, message.offset() + 1)
+                try:
+                    copy_into_store(self._store, self._relay_id, self._topics, {partition: one})
+                except _REFUSALS as error:
+                    raise RelayFailed(f"{partition}, offset {message.offset()} in Kafka: {error}") from None
+                position = one.next_offset
+                self.copied_count += 1
+        raise PositionMoved("the store takes what it has refused a moment ago")
 
     def _lose_patience(self) -> None:
         """Give up, with `once`, on a cluster that says nothing at all for too long."""

@@ -109,6 +109,12 @@ _PERMANENT: Final = (
     "_UNSUPPORTED_FEATURE",
 )
 
+#: What the operator may not know of an error.
+_HINTS: Final = {
+    "INVALID_RECORD": "; a topic that is compacted, for example, takes no record without a key",
+    "MSG_SIZE_TOO_LARGE": "; where no single record is too large, -X batch.size=BYTES makes the batches smaller",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class KafkaTopic:
@@ -143,8 +149,12 @@ class KafkaCluster:
         self.bootstrap = bootstrap
         self.library = load_confluent_kafka() if library is None else library
         self._settings = settings
+        #: Why there is no connection, for example: librdkafka's calls only say that there is none.
+        self._trouble = ""
+        self._admin: Any = None
         with self.translated("the settings of the Kafka clients"):
-            self._admin = self.library.admin.AdminClient(client_settings(bootstrap, settings))
+            common = client_settings(bootstrap, settings)
+            self._admin = self.library.admin.AdminClient(common | {"error_cb": self._note_trouble})
 
     @contextmanager
     def translated(self, what: str) -> Iterator[None]:
@@ -166,9 +176,23 @@ class KafkaCluster:
         text = f"{what}: {error.str()}"
         if error.code() in [getattr(kinds, name) for name in _FENCED]:
             return RelayFenced(f"{what}: another relay of this name has taken over; this one ends")
+        text += _HINTS.get(error.name(), "")
         if error.code() in [getattr(kinds, name) for name in _PERMANENT if hasattr(kinds, name)]:
             return RelayFailed(text)
-        return KafkaUnavailable(text)
+        return KafkaUnavailable(text + self._why(error))
+
+    def _why(self, error: Any) -> str:
+        """Return what is known of why it came to an error that is librdkafka's own; a broker says why by itself."""
+        if self._admin is not None:
+            # Calls error_cb.
+            self._admin.poll(0)
+        trouble, self._trouble = self._trouble, ""
+        return f" ({trouble})" if trouble and error.code() < 0 else ""
+
+    def _note_trouble(self, error: Any) -> None:
+        # That all brokers are down comes after why each of them is.
+        if error.code() != self.library.KafkaError._ALL_BROKERS_DOWN:
+            self._trouble = error.str()
 
     def in_slices(
         self, call: Callable[[float], Result], timeout_seconds: float, is_stopped: Callable[[], bool]
@@ -237,4 +261,5 @@ class KafkaCluster:
     def consumer(self, group: str) -> Any:
         """Return a consumer of committed records; it joins no group."""
         with self.translated("the settings of the Kafka consumer"):
-            return self.library.Consumer(consumer_settings(self.bootstrap, self._settings, group))
+            settings = consumer_settings(self.bootstrap, self._settings, group)
+            return self.library.Consumer(settings | {"error_cb": self._note_trouble})

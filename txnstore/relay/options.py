@@ -13,7 +13,7 @@ from txnstore.relay.errors import RelayFailed
 
 
 class RelayStart(enum.Enum):
-    """Where a relay begins in a partition in which it has no position yet."""
+    """Where a relay begins in a topic in which it has no position yet; in what comes up later, at the first record."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -79,6 +79,12 @@ def relay_id_to(cluster_id: str, name: str) -> str:
 def relay_id_from(cluster_id: str, name: str) -> str:
     """Return what the relay from this Kafka cluster is called in `relay_positions`."""
     return f"from/{cluster_id}/{name}"
+
+
+def opposite_relay(relay_id: str) -> str:
+    """Return what the relays in the other direction, between the same two, are called up to their names."""
+    direction, cluster_id, _ = relay_id.split("/", 2)
+    return f"{'from' if direction == 'to' else 'to'}/{cluster_id}/"
 
 
 def check_leaders(topic: Topic, database_id: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,8 @@ from txnstore.db.store import Store
 from txnstore.errors import TxnStoreError
 from txnstore.log.outbox.sequencer import OutboxPoller
 from txnstore.relay.errors import Patience
+
+_log = logging.getLogger(__name__)
 
 
 def relay_outbox(store: Store, stop: threading.Event) -> int:
@@ -51,6 +54,8 @@ def outbox_beside(store: Store, stop: threading.Event) -> Iterator[None]:
             relay_outbox(store, ended)
         except BaseException as error:  # noqa: BLE001 - it comes out below
             errors.append(error)
+            # The process may end before it comes out.
+            _log.error("the outbox is not relayed any more: %s", error, extra={"event": "relay_outbox_failed"})
             stop.set()
 
     thread = threading.Thread(target=run, name="txnstore-relay-outbox")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,8 +11,11 @@ from sqlalchemy.dialects.sqlite import insert as upsert
 
 from txnstore.db.schema import relay_positions
 from txnstore.model import PartitionName
+from txnstore.relay.errors import RelayFailed
+from txnstore.relay.options import opposite_relay
 
 _ALL: Final = select(relay_positions).where(relay_positions.c.relay_id == bindparam("of_relay_id"))
+_TOPICS: Final = select(relay_positions.c.relay_id, relay_positions.c.topic).distinct()
 # Two relays of one name copy one after the other: the second one finds that the position has moved on.
 _LOCK: Final = (
     _ALL.where(relay_positions.c.topic.in_(bindparam("topics", expanding=True)))
@@ -52,6 +55,23 @@ def read_relay_positions(connection: Connection, relay_id: str) -> dict[Partitio
     return {
         PartitionName(row.topic, row.partition_number): RelayPosition(row.topic_uuid, row.next_offset) for row in rows
     }
+
+
+def check_one_way(connection: Connection, relay_id: str, topics: Collection[str]) -> None:
+    """Refuse topics that another relay copies in the other direction: their records would go round and round.
+
+    Raises:
+        RelayFailed: there is one; it may have been given up, but nobody has deleted its positions.
+    """
+    opposite = opposite_relay(relay_id)
+    rows = connection.execute(_TOPICS).all()
+    round_about = sorted({row.topic for row in rows if row.topic in topics and row.relay_id.startswith(opposite)})
+    if round_about:
+        raise RelayFailed(
+            f"topic {', '.join(round_about)}: another relay copies it in the other direction, between this store and"
+            " the same Kafka cluster, and its records would go round and round; choose others with --topic, or, if that"
+            f" relay is given up for good, delete its rows from relay_positions (relay_id {opposite}...)"
+        )
 
 
 def begin_relay_positions(

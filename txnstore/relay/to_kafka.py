@@ -14,12 +14,14 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 from txnstore.clients.overdue_help import OverdueHelp
 from txnstore.db.identity import check_original
 from txnstore.db.store import Store
-from txnstore.errors import OffsetOutOfRange
+from txnstore.errors import OffsetOutOfRange, UnknownTopicOrPartition
 from txnstore.log.bounds import Bounds, read_bounds
 from txnstore.log.fetch import Page, fetch
 from txnstore.log.topics import Topic, find_topics, list_topics
@@ -37,7 +39,7 @@ from txnstore.relay.options import (
     relay_id_to,
     transactional_id_of,
 )
-from txnstore.relay.positions import RelayPosition, begin_relay_positions, read_relay_positions
+from txnstore.relay.positions import RelayPosition, begin_relay_positions, check_one_way, read_relay_positions
 
 _log = logging.getLogger(__name__)
 
@@ -76,14 +78,15 @@ class ShippedPartition:
         self.position: int | None = None
         self._store = store
         self._cluster = cluster
-        self._topic_uuid = topic_uuid
+        self.topic_uuid = topic_uuid
         self._name = name
         self._relay_id = relay_id
         self._start = start
         self._on_gap = on_gap
         self._is_stopped = is_stopped
         self._producer: Any = None
-        self._refused: Any = None
+        #: The first record that Kafka has refused, or whose batch it has, and why.
+        self._refused: tuple[int, Any] | None = None
         self._committed_at = 0.0
 
     def is_due(self, end_offset: int) -> bool:
@@ -123,34 +126,50 @@ class ShippedPartition:
         self._producer = cluster.producer(transactional_id_of(self._name, *_pair(self.partition)))
         with cluster.translated(f"taking over {self.partition}"):
             cluster.in_slices(self._producer.init_transactions, _TRANSACTION_SECONDS, self._is_stopped)
-            asked = cluster.library.TopicPartition(*_pair(self.partition))
-            (answer,) = consumer.committed([asked], timeout=ANSWER_SECONDS)
-            if answer.error is not None:
-                raise cluster.error(answer.error, f"the position of {self.partition} in Kafka")
+        answer = self._committed(consumer)
         self._committed_at = time.monotonic()
         bounds = self._bounds()
+        known = self._store.read(lambda connection: read_relay_positions(connection, self._relay_id))
         if answer.offset < 0:
-            position = self._first_position(bounds, consumer)
+            position = self._first_position(bounds, consumer, has_begun=self.partition in known)
         elif self._is_of_this_topic(answer.metadata):
             position = int(answer.offset)
         else:
             position = self._after_gap(bounds, "its topic has been deleted and recreated in the store")
+        if self.partition not in known:
+            # After Kafka has it, and also for a relay that died in between: a position that is lost later is noticed.
+            begun = {self.partition: RelayPosition(self.topic_uuid, position)}
+            self._store.write(lambda connection: begin_relay_positions(connection, self._relay_id, begun))
         return self._within(bounds, position)
 
-    def _first_position(self, bounds: Bounds, consumer: Any) -> int:
-        """Return where the relay begins; Kafka gets it first, so that a position that is lost later is noticed."""
-        known = self._store.read(lambda connection: read_relay_positions(connection, self._relay_id))
-        if self.partition in known:
+    def _committed(self, consumer: Any) -> Any:
+        """Return what Kafka knows of the position."""
+        cluster = self._cluster
+        asked = cluster.library.TopicPartition(*_pair(self.partition))
+        with cluster.translated(f"the position of {self.partition} in Kafka"):
+            try:
+                (answer,) = consumer.committed([asked], timeout=ANSWER_SECONDS)
+            except cluster.library.KafkaException:
+                # That it is refused its group a consumer says only to who polls it.
+                event = consumer.poll(0)
+                if event is not None and event.error() is not None:
+                    raise cluster.library.KafkaException(event.error()) from None
+                raise
+            if answer.error is not None:
+                raise cluster.library.KafkaException(answer.error)
+        return answer
+
+    def _first_position(self, bounds: Bounds, consumer: Any, *, has_begun: bool) -> int:
+        """Return where the relay begins, and have Kafka know it."""
+        if has_begun:
             raise RelayFailed(
                 f"{self.partition}: this relay has worked before, but Kafka has lost its position, the committed"
                 f" offset of group {group_of(self._name)}: it is forgotten after offsets.retention.minutes without a"
-                " relay."
+                " relay, and when the topic is deleted in Kafka."
                 " A relay with another --name starts from scratch"
             )
         position = bounds.log_start_offset if self._start is RelayStart.EARLIEST else bounds.last_stable_offset
         self._commit(None, position, consumer)
-        begun = {self.partition: RelayPosition(self._topic_uuid, position)}
-        self._store.write(lambda connection: begin_relay_positions(connection, self._relay_id, begun))
         return position
 
     def _is_of_this_topic(self, metadata: str | None) -> bool:
@@ -160,7 +179,7 @@ class ShippedPartition:
                 f"{self.partition}: the committed offset of group {group_of(self._name)} in Kafka was not written by a"
                 " relay of this store; choose another --name"
             )
-        return topic_uuid == self._topic_uuid
+        return topic_uuid == self.topic_uuid
 
     def _within(self, bounds: Bounds, position: int) -> int:
         if position < bounds.log_start_offset:
@@ -218,7 +237,7 @@ class ShippedPartition:
             if page is not None and self.position is not None:
                 count = self._produce(page, self.position)
             position = cluster.library.TopicPartition(
-                *_pair(self.partition), next_offset, metadata=f"{self._store.store_uuid} {self._topic_uuid}"
+                *_pair(self.partition), next_offset, metadata=f"{self._store.store_uuid} {self.topic_uuid}"
             )
             group = consumer.consumer_group_metadata()
             cluster.in_slices(
@@ -228,22 +247,31 @@ class ShippedPartition:
             )
             cluster.in_slices(producer.commit_transaction, _TRANSACTION_SECONDS, self._is_stopped)
         except cluster.library.KafkaException as exception:
-            what = f"{self.partition}, up to offset {next_offset}"
-            raise cluster.error(self._refused or exception.args[0], what) from None
+            raise self._error(exception.args[0], next_offset) from None
         self._committed_at = time.monotonic()
         return count
+
+    def _error(self, error: Any, next_offset: int) -> Exception:
+        """Return why a transaction failed: the report of a record says more than the call that came after it."""
+        # What is fatal, poll raises, too.
+        with suppress(self._cluster.library.KafkaException):
+            self._producer.poll(0)
+        if self._refused is None:
+            return self._cluster.error(error, f"{self.partition}, up to offset {next_offset}")
+        offset, why = self._refused
+        return self._cluster.error(why, f"{self.partition}, from offset {offset} on")
 
     def _produce(self, page: Page, position: int) -> int:
         count = 0
         for batch in page.batches:
-            for _, timestamp_ms, key, value, headers in batch.rows(position):
+            for offset, timestamp_ms, key, value, headers in batch.rows(position):
                 record: dict[str, Any] = {
                     "key": key,
                     "partition": self.partition.partition,
                     # librdkafka takes 0 as the present time.
                     "timestamp": timestamp_ms or 1,
                     "headers": list(headers) or None,
-                    "on_delivery": self._delivered,
+                    "on_delivery": partial(self._delivered, offset),
                 }
                 self._produce_one(value, record)
                 count += 1
@@ -263,19 +291,12 @@ class ShippedPartition:
             else:
                 return
 
-    def _delivered(self, error: Any, _: Any) -> None:
+    def _delivered(self, offset: int, error: Any, _: Any) -> None:
         """Note why Kafka refused a record: the transaction says only that it did."""
         kinds = self._cluster.library.KafkaError
-        if (
-            error is not None
-            and self._refused is None
-            and error.code()
-            not in (
-                kinds._PURGE_QUEUE,
-                kinds._PURGE_INFLIGHT,
-            )
-        ):
-            self._refused = error
+        purged = kinds._PURGE_QUEUE, kinds._PURGE_INFLIGHT
+        if error is not None and self._refused is None and error.code() not in purged:
+            self._refused = offset, error
 
 
 def _pair(partition: PartitionName) -> tuple[str, int]:
@@ -316,7 +337,8 @@ class ToKafka:
 
         Raises:
             RelayFenced: another relay of this name has taken over.
-            RelayFailed: Kafka cannot be reached at the start, it refuses a record, or records are gone, for example.
+            RelayFailed: Kafka cannot be reached at the start, it refuses a record, or records or a topic are gone, for
+                example.
             StoreCopied: the store is a copy, whose relay would take the place of the original's.
             TxnStoreError: the store refuses.
         """
@@ -342,12 +364,28 @@ class ToKafka:
                         break
                     if not is_busy:
                         waiter.wait(_WAIT_MS)
+        except UnknownTopicOrPartition as error:
+            raise self._about_deleted_topics() or error from None
         finally:
             waiter.close()
             for shipped in self._shipped.values():
                 shipped.close()
             consumer.close()
         return self.shipped_count
+
+    def _about_deleted_topics(self) -> RelayFailed | None:
+        """Return which topics are gone; None if all are there."""
+        there = {topic.topic_uuid for topic in self._topics()}
+        gone = sorted(
+            {shipped.partition.topic for shipped in self._shipped.values() if shipped.topic_uuid not in there}
+        )
+        if not gone:
+            return None
+        return RelayFailed(
+            f"topic {', '.join(gone)} was deleted in the store while it was shipped; started again, the relay ships the"
+            " others",
+            may_pass=True,
+        )
 
     def _round(self, pool: ThreadPoolExecutor, consumer: Any, ends: Mapping[int, int] | None) -> bool:
         """Give each partition that has news a turn; return whether one had."""
@@ -420,6 +458,8 @@ class ToKafka:
         for topic in new:
             check_leaders(topic, self._store.database_id)
         if new:
+            names = {topic.name for topic in new}
+            self._store.read(lambda connection: check_one_way(connection, self._relay_id, names))
             self._have_in_kafka(new)
             for topic in new:
                 self._add(topic)
@@ -453,6 +493,8 @@ class ToKafka:
 
     def _add(self, topic: Topic) -> None:
         patience_seconds = self._options.patience_seconds if self._options.once else None
+        known = self._store.read(lambda connection: read_relay_positions(connection, self._relay_id))
+        has_begun = self._looked_at is not None or topic.topic_uuid in {begun.topic_uuid for begun in known.values()}
         for number, partition_id in enumerate(topic.partition_ids):
             partition = PartitionName(topic.name, number)
             if partition in self._shipped:
@@ -466,7 +508,8 @@ class ToKafka:
                 topic_uuid=topic.topic_uuid,
                 name=self._name,
                 relay_id=self._relay_id,
-                start=self._options.start,
+                # What comes up while somebody relays, or beside what was relayed, has records that nobody has seen.
+                start=RelayStart.EARLIEST if has_begun else self._options.start,
                 on_gap=self._options.on_gap,
                 is_stopped=self._stop.is_set,
             )

@@ -4,17 +4,19 @@ Each attempt of a task opens a writer of its own and appends its records, in sho
 then decides the batch, once: the records of the writers that it names, the row in `sink_batches` and the offsets of
 what the batch read are one database transaction, so all of it is there or nothing, whoever dies when.
 
-- A batch that is decided already, by this run or another one, is dropped: its writers write nothing.
+- A batch that is decided already, by this run or another one, is dropped: its writers write nothing.  Where no group
+  says how far the query has read its number says so, of the last one, if that has read the same, as far as it is
+  known: anything else is of an older checkpoint, and is refused.
 - Failed, retried and speculative attempts leave writers that nobody names; the decision aborts their records.
 - Each run of a query has an id of its own, which its tasks and its driver know.  A run that was not seen before is the
   newest: its first request raises the epoch of the transactional id, which aborts what a dead run left open and fences
   it if it is not dead.  A run that is known and not the newest is superseded, and may do nothing any more.
 - A run that its driver has aborted is over, also if it had not done anything yet: Spark ends a job while tasks of it
   still work, and one of them that came later would leave a transaction that nobody decides.
-- Only the tasks know which batch they are of, so each notes its range before it reads; the whole range of the batch is
-  what its decision commits for the group.  The decision also keeps, for each partition, how far the query's committed
-  batches have read.  By that a batch is recognised whatever its number: one whose input lies below is a replay, one
-  whose input lies at or past it is new.
+- Only the tasks know which batch they are of, so each notes its range before it reads (see `sink_inputs`); the whole
+  range of the batch is what its decision commits for the group.  The decision also keeps, for each partition, how far
+  the query's committed batches have read.  By that a batch is recognised whatever its number: one whose input lies
+  below is a replay, one whose input lies at or past it is new.
 - In commit order all of that is in places (see `log.commit_order`).  A batch ends between transactions, so its group
   stands at the beginning of what is at a place.
 - A dead run holds readers up until the next run comes, or its transaction's timeout is over.
@@ -24,32 +26,32 @@ Nothing here needs pyspark: any process may decide, abort or read what was decid
 
 from __future__ import annotations
 
-import enum
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, and_, bindparam, delete, func, insert, or_, select, update
+from sqlalchemy import Connection, Row, bindparam, delete, func, insert, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from txnstore.db.cluster.catalogue import read_store_settings
-from txnstore.db.schema import sink_batches, sink_inputs, sink_positions, sink_runs
+from txnstore.db.schema import sink_batches, sink_runs
 from txnstore.db.store import Store, must_hit, server_now_ms
-from txnstore.errors import InvalidRequest, ProducerFenced
-from txnstore.groups.commit_rules import check_group_id
-from txnstore.model import (
-    NAME_BYTES_MAX,
-    NO_PRODUCER,
-    OFFSET_MAX,
-    ClientProcess,
-    GroupMembership,
-    OffsetAndMetadata,
-    ProducerIdentity,
-    is_storable_text,
+from txnstore.errors import ProducerFenced
+from txnstore.model import NO_PRODUCER, ClientProcess, GroupMembership, OffsetAndMetadata, ProducerIdentity
+from txnstore.spark.sink_inputs import (
+    NO_GROUP,
+    InputRange,
+    NotedInput,
+    Novelty,
+    commit_inputs,
+    forget_inputs,
+    has_positions,
+    read_input_of_last,
+    read_inputs,
 )
-from txnstore.transactions.coordinator import check_transactional_id, initialize, lock_or_insert
+from txnstore.spark.sink_run import SinkRun, check_batch_id, check_number
+from txnstore.transactions.coordinator import initialize, lock_or_insert
 from txnstore.transactions.initialization import InitRequest
 from txnstore.transactions.protocol import (
     FenceReason,
@@ -57,15 +59,12 @@ from txnstore.transactions.protocol import (
     TransactionState,
     TransactionWriter,
 )
-from txnstore.transactions.recovery import SINK_OF_JOB
 from txnstore.transactions.sinks import lock_sink
 from txnstore.transactions.transaction import LockedTransaction, SentOffsets, write_in_time
 from txnstore.transactions.writers import enter_writer
 
 #: So many runs of a transactional id are remembered.
 RUNS_REMEMBERED: Final = 100
-#: A run's id stands in one entry of an index with a query's and a group's, each of up to NAME_BYTES_MAX.
-RUN_ID_BYTES_MAX: Final = 200
 #: What people find who ask which client a transaction belongs to.
 _CLIENT_ID: Final = "txnstore-spark"
 _SUPERSEDED: Final = "is superseded by a newer run"
@@ -88,56 +87,6 @@ _MOVE_RUN: Final = (
     .values(producer_id=bindparam("new_producer_id"), producer_epoch=bindparam("new_epoch"))
 )
 _TRIM_RUNS: Final = delete(sink_runs).where(_RUNS_OF_ID, sink_runs.c.run_number <= bindparam("through_number"))
-_INPUTS_OF_BATCH: Final = and_(
-    sink_inputs.c.sink_id == bindparam("of_sink_id"),
-    sink_inputs.c.run_id == bindparam("of_run_id"),
-    sink_inputs.c.batch_id == bindparam("of_batch_id"),
-)
-_INSERT_INPUT: Final = upsert(sink_inputs).values(noted_ms=server_now_ms())
-_NOTE: Final = _INSERT_INPUT.on_conflict_do_update(
-    index_elements=[column.name for column in sink_inputs.primary_key],
-    set_={"end_offset": _INSERT_INPUT.excluded.end_offset, "noted_ms": _INSERT_INPUT.excluded.noted_ms},
-)
-_READ_INPUTS: Final = (
-    select(
-        sink_inputs.c.group_id,
-        sink_inputs.c.partition_id,
-        sink_inputs.c.in_commit_order,
-        sink_inputs.c.start_offset,
-        sink_inputs.c.end_offset,
-        sink_positions.c.in_commit_order.label("was_in_commit_order"),
-        sink_positions.c.next_offset,
-    )
-    .outerjoin(
-        sink_positions,
-        and_(
-            sink_positions.c.sink_id == sink_inputs.c.sink_id,
-            sink_positions.c.group_id == sink_inputs.c.group_id,
-            sink_positions.c.partition_id == sink_inputs.c.partition_id,
-        ),
-    )
-    .where(_INPUTS_OF_BATCH)
-    .order_by(sink_inputs.c.group_id, sink_inputs.c.partition_id, sink_inputs.c.start_offset)
-)
-# What runs before this one have noted, and what this one is done with.
-_TRIM_INPUTS: Final = delete(sink_inputs).where(
-    sink_inputs.c.sink_id == bindparam("of_sink_id"),
-    or_(sink_inputs.c.run_id != bindparam("of_run_id"), sink_inputs.c.batch_id <= bindparam("of_batch_id")),
-)
-_KEY_OF_EARLIER: Final = ("sink_id", "run_id", "batch_id", "group_id", "partition_id")
-# A run comes to its next batch only once the one before is over.
-_FORGET_EARLIER: Final = delete(sink_inputs).where(
-    sink_inputs.c.sink_id == bindparam("of_sink_id"),
-    sink_inputs.c.run_id == bindparam("of_run_id"),
-    sink_inputs.c.batch_id < bindparam("of_batch_id"),
-    sink_inputs.c.group_id == bindparam("of_group_id"),
-    sink_inputs.c.partition_id == bindparam("of_partition_id"),
-)
-_INSERT_POSITION: Final = upsert(sink_positions)
-_MOVE_POSITION: Final = _INSERT_POSITION.on_conflict_do_update(
-    index_elements=[column.name for column in sink_positions.primary_key],
-    set_={"next_offset": _INSERT_POSITION.excluded.next_offset},
-)
 #: How long a batch may stay open; transaction.max.timeout.ms of the store has the same default.
 TIMEOUT_MS_DEFAULT: Final = 900_000
 #: So many decided batches of a query are kept for people; a replay is recognised by the newest one.
@@ -153,62 +102,6 @@ _INSERT_AGAIN: Final = _INSERT_BATCH.on_conflict_do_update(
     set_={"transactional_id": _INSERT_BATCH.excluded.transactional_id, "commit_ms": _INSERT_BATCH.excluded.commit_ms},
 )
 _TRIM_BATCHES: Final = delete(sink_batches).where(_OF_SINK, sink_batches.c.batch_id <= bindparam("through_batch_id"))
-
-
-@dataclass(frozen=True, slots=True)
-class SinkRun:
-    """One run of a query, or one job, that writes; it can be pickled and holds no credentials."""
-
-    transactional_id: str
-    """What it writes under; runs of one transactional id fence each other."""
-
-    sink_id: str
-    """What its batches are remembered under, whatever the transactional id."""
-
-    run_id: str
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be stored.
-
-        Raises:
-            InvalidRequest: a name is not text, is empty or too long, or has characters that no database keeps.
-        """
-        check_transactional_id(self.transactional_id)
-        check_names(self.sink_id, self.run_id)
-
-
-def check_names(sink_or_query_id: object, run_id: object) -> None:
-    """Refuse what is not the id of a query or a run.
-
-    Raises:
-        InvalidRequest: a name is not text, is empty or too long, or has characters that no database keeps.
-    """
-    for what, name, bytes_max in (
-        ("query", sink_or_query_id, NAME_BYTES_MAX),
-        ("run", run_id, RUN_ID_BYTES_MAX),
-    ):
-        if not isinstance(name, str) or not is_storable_text(name) or not 0 < len(name.encode()) <= bytes_max:
-            raise InvalidRequest(f"the id of a {what} is text of 1 to {bytes_max} bytes of UTF-8")
-
-
-def run_of_query(query_id: str, run_id: str, transactional_id: str | None = None) -> SinkRun:
-    """Return a run of a streaming query; `query_id` and `run_id` are Spark's, `transactional_id` the user's own name.
-
-    Another query id under the same transactional id is a new query, which begins at any batch id.
-    """
-    return SinkRun(transactional_id or f"spark-query-{query_id}", sink_id_of_query(query_id), run_id)
-
-
-def run_of_job(job_id: str, *, app_id: str | None = None, transactional_id: str | None = None) -> SinkRun:
-    """Return a batch write; with an `app_id` its batch id is the application's version of the data."""
-    if app_id is None:
-        return SinkRun(transactional_id or f"spark-job-{job_id}", f"{SINK_OF_JOB}{job_id}", job_id)
-    return SinkRun(transactional_id or f"spark-app-{app_id}", f"app:{app_id}", job_id)
-
-
-def sink_id_of_query(query_id: str) -> str:
-    """Return what the batches of a streaming query are remembered under."""
-    return f"query:{query_id}"
 
 
 def enter_run(connection: Connection, run: SinkRun, timeout_ms: int) -> LockedTransaction:
@@ -321,135 +214,6 @@ def _of_run(run: SinkRun) -> dict[str, str]:
     return {"of_transactional_id": run.transactional_id, "of_run_id": run.run_id}
 
 
-@dataclass(frozen=True, slots=True)
-class SinkInput:
-    """A range of a partition that a batch reads; a batch may read several ranges of one partition."""
-
-    query_id: str
-    run_id: str
-    batch_id: int
-    group_id: str
-    """The consumer group that the query reads as; two readers in one query have groups of their own."""
-
-    partition_id: int
-    start_offset: int
-    end_offset: int
-    """The offset behind the range: what the group commits."""
-
-    in_commit_order: bool = False
-    """Whether these are places; the group commits that it stands before what is at the last one."""
-
-
-class Novelty(enum.Enum):
-    """What the ranges of a batch are to the batches that the query has committed."""
-
-    UNKNOWN = "unknown"
-    """Nothing was noted, or only empty ranges."""
-
-    NEW = "new"
-    """All of it lies at or past what they have read."""
-
-    REPEATED = "repeated"
-    """All of it lies below."""
-
-    MIXED = "mixed"
-    """Some of it they have read, and some of it not."""
-
-
-@dataclass(frozen=True, slots=True)
-class NotedInput:
-    """The ranges of one batch."""
-
-    novelty: Novelty
-    ends: Mapping[tuple[str, int], OffsetAndMetadata]
-    """By group and partition id: what to commit."""
-
-    example: str = ""
-    """Of what is mixed: one range, for people."""
-
-
-def note_inputs(store: Store, inputs: Sequence[SinkInput], *, retry_timeout_ms: int | None = None) -> None:
-    """Note what a task is about to read; its batch's decision commits it for the group.
-
-    Safe to repeat.
-
-    Raises:
-        InvalidGroupId, InvalidRequest: an id or an offset is not of the documented form.
-    """
-    entries = [_input_entry(noted) for noted in inputs]
-
-    def work(connection: Connection) -> None:
-        connection.execute(_NOTE, entries)
-        # Where the query writes elsewhere nobody decides its batches, and nobody else would forget them.
-        connection.execute(
-            _FORGET_EARLIER, [{f"of_{name}": entry[name] for name in _KEY_OF_EARLIER} for entry in entries]
-        )
-
-    if entries:
-        store.write(work, retry_timeout_ms=retry_timeout_ms)
-
-
-def read_inputs(connection: Connection, run: SinkRun, batch_id: int) -> NotedInput:
-    """Return what the tasks of the run have noted for a batch.
-
-    Raises:
-        InvalidRequest: they have read a partition in both orders of delivery for one group, or earlier batches have
-            read it in the other one.
-    """
-    ranges = connection.execute(_READ_INPUTS, _of_batch(run, batch_id)).all()
-    ends: dict[tuple[str, int], OffsetAndMetadata] = {}
-    kinds: set[Novelty] = set()
-    example = ""
-    for row in ranges:
-        key = (row.group_id, row.partition_id)
-        end = OffsetAndMetadata(row.end_offset, offset_in_transaction=0 if row.in_commit_order else None)
-        before = ends.setdefault(key, end)
-        _check_order(row, before)
-        ends[key] = max(before, end, key=lambda each: each.offset)
-        kind = _novelty(row)
-        if kind is Novelty.UNKNOWN:
-            continue
-        kinds.add(kind)
-        if kind is not Novelty.NEW:
-            example = (
-                f"partition id {row.partition_id}, offsets {row.start_offset} to {row.end_offset}, read up to"
-                f" {row.next_offset}"
-            )
-    novelty = Novelty.UNKNOWN if not kinds else kinds.pop() if len(kinds) == 1 else Novelty.MIXED
-    return NotedInput(novelty, ends, example)
-
-
-def commit_inputs(connection: Connection, run: SinkRun, batch_id: int, noted: NotedInput) -> None:
-    """Take note that a batch with this input is committed, and forget what nobody needs any more."""
-    entries = [
-        {
-            "sink_id": run.sink_id,
-            "group_id": group_id,
-            "partition_id": partition_id,
-            "in_commit_order": _is_place(end),
-            "next_offset": end.offset,
-        }
-        for (group_id, partition_id), end in sorted(noted.ends.items(), key=lambda each: each[0])
-    ]
-    if entries:
-        connection.execute(_MOVE_POSITION, entries)
-    forget_inputs(connection, run, batch_id)
-
-
-def forget_inputs(connection: Connection, run: SinkRun, batch_id: int) -> None:
-    """Forget what was noted by runs before this one, and for batches that are decided."""
-    connection.execute(_TRIM_INPUTS, _of_batch(run, batch_id))
-
-
-def check_batch_id(batch_id: object) -> None:
-    """Refuse what is not the number of a batch.
-
-    Raises:
-        InvalidRequest: it is not a whole number from 0 to 2**63 - 1.
-    """
-    _check_number(batch_id, "a batch id")
-
-
 def check_writer_ids(writer_ids: Collection[object]) -> None:
     """Refuse what is not a producer id.
 
@@ -457,62 +221,7 @@ def check_writer_ids(writer_ids: Collection[object]) -> None:
         InvalidRequest: one is not a whole number from 0 to 2**63 - 1.
     """
     for writer_id in writer_ids:
-        _check_number(writer_id, "a writer id")
-
-
-def _novelty(row: Any) -> Novelty:
-    if row.start_offset == row.end_offset:
-        return Novelty.UNKNOWN
-    if row.next_offset is None or row.start_offset >= row.next_offset:
-        return Novelty.NEW
-    return Novelty.REPEATED if row.end_offset <= row.next_offset else Novelty.MIXED
-
-
-def _check_order(row: Any, end: OffsetAndMetadata) -> None:
-    # A place and an offset are not to be compared.
-    if row.in_commit_order != _is_place(end) or row.was_in_commit_order not in (None, row.in_commit_order):
-        raise InvalidRequest(
-            f"the query has read partition id {row.partition_id} in both orders of delivery as group"
-            f" {row.group_id[:80]!r}; nothing was changed. Each reader of a query has a kafka.group.id of its own, and"
-            " a query that reads in another order than before begins with a checkpointLocation of its own"
-        )
-
-
-def _is_place(end: OffsetAndMetadata) -> bool:
-    return end.offset_in_transaction is not None
-
-
-def _input_entry(noted: SinkInput) -> dict[str, object]:
-    check_group_id(noted.group_id)
-    check_names(noted.query_id, noted.run_id)
-    check_batch_id(noted.batch_id)
-    for number in _offsets_of_input(noted):
-        _check_number(number, "an offset")
-    if noted.start_offset > noted.end_offset:
-        raise InvalidRequest(f"a range of offsets begins at {noted.start_offset} and ends at {noted.end_offset}")
-    return {
-        "sink_id": sink_id_of_query(noted.query_id),
-        "run_id": noted.run_id,
-        "batch_id": noted.batch_id,
-        "group_id": noted.group_id,
-        "partition_id": noted.partition_id,
-        "in_commit_order": noted.in_commit_order,
-        "start_offset": noted.start_offset,
-        "end_offset": noted.end_offset,
-    }
-
-
-def _offsets_of_input(noted: SinkInput) -> Iterable[object]:
-    return (noted.start_offset, noted.end_offset)
-
-
-def _check_number(number: object, what: str) -> None:
-    if type(number) is not int or not 0 <= number <= OFFSET_MAX:
-        raise InvalidRequest(f"{what} is a whole number from 0 to {OFFSET_MAX}, not {number!r:.40}")
-
-
-def _of_batch(run: SinkRun, batch_id: int) -> dict[str, object]:
-    return {"of_sink_id": run.sink_id, "of_run_id": run.run_id, "of_batch_id": batch_id}
+        check_number(writer_id, "a writer id")
 
 
 def open_writer(
@@ -543,12 +252,14 @@ def decide(
     batch_id: int,
     writers: Collection[int],
     *,
+    is_left_out: bool = False,
     timeout_ms: int = TIMEOUT_MS_DEFAULT,
     retry_timeout_ms: int | None = None,
 ) -> bool:
     """Commit a batch: the records of these writers, and what it read; False if it was decided before, and is dropped.
 
-    Records of all other writers of the run are aborted.  Safe to repeat after `OutcomeUnknown`.
+    Records of all other writers of the run are aborted.  `is_left_out`: a task was told that the batch is decided.
+    Safe to repeat after `OutcomeUnknown`.
 
     Raises:
         InvalidRequest, InvalidTransactionTimeout: an argument is not of the documented form.
@@ -559,7 +270,7 @@ def decide(
     """
     check_batch_id(batch_id)
     check_writer_ids(writers)
-    work = partial(_decide, run, batch_id, frozenset(writers), timeout_ms)
+    work = partial(_decide, run, batch_id, frozenset(writers), timeout_ms, is_left_out=is_left_out)
     return write_in_time(store, None, run.transactional_id, work, wakes_readers=True, retry_timeout_ms=retry_timeout_ms)
 
 
@@ -584,22 +295,37 @@ def last_batch(connection: Connection, sink_id: str) -> int | None:
 
 def _open(run: SinkRun, batch_id: int, timeout_ms: int, connection: Connection) -> TransactionWriter | None:
     transaction = enter_run(connection, run, timeout_ms)
-    if _is_decided(batch_id, last_batch(connection, run.sink_id), read_inputs(connection, run, batch_id)):
+    last = last_batch(connection, run.sink_id)
+    noted = read_inputs(connection, run, batch_id)
+    if _is_decided(connection, run, batch_id, last, noted, is_complete=False):
         return None
     transaction.begin(transaction.known.identity)
     transaction.save("sink writer")
     return enter_writer(connection, run.transactional_id, transaction.known.identity, ClientProcess.here(_CLIENT_ID))
 
 
-def _decide(run: SinkRun, batch_id: int, writers: frozenset[int], timeout_ms: int, connection: Connection) -> bool:
+def _decide(
+    run: SinkRun,
+    batch_id: int,
+    writers: frozenset[int],
+    timeout_ms: int,
+    connection: Connection,
+    *,
+    is_left_out: bool,
+) -> bool:
     transaction = enter_run(connection, run, timeout_ms)
     last = last_batch(connection, run.sink_id)
     noted = read_inputs(connection, run, batch_id)
-    if _is_decided(batch_id, last, noted):
+    if _is_decided(connection, run, batch_id, last, noted, is_complete=True):
         if _abort_open(transaction, "sink replay"):
             save_identity(connection, run, transaction.known.identity)
         forget_inputs(connection, run, batch_id)
         return False
+    if is_left_out:
+        raise ProducerFenced(
+            f"a task of batch {batch_id} wrote nothing, for what was known by then said that the batch was committed"
+            " before; what other tasks read is new. Nothing was changed"
+        )
     _check_writers(run, batch_id, writers, transaction)
     offsets = _offsets_by_group(noted)
     identity = transaction.known.identity
@@ -609,8 +335,8 @@ def _decide(run: SinkRun, batch_id: int, writers: frozenset[int], timeout_ms: in
         transaction.end(identity, commit=True, writers=writers)
     transaction.save("sink decision")
     save_identity(connection, run, transaction.known.identity)
-    commit_inputs(connection, run, batch_id, noted)
     _insert_batch(connection, run, batch_id, last)
+    commit_inputs(connection, run, batch_id, noted)
     return True
 
 
@@ -627,24 +353,60 @@ def _abort_open(transaction: LockedTransaction, reason: str) -> bool:
     return True
 
 
-def _is_decided(batch_id: int, last: int | None, noted: NotedInput) -> bool:
-    """Return whether the batch was decided before: by what it reads if that is known, else by its number."""
+def _is_decided(
+    connection: Connection, run: SinkRun, batch_id: int, last: int | None, noted: NotedInput, *, is_complete: bool
+) -> bool:
+    """Return whether the batch was decided before: by what it reads if that is known, else by its number.
+
+    What is noted `is_complete` once all tasks of the batch have read; before that, the decision has the last word.
+    """
     if noted.novelty is Novelty.MIXED:
         raise ProducerFenced(
             f"batch {batch_id} reads again some of what earlier batches of its query have committed, and some that they"
             f" have not ({noted.example}); nothing was changed. Its checkpoint is older than the sink: begin a new one"
             " with startingOffsets=group"
         )
-    if noted.novelty is Novelty.UNKNOWN:
-        return last is not None and batch_id <= last
-    return noted.novelty is Novelty.REPEATED
+    if noted.novelty is not Novelty.UNKNOWN and not noted.unplaced:
+        return noted.novelty is Novelty.REPEATED
+    if last is None or batch_id > last:
+        if noted.novelty is Novelty.REPEATED:
+            raise _older_checkpoint(batch_id, "of which one reader's part is committed, and the others' may be")
+        return False
+    if batch_id < last:
+        if noted.unplaced or (run.is_of_query and not has_positions(connection, run)):
+            raise _older_checkpoint(batch_id, f"is committed, and so are those up to {last}")
+        return True
+    if is_complete and not _may_be_last(noted, read_input_of_last(connection, run, batch_id)):
+        raise _older_checkpoint(batch_id, "is committed, and has read something else than now")
+    return True
 
 
-def _check_writers(run: SinkRun, batch_id: int, writers: Collection[int], transaction: LockedTransaction) -> None:
+def _may_be_last(noted: NotedInput, last: Sequence[tuple[str, InputRange]]) -> bool:
+    """Return whether a batch with the number of the last one may be that very batch, by what both read."""
+    if not (noted.unplaced or any(group_id == NO_GROUP for group_id, _ in last)):
+        return True
+    if last:
+        return sorted(each for _, each in noted.ranges) == sorted(each for _, each in last)
+    # A reader without a group cannot always say what it reads.
+    return noted.unplaced == {NO_GROUP} and noted.novelty is not Novelty.NEW
+
+
+def _older_checkpoint(batch_id: int, what: str) -> ProducerFenced:
+    return ProducerFenced(
+        f"batch {batch_id} of the query {what}; nothing was changed. Spark repeats the last one alone, as it was, so"
+        " the query's checkpoint is older than what it has written, and what it reads now may be new: begin with a"
+        " checkpointLocation of its own and startingOffsets. With a kafka.group.id in txnstore's source the sink sees"
+        " itself what is new"
+    )
+
+
+def _check_writers(run: SinkRun, batch_id: int, writers: frozenset[int], transaction: LockedTransaction) -> None:
     has_reported = transaction.participants.has_reported
     missing = sorted(writer_id for writer_id in writers if not has_reported.get(writer_id, False))
     if missing:
         why = transaction.known.fence_detail or transaction.known.state.kafka_name
+        if transaction.known.state is TransactionState.ONGOING and not writers <= has_reported.keys():
+            why = "theirs was aborted before it began; did the batch take longer than transaction.timeout.ms?"
         raise ProducerFenced(
             f"{len(missing)} of {len(writers)} writers of batch {batch_id} are not in the open transaction of"
             f" {run.transactional_id[:80]!r} or have not reported, {missing[0]} for example ({why}); nothing was"

@@ -51,9 +51,9 @@ _PRODUCER_KEYS: Final = (
     "message.timeout.ms",
     "allow.auto.create.topics",
 )
-#: Room for what stands in front of it in a transactional id.
-_APP_ID_LENGTH_MAX: Final = TRANSACTIONAL_ID_LENGTH_MAX - 100
-_APP_ID_BYTES_MAX: Final = NAME_BYTES_MAX - 100
+#: Room for what stands in front of it in a transactional id, with the name of a topic.
+_APP_ID_LENGTH_MAX: Final = TRANSACTIONAL_ID_LENGTH_MAX - 300
+_APP_ID_BYTES_MAX: Final = NAME_BYTES_MAX - 300
 _VERSION_MAX: Final = 2**63 - 1
 _WHOLE_NUMBER: Final = re.compile(r"[0-9]{1,19}")
 #: The types that each column may have, by its name, and how the documentation spells them.

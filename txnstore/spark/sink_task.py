@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
@@ -22,14 +22,26 @@ from txnstore.log.append import Append
 from txnstore.log.sequences import increment_sequence
 from txnstore.log.topics import Topic, find_topics
 from txnstore.spark.sink_batches import BatchLimits, BatchMaker, PartitionOfRows, UnsentBatch
-from txnstore.spark.sink_coordination import SinkRun, open_writer
+from txnstore.spark.sink_coordination import open_writer
 from txnstore.spark.sink_options import SinkColumns, SinkOptions
 from txnstore.spark.sink_retries import Result, repeat_while_unknown
+from txnstore.spark.sink_run import SinkRun
+from txnstore.spark.stores import check_are_here
 from txnstore.transactions.writers import TransactionWriter, append_as_writer
 
 #: What one database transaction appends, about: enough for full batches, too little to keep others waiting.
 APPEND_BYTES: Final = 8 * 1024 * 1024
 APPEND_ROWS: Final = 100_000
+
+
+class Written(NamedTuple):
+    """What an attempt has done."""
+
+    writer_id: int | None
+    """The writer that it was done as; None if nothing was written."""
+
+    is_left_out: bool
+    """Whether nothing was written because the batch was decided already."""
 
 
 def write_rows(
@@ -40,10 +52,8 @@ def write_rows(
     *,
     columns: SinkColumns,
     options: SinkOptions,
-) -> int | None:
+) -> Written:
     """Append all rows to the transaction of this batch; they are there once the driver has decided.
-
-    Returns the writer that it was done as; None if there are no rows, or the batch was decided already.
 
     Raises:
         ProducerFenced: a newer run of the query has taken over, or the transaction is over for another reason.
@@ -58,9 +68,9 @@ def write_rows(
         if not attempt.send(chunk, is_last=following is None):
             for _ in chunks:
                 pass
-            break
+            return Written(None, is_left_out=True)
         chunk = following
-    return attempt.writer_id
+    return Written(attempt.writer_id, is_left_out=False)
 
 
 class _Attempt:
@@ -141,6 +151,7 @@ class _Attempt:
             for name in missing:
                 if name not in self._topics:
                     self._topics[name] = create_used_topic(self._store, name, allow_create=self._options.allow_create)
+            check_are_here(self._topics[name] for name in missing)
         return self._topics
 
 

@@ -19,9 +19,10 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from txnstore.errors import InvalidConfiguration, InvalidRequest, TxnStoreError
-from txnstore.spark.sink_coordination import SinkRun, abort, decide, run_of_job, run_of_query
+from txnstore.spark.sink_coordination import abort, decide
 from txnstore.spark.sink_options import SinkOptions, find_columns, sink_options
 from txnstore.spark.sink_retries import repeat_while_unknown
+from txnstore.spark.sink_run import SinkRun, run_of_job, run_of_query
 from txnstore.spark.stores import store_at
 from txnstore.spark.worker_process import spare_what_is_loaded
 
@@ -46,6 +47,9 @@ class SinkMessage(WriterCommitMessage):
     batch_id: int
     writer_id: int | None = None
     """None: it had no rows, or the batch was decided already."""
+
+    is_left_out: bool = False
+    """Whether it was told that the batch was decided already."""
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> StreamSinkWriter:
@@ -97,8 +101,8 @@ class StreamSinkWriter(DataSourceStreamArrowWriter):
         from txnstore.spark.sink_task import write_rows
 
         store = store_at(self._options.address, create=True)
-        writer_id = write_rows(store, run, int(batch_id), iterator, columns=self._columns, options=self._options)
-        return SinkMessage(run, int(batch_id), writer_id)
+        written = write_rows(store, run, int(batch_id), iterator, columns=self._columns, options=self._options)
+        return SinkMessage(run, int(batch_id), *written)
 
     def commit(self, messages: Messages, batchId: int) -> None:  # noqa: N803 - Spark's name
         """Decide the micro-batch: its records are visible with its input's offsets, or were already.
@@ -125,7 +129,12 @@ class BatchSinkWriter(DataSourceArrowWriter):
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         self._options = options
         self._columns = find_columns(schema, topic=options.topic)
-        self._run = run_of_job(str(uuid.uuid4()), app_id=options.app_id, transactional_id=options.transactional_id)
+        self._run = run_of_job(
+            str(uuid.uuid4()),
+            app_id=options.app_id,
+            topic=options.topic,
+            transactional_id=options.transactional_id,
+        )
         self._batch_id = options.version or 0
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -138,9 +147,8 @@ class BatchSinkWriter(DataSourceArrowWriter):
 
         run, batch_id = self._run, self._batch_id
         store = store_at(self._options.address, create=True)
-        return SinkMessage(
-            run, batch_id, write_rows(store, run, batch_id, iterator, columns=self._columns, options=self._options)
-        )
+        written = write_rows(store, run, batch_id, iterator, columns=self._columns, options=self._options)
+        return SinkMessage(run, batch_id, *written)
 
     def commit(self, messages: Messages) -> None:
         """Make all records visible; with txnAppId only if this version was not written before.
@@ -169,6 +177,7 @@ def _decide(options: SinkOptions, messages: Messages) -> None:
             run,
             batch_id,
             writers,
+            is_left_out=any(message.is_left_out for message in told),
             timeout_ms=options.transaction_timeout_ms,
             retry_timeout_ms=left_ms,
         ),

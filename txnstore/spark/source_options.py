@@ -153,7 +153,7 @@ Limit = Edge | AtTime | AtTimes | AtOffsets
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class PartitionSelection:
     """Which partitions are read: of these topics, of those that a pattern matches as a whole, or these alone."""
 
     topics: tuple[str, ...] = ()
@@ -166,7 +166,7 @@ class SourceOptions:
     """What a query asks of the source; picklable, and shown without the password."""
 
     address: StoreAddress
-    selection: Selection
+    selection: PartitionSelection
     start: Limit
     end: Limit
     time_not_found: str = "error"
@@ -240,7 +240,7 @@ def read_source_options(given: Mapping[str, str], *, streaming: bool) -> SourceO
     )
 
 
-def _selection(values: Mapping[str, str]) -> Selection:
+def _selection(values: Mapping[str, str]) -> PartitionSelection:
     given = [name for name in _SELECTIONS if name in values]
     if len(given) != 1:
         found = f"{' and '.join(given)} are given together" if given else "none is given"
@@ -251,7 +251,7 @@ def _selection(values: Mapping[str, str]) -> Selection:
             raise InvalidConfiguration("subscribe does not name a topic")
         for name in names:
             _check_topic(name, "subscribe")
-        return Selection(topics=names)
+        return PartitionSelection(topics=names)
     if "subscribePattern" in values:
         pattern = values["subscribePattern"].strip()
         try:
@@ -260,11 +260,11 @@ def _selection(values: Mapping[str, str]) -> Selection:
             raise InvalidConfiguration(f"subscribePattern is not a regular expression: {error}") from None
         if not pattern:
             raise InvalidConfiguration("subscribePattern is empty")
-        return Selection(pattern=pattern)
+        return PartitionSelection(pattern=pattern)
     partitions = read_partitions(values["assign"], "assign")
     for partition in partitions:
         _check_topic(partition.topic, "assign")
-    return Selection(partitions=partitions)
+    return PartitionSelection(partitions=partitions)
 
 
 def _check_topic(name: str, option: str) -> None:

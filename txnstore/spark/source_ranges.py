@@ -127,10 +127,11 @@ def admit(
 class RangePartition(InputPartition):
     """One range of offsets, for one task."""
 
-    def __init__(self, wanted: OffsetRange) -> None:
-        """Keep the range; Spark pickles it."""
+    def __init__(self, wanted: OffsetRange, reader_id: int = 0) -> None:
+        """Keep the range, and which reader of the query has made it; Spark pickles both."""
         super().__init__(wanted)
         self.wanted = wanted
+        self.reader_id = reader_id
 
     def __repr__(self) -> str:
         """Return the range, as Spark's logs show it."""

@@ -25,6 +25,7 @@ first one may begin within some, where its group is: "$in_transaction" has the o
 from __future__ import annotations
 
 import json
+import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -42,12 +43,12 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 from sqlalchemy import Connection
 
-from txnstore.errors import InvalidConfiguration
+from txnstore.errors import InvalidConfiguration, PermissionDenied, StoreReadOnly
 from txnstore.log.bounds import offset_for_time
 from txnstore.log.commit_order import CommitPosition
 from txnstore.log.topics import find_topics
 from txnstore.model import PartitionName
-from txnstore.spark.sink_coordination import SinkInput, note_inputs
+from txnstore.spark.sink_inputs import NO_GROUP, SinkInput, note_inputs
 from txnstore.spark.source_filters import FilterPush, SourceFilters
 from txnstore.spark.source_options import COMMIT_ORDER, TOPICS, AtOffsets, SourceOptions
 from txnstore.spark.source_ranges import (
@@ -59,7 +60,7 @@ from txnstore.spark.source_ranges import (
     split,
     whole_from,
 )
-from txnstore.spark.source_snapshot import Snapshot, once_stable, read_snapshot, resolve_end, resolve_start
+from txnstore.spark.source_snapshot import SourceSnapshot, once_stable, read_snapshot, resolve_end, resolve_start
 from txnstore.spark.stores import store_at
 from txnstore.spark.worker_process import spare_what_is_loaded
 
@@ -229,12 +230,20 @@ class TxnStoreReader(DataSourceReader):
         return [found for found in ranges if found is not None]
 
     def _within_log(
-        self, connection: Connection, snapshot: Snapshot, partition: PartitionName, start: CommitPosition, end: int
+        self,
+        connection: Connection,
+        snapshot: SourceSnapshot,
+        partition: PartitionName,
+        start: CommitPosition,
+        end: int,
     ) -> OffsetRange | None:
         """Return what is read of a partition, or None if nothing is; its log has all of it, or it is said what not."""
         loss = DataLoss(fails=self._options.fail_on_data_loss)
         bounds = snapshot.bounds[partition]
         readable = snapshot.ends[partition]
+        if start.place > bounds.high_watermark:
+            # However little there is to read: what was there is gone.
+            start = loss.go_on_within(partition, start, bounds)
         if start.place >= end:
             return None
         whole = OffsetRange(partition, bounds.partition_id, start, end, whole_from(start.place, bounds))
@@ -299,6 +308,8 @@ class TxnStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         #: How far an available-now query goes.
         self._final_ends: Offsets | None = None
         self._latest: StreamOffset | None = None
+        #: One process plans all batches of a run for a reader, so this tells it from the query's other ones.
+        self._reader_id = secrets.randbits(63)
 
     def initialOffset(self) -> StreamOffset:  # noqa: N802 - the name is Spark's
         """Return what stands before the first batch, always the same: see `source_offsets`."""
@@ -372,16 +383,21 @@ class TxnStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             elif begin.place < ends[partition] or (options.group_id and FROM in end):
                 ranges.append(OffsetRange(partition, partition_id, begin, ends[partition], whole.get(partition, 0)))
         parts = split(ranges, min_partitions=options.min_partitions, max_records=options.max_records_per_partition)
-        return [RangePartition(part) for part in parts]
+        return [RangePartition(part, self._reader_id) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the records of one range, and note for the sink that this batch reads it."""
         assert isinstance(partition, RangePartition), "the source's own partitions"
         options = self._options
         store = store_at(options.address)
-        noted = _noted(options, partition.wanted)
+        noted = _noted(options, partition)
         if noted is not None:
-            note_inputs(store, [noted])
+            try:
+                note_inputs(store, [noted])
+            except (PermissionDenied, StoreReadOnly):
+                # Who may only read writes nothing here; for a group it would have to.
+                if noted.group_id != NO_GROUP:
+                    raise
         reader = RangeReader(store, self._schema, options.isolation, self._loss, options.in_commit_order)
         return reader.read(partition.wanted)
 
@@ -419,7 +435,7 @@ class TxnStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         of_starts = {partition: whole.get(partition, 0) for partition in starts}
         return _Positions(starts, begins, ends, of_starts, snapshot.topic_uuids)
 
-    def _report_gone(self, known: Mapping[PartitionName, int], snapshot: Snapshot) -> None:
+    def _report_gone(self, known: Mapping[PartitionName, int], snapshot: SourceSnapshot) -> None:
         gone = sorted(known.keys() - snapshot.bounds.keys())
         if gone:
             names = ", ".join(map(str, gone[:5]))
@@ -437,20 +453,23 @@ class TxnStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "reads the other one from its first record on",
             )
 
-    def _ends(self, snapshot: Snapshot, starts: Offsets, begins: Positions) -> dict[PartitionName, int]:
+    def _ends(self, snapshot: SourceSnapshot, starts: Offsets, begins: Positions) -> dict[PartitionName, int]:
         ends = {}
         for partition, start in starts.items():
-            begin = begins.get(partition, CommitPosition(start))
             end = snapshot.ends[partition]
-            if self._final_ends is not None:
-                end = min(end, self._final_ends.get(partition, start))
-            # What the group has consumed already ends a batch: a checkpoint that was restored to an older one makes
-            # batches that the sink recognises as a whole (see transactions.sink_inputs).
-            committed = snapshot.committed.get(partition, begin).place
-            if start < committed < end:
-                end = committed
-            # No batch ends within a transaction: one that begins there reads the rest, whatever else ends it.
-            ends[partition] = max(end, start + (begin.offset_in_transaction > 0))
+            ends[partition] = end if self._final_ends is None else min(end, self._final_ends.get(partition, start))
+        # What the group has consumed already ends a batch, in all partitions: a checkpoint that was restored to an
+        # older one makes batches that the sink recognises as a whole (see `sink_coordination`).
+        committed = {
+            partition: max(start, snapshot.committed.get(partition, CommitPosition(start)).place)
+            for partition, start in starts.items()
+        }
+        if any(start < min(committed[partition], ends[partition]) for partition, start in starts.items()):
+            ends = {partition: min(end, committed[partition]) for partition, end in ends.items()}
+        # No batch ends within a transaction: one that begins there reads the rest, whatever else ends it.
+        for partition, start in starts.items():
+            begin = begins.get(partition, CommitPosition(start))
+            ends[partition] = max(ends[partition], start + (begin.offset_in_transaction > 0))
         return ends
 
     def _waits_for_more(self, start: StreamOffset, positions: _Positions) -> bool:
@@ -464,7 +483,7 @@ class TxnStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return waited_ms < self._options.max_trigger_delay_ms
 
 
-def _made_anew(known_uuids: Mapping[str, str], snapshot: Snapshot) -> set[str]:
+def _made_anew(known_uuids: Mapping[str, str], snapshot: SourceSnapshot) -> set[str]:
     """Return the topics that others of the same name were read before."""
     return {name for name, uuid in snapshot.topic_uuids.items() if known_uuids.get(name, uuid) != uuid}
 
@@ -482,23 +501,25 @@ def _partition_ids(
     }
 
 
-def _noted(options: SourceOptions, wanted: OffsetRange) -> SinkInput | None:
+def _noted(options: SourceOptions, partition: RangePartition) -> SinkInput | None:
     """Return what the sink has to know of this task: Spark tells tasks, and nobody else, which batch they work for."""
     task: Any = TaskContext.get()
-    if options.group_id is None or task is None:
+    if task is None:
         return None
     query_id, batch_id = task.getLocalProperty("sql.streaming.queryId"), task.getLocalProperty("streaming.sql.batchId")
     if query_id is None or batch_id is None:
         return None
+    wanted = partition.wanted
     return SinkInput(
         query_id=query_id,
         run_id=task.getLocalProperty("spark.jobGroup.id"),
         batch_id=int(batch_id),
-        group_id=options.group_id,
+        group_id=options.group_id or NO_GROUP,
         partition_id=wanted.partition_id,
         start_offset=wanted.start_offset,
         end_offset=wanted.end_offset,
         in_commit_order=options.in_commit_order,
+        reader_id=partition.reader_id,
     )
 
 

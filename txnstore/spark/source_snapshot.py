@@ -31,9 +31,10 @@ from txnstore.spark.source_options import (
     AtTimes,
     Edge,
     Limit,
-    Selection,
+    PartitionSelection,
     SourceOptions,
 )
+from txnstore.spark.stores import check_are_here
 
 _Result = TypeVar("_Result")
 
@@ -43,7 +44,7 @@ _STABLE_PAUSE_SECONDS: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class SourceSnapshot:
     """The selected partitions at one moment."""
 
     bounds: Mapping[PartitionName, Bounds]
@@ -58,7 +59,7 @@ class Snapshot:
     """The identity of each topic."""
 
 
-def read_snapshot(connection: Connection, options: SourceOptions, *, all_present: bool = True) -> Snapshot:
+def read_snapshot(connection: Connection, options: SourceOptions, *, all_present: bool = True) -> SourceSnapshot:
     """Return the partitions that the query reads as they are now.
 
     Raises:
@@ -80,11 +81,11 @@ def read_snapshot(connection: Connection, options: SourceOptions, *, all_present
         committed = {
             partition: positions[of.partition_id] for partition, of in bounds.items() if of.partition_id in positions
         }
-    return Snapshot(bounds, ends, committed, topic_uuids)
+    return SourceSnapshot(bounds, ends, committed, topic_uuids)
 
 
 def resolve_start(
-    connection: Connection, options: SourceOptions, snapshot: Snapshot
+    connection: Connection, options: SourceOptions, snapshot: SourceSnapshot
 ) -> dict[PartitionName, CommitPosition]:
     """Return where a query that is new begins in each partition.
 
@@ -104,7 +105,7 @@ def resolve_start(
     return {partition: CommitPosition(offset) for partition, offset in resolved.items()}
 
 
-def resolve_end(connection: Connection, options: SourceOptions, snapshot: Snapshot) -> dict[PartitionName, int]:
+def resolve_end(connection: Connection, options: SourceOptions, snapshot: SourceSnapshot) -> dict[PartitionName, int]:
     """Return where a batch read ends in each partition; at the last record if none is at a time.
 
     Raises:
@@ -132,7 +133,7 @@ def once_stable(store: Store, work: Callable[[Connection], _Result]) -> _Result:
 
 
 def _read_selected(
-    connection: Connection, selection: Selection, *, all_present: bool
+    connection: Connection, selection: PartitionSelection, *, all_present: bool
 ) -> tuple[dict[PartitionName, Bounds], dict[str, str]]:
     if selection.partitions is not None:
         names = sorted({partition.topic for partition in selection.partitions})
@@ -143,6 +144,7 @@ def _read_selected(
     else:
         names = list(selection.topics)
     topics = find_topics(connection, names)
+    check_are_here(topics)
     ids = {
         PartitionName(topic.name, number): partition_id
         for topic in topics
@@ -166,7 +168,7 @@ def _refuse_missing(missing: Iterable[str]) -> None:
 
 
 def _resolve(
-    connection: Connection, options: SourceOptions, snapshot: Snapshot, limit: Limit, *, otherwise: str
+    connection: Connection, options: SourceOptions, snapshot: SourceSnapshot, limit: Limit, *, otherwise: str
 ) -> dict[PartitionName, int]:
     if isinstance(limit, AtOffsets):
         _check_complete(limit.option, limit.offsets, snapshot)
@@ -188,14 +190,14 @@ def _resolve(
     }
 
 
-def _edge(snapshot: Snapshot, partition: PartitionName, edge: Edge) -> int:
+def _edge(snapshot: SourceSnapshot, partition: PartitionName, edge: Edge) -> int:
     return snapshot.bounds[partition].log_start_offset if edge is Edge.EARLIEST else snapshot.ends[partition]
 
 
 def _at_time(
     connection: Connection,
     options: SourceOptions,
-    snapshot: Snapshot,
+    snapshot: SourceSnapshot,
     partition: PartitionName,
     *,
     timestamp_ms: int,
@@ -214,7 +216,7 @@ def _at_time(
     return snapshot.ends[partition]
 
 
-def _check_complete(option: str, given: Mapping[PartitionName, int], snapshot: Snapshot) -> None:
+def _check_complete(option: str, given: Mapping[PartitionName, int], snapshot: SourceSnapshot) -> None:
     """Refuse offsets for some of the partitions only: nothing would say where to begin in the others."""
     missing, unknown = snapshot.bounds.keys() - given.keys(), given.keys() - snapshot.bounds.keys()
     if missing or unknown:

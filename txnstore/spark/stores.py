@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -20,9 +20,10 @@ from txnstore.clients.model.errors import KafkaException
 from txnstore.db.cluster.membership import read_databases, split_urls
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.opening import open_store
-from txnstore.db.store import Store
+from txnstore.db.store import ONLY_DATABASE_ID, Store
 from txnstore.db.url import parse_url
 from txnstore.errors import InvalidConfiguration
+from txnstore.log.topics import Topic
 from txnstore.spark.worker_process import spare_what_is_loaded
 
 _SEVERAL: Final = (
@@ -103,6 +104,21 @@ def store_at(address: StoreAddress, *, create: bool = False) -> Store:
             _stores[key] = store
             spare_what_is_loaded()
         return store
+
+
+def check_are_here(topics: Iterable[Topic]) -> None:
+    """Refuse a topic that is not all in this database: since it was opened another one has joined it.
+
+    Raises:
+        InvalidConfiguration: it is not.
+    """
+    for topic in topics:
+        elsewhere = [number for number, leader in enumerate(topic.leaders) if leader != ONLY_DATABASE_ID]
+        if elsewhere:
+            raise InvalidConfiguration(
+                f"{topic.name}-{elsewhere[0]} is in another database, which has joined this one since the query began:"
+                f" {_SEVERAL}"
+            )
 
 
 def _refuse_several(store: Store) -> None:

@@ -138,7 +138,7 @@ def _deliver_shares(cluster: Cluster, database_id: int, shares: Sequence[_Share]
 def _deliver_at_once(cluster: Cluster, database_id: int, shares: Sequence[_Share]) -> None:
     markers = [marker for share in shares for marker in share.markers]
     ended = [
-        EndedElsewhere(share.left.decided.identity, share.group_ids, share.left.commits)
+        EndedElsewhere(share.left.decided.marker_identity, share.group_ids, share.left.commits)
         for share in shares
         if share.group_ids
     ]

@@ -19,7 +19,6 @@ from txnstore.transactions.protocol import (
     AT_REST,
     DECIDED,
     EPOCH_EXHAUSTED,
-    EPOCH_MAX,
     NO_START_MS,
     TIMEOUT_NEVER_MS,
     AllocateProducerId,
@@ -153,7 +152,7 @@ def _init_at_rest(
 ) -> tuple[InitAction, TransactionMetadata]:
     assert row.state in AT_REST, row.state
     expected = request.expected
-    is_current = expected is None or row.producer_epoch in {expected.epoch, NO_PRODUCER_EPOCH}
+    is_current = expected in (None, row.identity) or row.producer_epoch == NO_PRODUCER_EPOCH
     fresh = replace(
         row,
         state=_S.EMPTY,
@@ -185,13 +184,16 @@ def _may_be(row: TransactionMetadata, expected: ProducerIdentity) -> bool:
 
 def _is_answered_already(row: TransactionMetadata, expected: ProducerIdentity) -> bool:
     """Return whether the same request was answered before and the answer was lost (KIP-360)."""
+    if row.fence_reason is not None:
+        # That epoch is remembered to tell whom an abort from outside has fenced: see `protocol`.
+        return False
     return row.last_producer_epoch != NO_PRODUCER_EPOCH and expected.epoch == row.last_producer_epoch
 
 
 def _with_fresh_epoch(row: TransactionMetadata, now_ms: int) -> TransactionMetadata:
     return replace(
         row,
-        producer_epoch=min(row.producer_epoch + 1, EPOCH_MAX),
+        producer_epoch=row.producer_epoch + 1,
         last_producer_epoch=NO_PRODUCER_EPOCH,
         last_update_ms=now_ms,
     )

@@ -29,6 +29,8 @@ AllocateProducerId = Callable[[], int]
 #: Epochs have 16 bits. From this one on a producer gets a new producer id at the next chance; the one above it is
 #: only used to fence (TransactionMetadata.isProducerEpochExhausted).
 EPOCH_EXHAUSTED: Final = 2**15 - 2
+#: The last epoch of records and markers. A prepared transaction may be taken over as often as processes die: those who
+#: take it over have the epochs above it, of which there are always more, and write nothing until it has ended.
 EPOCH_MAX: Final = 2**15 - 1
 #: A transaction with this timeout is never aborted for its age: it takes part in two-phase commit (KIP-939).
 TIMEOUT_NEVER_MS: Final = 2**31 - 1
@@ -158,6 +160,11 @@ class TransactionMetadata:
         return ProducerIdentity(self.next_producer_id, 0)
 
     @property
+    def marker_identity(self) -> ProducerIdentity:
+        """The producer of the markers of a decided transaction: their epoch is above that of its records."""
+        return ProducerIdentity(self.producer_id, min(self.producer_epoch, EPOCH_MAX))
+
+    @property
     def epoch_exhausted(self) -> bool:
         """Whether the producer id has no epoch left to give out."""
         return self.producer_epoch >= EPOCH_EXHAUSTED
@@ -171,12 +178,9 @@ class TransactionMetadata:
 
     def is_repetition(self, requested: ProducerIdentity) -> bool:
         """Return whether `requested` is the identity before the last EndTxn, whose answer may be lost (KIP-890)."""
-        if requested.producer_id != self.producer_id:
-            return self.is_rotated_from(requested)
-        if self.state in DECIDED and self.last_producer_epoch == EPOCH_MAX:
-            # There was no epoch left to be raised to; whoever had the one before was fenced by the one who asked.
-            return requested.epoch == EPOCH_MAX
-        return self.producer_epoch == requested.epoch + 1
+        if requested.producer_id == self.producer_id:
+            return self.producer_epoch == requested.epoch + 1
+        return self.is_rotated_from(requested)
 
     def is_rotated_from(self, requested: ProducerIdentity) -> bool:
         """Return whether the last EndTxn replaced the exhausted producer id of `requested` by a new one."""
@@ -184,7 +188,7 @@ class TransactionMetadata:
             requested.producer_id == self.previous_producer_id
             and self.previous_producer_id != NO_PRODUCER_ID
             and requested.epoch >= EPOCH_EXHAUSTED
-            # Of the two who may have had the last epochs, the first was fenced by the second.
+            # Of those who may have had the last epochs, each was fenced by the next one.
             and self.last_producer_epoch in (requested.epoch, NO_PRODUCER_EPOCH)
             and self.producer_epoch == 0
         )
@@ -197,7 +201,9 @@ def check_change(before: TransactionMetadata | None, after: TransactionMetadata)
         AssertionError: the change breaks one of the invariants.
     """
     assert after.state in STORED, f"{after.state.kafka_name} is never stored"
-    assert NO_PRODUCER_EPOCH <= after.producer_epoch <= EPOCH_MAX, f"epoch {after.producer_epoch}"
+    assert after.producer_epoch >= NO_PRODUCER_EPOCH, f"epoch {after.producer_epoch}"
+    # Who takes over a prepared transaction has any epoch: see EPOCH_MAX.
+    assert after.producer_epoch <= EPOCH_MAX or after.state not in AT_REST, f"epoch {after.producer_epoch}"
     if before is None:
         assert after.state is TransactionState.EMPTY, f"a new transactional id is {after.state.kafka_name}"
         return
@@ -227,10 +233,10 @@ def _check_ongoing(before: TransactionMetadata, after: TransactionMetadata) -> N
 
 def _check_decided(before: TransactionMetadata, after: TransactionMetadata) -> None:
     assert after.producer_id == before.producer_id
-    assert after.producer_epoch == min(before.producer_epoch + 1, EPOCH_MAX)
-    assert after.begin_epoch < after.producer_epoch, "a marker's epoch is above that of its records"
-    # Whoever is fenced has nothing that it could ask for again; at the last epoch it is told apart by it.
-    repeatable = after.fence_reason is None or before.producer_epoch == EPOCH_MAX
+    assert after.producer_epoch == before.producer_epoch + 1
+    assert after.begin_epoch < after.marker_identity.epoch, "a marker's epoch is above that of its records"
+    # Whoever is fenced has nothing that it could ask for again; of several at the last epochs it is told apart by it.
+    repeatable = after.fence_reason is None or before.producer_epoch >= EPOCH_MAX
     assert after.last_producer_epoch == (before.producer_epoch if repeatable else NO_PRODUCER_EPOCH)
     if before.state not in AT_REST:
         assert after.start_ms == before.start_ms
@@ -403,11 +409,11 @@ def _decide(
     With a reason its producer is fenced, whose requests then repeat nothing.
     """
     is_open = row.state is _S.ONGOING
-    is_told_apart = fence_reason is None or row.producer_epoch == EPOCH_MAX
+    is_told_apart = fence_reason is None or row.producer_epoch >= EPOCH_MAX
     return replace(
         row,
         state=decided,
-        producer_epoch=min(row.producer_epoch + 1, EPOCH_MAX),
+        producer_epoch=row.producer_epoch + 1,
         last_producer_epoch=row.producer_epoch if is_told_apart else NO_PRODUCER_EPOCH,
         next_producer_id=allocate() if row.epoch_exhausted else NO_PRODUCER_ID,
         start_ms=row.start_ms if is_open else now_ms,
@@ -511,11 +517,14 @@ def _aborted(row: TransactionMetadata, detail: str | None) -> TransactionAbortab
 
 
 def fenced(row: TransactionMetadata, producer: ProducerIdentity) -> ProducerFenced:
-    """Return the error of a producer that a newer one has replaced."""
-    why = f" ({row.fence_detail})" if row.fence_detail else ""
-    return ProducerFenced(
-        f"producer {producer} of {row.transactional_id[:80]!r} is fenced: it is {row.identity} now{why}"
-    )
+    """Return the error of a producer that a newer one has replaced, or of which the store does not know yet."""
+    if row.producer_epoch < producer.epoch <= EPOCH_MAX:
+        # Nobody was given this epoch by what is here.
+        why = "was an older state restored, or did a standby take over without the last commits?"
+        now = f"only {row.identity} here: {why}"
+    else:
+        now = f"{row.identity} now{f' ({row.fence_detail})' if row.fence_detail else ''}"
+    return ProducerFenced(f"producer {producer} of {row.transactional_id[:80]!r} is fenced: it is {now}")
 
 
 def _wrong_mapping(row: TransactionMetadata, producer: ProducerIdentity) -> InvalidProducerIdMapping:

@@ -284,14 +284,14 @@ def save_row(
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class RowChange:
     """What `save_row` writes."""
 
     before: TransactionMetadata
     steps: Sequence[TransactionMetadata]
 
 
-def save_each(connection: Connection, changes: Sequence[Change], *, reason: str) -> None:
+def save_each(connection: Connection, changes: Sequence[RowChange], *, reason: str) -> None:
     """Write at least one change, each of another transactional id."""
     must_hit_each(connection, _UPDATE, [_checked_values(change.before, change.steps) for change in changes])
     journal(connection, [step for change in changes for step in change.steps], reason=reason)
@@ -512,13 +512,13 @@ def _of_writer(writer: TransactionWriter) -> dict[str, object]:
 
 def marker_of(decided: TransactionMetadata, partition_id: int) -> Marker:
     """Return the marker that ends the records of a decided transaction's own producer in a partition."""
-    return Marker(partition_id, decided.identity, outcome_of(decided), COORDINATOR_EPOCH)
+    return Marker(partition_id, decided.marker_identity, outcome_of(decided), COORDINATOR_EPOCH)
 
 
 def marker_of_writer(decided: TransactionMetadata, partition_id: int, writer_id: int, *, counts: bool) -> Marker:
     """Return the marker that ends the records of a further writer; an abort also if the writer does not count."""
     outcome = outcome_of(decided) if counts else ControlType.ABORT
-    return Marker(partition_id, ProducerIdentity(writer_id, decided.producer_epoch), outcome, COORDINATOR_EPOCH)
+    return Marker(partition_id, ProducerIdentity(writer_id, decided.marker_identity.epoch), outcome, COORDINATOR_EPOCH)
 
 
 def queue_markers(connection: Connection, markers_of_ids: Mapping[str, Iterable[Marker]]) -> None:

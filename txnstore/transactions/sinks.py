@@ -20,6 +20,8 @@ from txnstore.db.store import Store, server_now_ms
 from txnstore.transactions.protocol import EXPIRABLE
 from txnstore.transactions.transaction import LockedTransaction
 
+#: In place of a run in `sink_inputs`: what the last batch read that was decided.
+OF_LAST_BATCH: Final = ""
 #: A retention that is none.
 FOR_EVER: Final = -1
 
@@ -55,7 +57,7 @@ _FORGET: Final = [
 ]
 _OLD_INPUTS: Final = (
     select(*sink_inputs.primary_key)
-    .where(sink_inputs.c.noted_ms <= _BEFORE)
+    .where(sink_inputs.c.noted_ms <= _BEFORE, sink_inputs.c.run_id != OF_LAST_BATCH)
     .order_by(sink_inputs.c.noted_ms)
     .limit(bindparam("rows_max"))
 )

@@ -160,7 +160,7 @@ def _abort(connection: Connection, late: Collection[_Late], locality: Locality |
         numbers = {number for each in late for number in each.participants.all_partition_ids}
         partitions_away = locality.partitions_elsewhere(connection, numbers)
         groups_away = locality.groups_elsewhere({group_id for each in late for group_id in each.group_ids})
-    changes: list[rows.Change] = []
+    changes: list[rows.RowChange] = []
     markers: list[Marker] = []
     queued: dict[str, list[Marker]] = {}
     producer_ids: dict[str, list[int]] = {}
@@ -184,10 +184,10 @@ def _abort(connection: Connection, late: Collection[_Late], locality: Locality |
         if away or len(here) < len(each.group_ids):
             queued[name] = away
             finished_groups += ((name, group_id) for group_id in here)
-            changes.append(rows.Change(each.row, [decided]))
+            changes.append(rows.RowChange(each.row, [decided]))
         else:
             complete.append(each)
-            changes.append(rows.Change(each.row, [decided, protocol.complete(decided, now_ms=now_ms)]))
+            changes.append(rows.RowChange(each.row, [decided, protocol.complete(decided, now_ms=now_ms)]))
     # Whoever reads waits for markers and offsets alone.
     note_change(connection)
     write_markers(connection, markers)
@@ -264,7 +264,8 @@ def _try_to_strike_off(
     store: Store, left: Mapping[str, PendingDelivery], delivered: Mapping[str, Delivered]
 ) -> Collection[str]:
     try:
-        return store.write(partial(_strike_off, left, delivered), wakes_readers=True)
+        # Nobody waits for it: the markers and offsets, which readers wait for, were delivered before.
+        return store.write(partial(_strike_off, left, delivered))
     except StoreUnavailable:
         raise
     except TxnStoreError as error:
@@ -327,10 +328,11 @@ def _strike_off(
         waiting = set(_WAITING.values(connection, _WANTED.parameters(ours)))
         complete = [name for name in ours if name not in waiting]
         if complete:
-            note_change(connection)
             _forget(connection, complete, groups=False, writers=True)
             now_ms = found[0].now_ms
-            changes = [rows.Change(locked[name], [protocol.complete(locked[name], now_ms=now_ms)]) for name in complete]
+            changes = [
+                rows.RowChange(locked[name], [protocol.complete(locked[name], now_ms=now_ms)]) for name in complete
+            ]
             rows.save_each(connection, changes, reason="completion")
         ours = [name for name in ours if name in waiting]
     return [*(name for name in delivered if name not in locked), *ours]

@@ -22,10 +22,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from typing import Final, Self, TypeVar
 
 from sqlalchemy import Connection
+from sqlalchemy.util import memoized_property
 
 from txnstore.db.cluster.cluster import Cluster, Locality, several
 from txnstore.db.store import Store, note_change
@@ -220,7 +221,7 @@ class LockedTransaction:
             self._decide(producer, commit=commit, writers=writers)
         self.finish()
 
-    @cached_property
+    @memoized_property
     def participants(self) -> Participants:
         """Who wrote to what in the transaction that earlier database transactions have begun, while it is open."""
         if self.before is None or self.before.state is not TransactionState.ONGOING:
@@ -245,7 +246,7 @@ class LockedTransaction:
         if self.undelivered is None:
             self.step(protocol.complete(row, now_ms=self.now_ms))
 
-    @cached_property
+    @memoized_property
     def undelivered(self) -> PendingDelivery | None:
         """What the transaction that ends here has to do in other databases; None if that is nothing."""
         if self._locality is None or self._finishing is None:
@@ -294,7 +295,7 @@ class LockedTransaction:
     def _add(self, producer: ProducerIdentity) -> None:
         self.step(protocol.add_to_transaction(self.row, producer, now_ms=self.now_ms, holds_all=True))
 
-    @cached_property
+    @memoized_property
     def _stored_markers(self) -> list[Marker]:
         """Return the markers of a transaction that earlier database transactions have begun, if it ends now."""
         if self.before is None or self._finishing is None:
@@ -304,7 +305,7 @@ class LockedTransaction:
             return rows.queued_markers(self.connection, self.before.transactional_id)
         return markers_of(self._finishing, self.participants, self._counted)
 
-    @cached_property
+    @memoized_property
     def _stored_groups(self) -> list[str]:
         """Return the groups of a transaction that earlier database transactions have begun."""
         if self.before is None or not (self._finishing or self._sent):

@@ -33,7 +33,7 @@ from txnstore.errors import TxnStoreError
 from txnstore.groups.offsets import add_pending_offsets, commit_offsets, finish_pending_offsets, journal_text
 from txnstore.log.append import insert_batches
 from txnstore.log.codec import control_columns
-from txnstore.log.partition_rows import Head, draw_commit_number, lock_heads, save_heads
+from txnstore.log.partition_rows import Head, lock_heads, number_of_entry, save_heads
 from txnstore.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, ControlType, OffsetAndMetadata, ProducerIdentity
 from txnstore.transactions import rows
 from txnstore.transactions.protocol import AT_REST, EPOCH_EXHAUSTED, TIMEOUT_NEVER_MS, TransactionState
@@ -230,7 +230,7 @@ def _write_partitions(
     producer = request.producer
     batch_counts = Counter(item.partition_id for item in request.batches.appends)
     locked = lock_heads(connection, batch_counts)
-    commit_number = draw_commit_number(connection)
+    commit_number = number_of_entry(connection)
     places: list[int] = []
     placed: list[dict[str, Any]] = []
     finished: list[dict[str, Any]] = []

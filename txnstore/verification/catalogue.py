@@ -7,35 +7,98 @@ from dataclasses import replace
 from itertools import chain
 from typing import Final
 
-from sqlalchemy import Connection, bindparam, select, union
+from sqlalchemy import Connection, bindparam, func, select, union
 
+from txnstore.config import STORE_SETTINGS, TOPIC_SETTINGS, parse_setting
 from txnstore.db.cluster.catalogue import read_catalogue
 from txnstore.db.cluster.membership import coordinator_of_name, read_databases
-from txnstore.db.schema import groups, partition_heads, partitions, topics, transactions
+from txnstore.db.schema import (
+    groups,
+    partition_heads,
+    partitions,
+    store_configs,
+    topic_configs,
+    topics,
+    transactions,
+)
+from txnstore.db.statements import HotStatement
 from txnstore.db.store import ROWS_AT_ONCE, chunks
+from txnstore.errors import InvalidConfiguration
 from txnstore.verification.invariants import Invariant, Place, Violation
-from txnstore.verification.reading import in_pages
+from txnstore.verification.reading import Pages
 
 #: Of a store alone: a partition without a head is found missing.
-PARTITION_IDS: Final = union(select(partitions.c.partition_id), select(partition_heads.c.partition_id))
+PARTITION_IDS: Final = HotStatement(union(select(partitions.c.partition_id), select(partition_heads.c.partition_id)))
 _OF_PARTITION: Final = union(
     select(partitions.c.partition_id).where(partitions.c.partition_id == bindparam("of_partition_id")),
     select(partition_heads.c.partition_id).where(partition_heads.c.partition_id == bindparam("of_partition_id")),
 )
-HEAD_IDS: Final = select(partition_heads.c.partition_id)
+HEAD_IDS: Final = HotStatement(select(partition_heads.c.partition_id))
 _LEADERS: Final = select(partitions.c.partition_id, partitions.c.leader_database_id)
-_IDS: Final = select(transactions.c.transactional_id)
-_GROUPS: Final = select(groups.c.group_id)
+_IDS: Final = Pages(select(transactions.c.transactional_id), transactions.c.transactional_id)
+_GROUPS: Final = Pages(select(groups.c.group_id), groups.c.group_id)
 _NAMES: Final = (
     select(partitions.c.partition_id, topics.c.name, partitions.c.partition_number)
     .join(topics, topics.c.topic_id == partitions.c.topic_id)
     .where(partitions.c.partition_id.in_(bindparam("partition_ids", expanding=True)))
 )
 
+_NUMBERS: Final = HotStatement(
+    select(
+        topics.c.topic_id,
+        topics.c.name,
+        func.count(partitions.c.partition_id).label("partition_count"),
+        func.max(partitions.c.partition_number).label("last_number"),
+    )
+    .outerjoin(partitions, partitions.c.topic_id == topics.c.topic_id)
+    .group_by(topics.c.topic_id, topics.c.name)
+    .having(func.coalesce(func.max(partitions.c.partition_number), 0) != func.count(partitions.c.partition_id) - 1)
+    .order_by(topics.c.topic_id)
+)
+#: Logs that are not found by the name of a topic.
+_OF_NO_TOPIC: Final = HotStatement(
+    select(partition_heads.c.partition_id)
+    .outerjoin(partitions, partitions.c.partition_id == partition_heads.c.partition_id)
+    .outerjoin(topics, topics.c.topic_id == partitions.c.topic_id)
+    .where(topics.c.topic_id.is_(None))
+    .order_by(partition_heads.c.partition_id)
+)
+_TOPIC_SETTINGS: Final = HotStatement(
+    select(topics.c.name.label("topic"), topic_configs.c.name, topic_configs.c.value)
+    .join(topics, topics.c.topic_id == topic_configs.c.topic_id)
+    .order_by(topics.c.topic_id, topic_configs.c.name)
+)
+_STORE_SETTINGS: Final = HotStatement(
+    select(store_configs.c.name, store_configs.c.value).order_by(store_configs.c.name)
+)
+
 
 def exists(connection: Connection, partition_id: int) -> bool:
     """Return whether the partition is one of PARTITION_IDS."""
     return connection.execute(_OF_PARTITION, {"of_partition_id": partition_id}).first() is not None
+
+
+def topic_violations(connection: Connection) -> Iterator[Violation]:
+    """Return what topics and partitions lack, in a store alone or the controller of a cluster."""
+    for row in _NUMBERS.rows(connection):
+        seen = f"its last partition has the number {row.last_number}, and there are {row.partition_count} of them"
+        if row.partition_count == 0:
+            seen = "it has no partition"
+        yield Violation(Invariant.TOPICS_COMPLETE, Place(topic=row.name), seen)
+    for (partition_id,) in _OF_NO_TOPIC.rows(connection):
+        seen = "the partition has a log, and no topic has the partition"
+        yield Violation(Invariant.TOPICS_COMPLETE, Place(partition_id), seen)
+
+
+def setting_violations(connection: Connection) -> Iterator[Violation]:
+    """Return which settings nobody understands, of a store alone or in the controller of a cluster."""
+    of_topics = ((TOPIC_SETTINGS, Place(topic=row.topic), row) for row in _TOPIC_SETTINGS.rows(connection))
+    of_store = ((STORE_SETTINGS, Place(), row) for row in _STORE_SETTINGS.rows(connection))
+    for table, place, row in chain(of_topics, of_store):
+        try:
+            parse_setting(table, row.name, row.value)
+        except InvalidConfiguration as error:
+            yield Violation(Invariant.SETTINGS_UNDERSTOOD, place, str(error))
 
 
 def copy_violations(controller: Connection, member: Connection, database_id: int) -> Iterator[Violation]:
@@ -45,7 +108,7 @@ def copy_violations(controller: Connection, member: Connection, database_id: int
         if present.rows[name] != rows:
             yield Violation(Invariant.COPIES_CURRENT, Place(), f"it has other {name} than the controller")
     own = {row.partition_id for row in member.execute(_LEADERS) if row.leader_database_id == database_id}
-    heads = set(member.execute(HEAD_IDS).scalars())
+    heads = set(HEAD_IDS.values(member))
     if own != heads:
         seen = f"it lacks the heads {sorted(own - heads)}, and has {sorted(heads - own)}, which live elsewhere"
         yield Violation(Invariant.COPIES_CURRENT, Place(), seen)
@@ -56,8 +119,8 @@ def home_violations(member: Connection) -> Iterator[Violation]:
     databases = read_databases(member)
     own_id = next(database.database_id for database in databases if database.is_own)
     labels = {database.database_id: database.label for database in databases}
-    ids = (Place(transactional_id=row[0]) for row in in_pages(member, _IDS, transactions.c.transactional_id))
-    of_groups = (Place(group_id=row[0]) for row in in_pages(member, _GROUPS, groups.c.group_id))
+    ids = (Place(transactional_id=row[0]) for row in _IDS.rows(member))
+    of_groups = (Place(group_id=row[0]) for row in _GROUPS.rows(member))
     for place in chain(ids, of_groups):
         home_id = coordinator_of_name(place.transactional_id or place.group_id or "", databases)
         if home_id != own_id:

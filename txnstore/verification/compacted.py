@@ -14,6 +14,7 @@ from sqlalchemy import Connection, bindparam, exists, select
 
 from txnstore.db.schema import finished_transactions, record_batches
 from txnstore.db.sqlite.seen_keys import SeenKeys
+from txnstore.log.bounds import Bounds
 from txnstore.log.codec import RecordBatch
 from txnstore.log.columns import unpack_integers
 from txnstore.log.compaction import read_horizons
@@ -56,20 +57,21 @@ _WITHOUT_MARKER: Final = _ENDED.where(
 class CompactedCheck:
     """A compacted partition, whose batches are taken in order; close it after use."""
 
-    def __init__(self, connection: Connection, storage: PartitionStorage, last_stable_offset: int) -> None:
-        """Check the partition that `storage` is about; an open transaction may begin at `last_stable_offset`."""
+    def __init__(self, connection: Connection, storage: PartitionStorage, bounds: Bounds) -> None:
+        """Check the partition that `storage` is about; an open transaction may begin at the last stable offset."""
         self._connection = connection
         self._storage = storage
-        self._last_stable_offset = last_stable_offset
+        self._bounds = bounds
         self._deleted_offset = max((offset for offset, from_ms in read_horizons(storage) if from_ms == 0), default=0)
         self._running_max_ms = -1
         #: Of each producer: its epoch, and the last sequence number of its records in it; None behind a marker.
         self._producers: dict[int, tuple[int, int | None]] = {}
-        self._keys = SeenKeys()
+        self._keys: SeenKeys | None = None
 
     def close(self) -> None:
         """Forget the keys."""
-        self._keys.close()
+        if self._keys is not None:
+            self._keys.close()
 
     def index_violations(self, from_offset: int, through_offset: int) -> Iterator[Violation]:
         """Return which transactions of the index have no marker in this range of the log."""
@@ -88,7 +90,8 @@ class CompactedCheck:
             yield from self._order_violations(batch)
             if batch.is_control:
                 yield from self._marker_violations(batch, ended.get(batch.last_offset))
-            else:
+            elif batch.last_offset >= self._bounds.log_start_offset:
+                # What lies below waits to be deleted: no pass has read its keys, and it may be of an open transaction.
                 yield from self._record_violations(batch, outcomes.get(batch.last_offset))
 
     def _range(self, from_offset: int, through_offset: int) -> dict[str, int]:
@@ -137,7 +140,7 @@ class CompactedCheck:
 
     def _record_violations(self, batch: RecordBatch, outcome: int | None) -> Iterator[Violation]:
         if batch.row.is_transactional:
-            if outcome is None and batch.last_offset < self._last_stable_offset:
+            if outcome is None and batch.last_offset < self._bounds.last_stable_offset:
                 seen = f"the transaction of producer {batch.producer} has records and no ending"
                 yield self._violation(Invariant.INDEX_KNOWN, batch.base_offset, seen)
             if outcome == ControlType.ABORT and batch.last_offset < self._storage.compacted_offset:
@@ -163,6 +166,8 @@ class CompactedCheck:
             keyed.append((hashlib.blake2b(key, digest_size=_DIGEST_BYTES).digest(), offset))
             if index in tombstones and offset < self._deleted_offset:
                 yield self._violation(Invariant.ONE_OF_EACH_KEY, offset, "a tombstone is left whose time is over")
+        if self._keys is None:
+            self._keys = SeenKeys()
         for offset, before in self._keys.repeated(keyed):
             seen = f"the key of this record is also that of the one at offset {before}"
             yield self._violation(Invariant.ONE_OF_EACH_KEY, offset, seen)

@@ -99,6 +99,16 @@ class Invariant(enum.Enum):
         "create the topic, or correct the rows, then set their refusal to NULL; `txnstore maintain` moves what waits",
     )
 
+    TOPICS_COMPLETE = (
+        "the partitions of a topic are numbered from 0 on, and each partition with a log is of a topic",
+        "nobody reads what is there without a topic: put back the rows of topics and partitions, or restore a backup",
+    )
+
+    SETTINGS_UNDERSTOOD = (
+        "each setting is one that txnstore knows, with a value that it takes",
+        "no client can use the topic, or the store: correct the row in topic_configs or store_configs, or delete it",
+    )
+
     COPIES_CURRENT = (
         "the databases of a cluster have the controller's topics, and the logs of what lives in them",
         "`txnstore maintain --once` with the URLs of all databases copies them again",

@@ -19,14 +19,14 @@ from txnstore.db.schema import (
     transaction_log,
     transactions,
 )
-from txnstore.db.statements import are_among
+from txnstore.db.statements import HotStatement, are_among
 from txnstore.errors import TxnStoreError
 from txnstore.groups.offsets import check_form, from_journal_text, journal_text
 from txnstore.model import NO_PRODUCER_ID, ControlType, GroupMembership, OffsetAndMetadata
 from txnstore.transactions.protocol import DECIDED, PREVIOUS_STATES, TransactionState
 from txnstore.transactions.rows import JournalEntry, changes_of
 from txnstore.verification.invariants import Invariant, Place, Violation
-from txnstore.verification.reading import PAGE_ROWS, Snapshot
+from txnstore.verification.reading import PAGE_ROWS, Pages, Snapshot
 
 #: A producer id and an epoch.
 Identity = tuple[int, int]
@@ -38,20 +38,27 @@ _S = TransactionState
 #: What may tell of consumed offsets: those of a group in the coordinator's database take effect with either.
 _TELLING: Final = {_S.PREPARE_COMMIT, _S.COMPLETE_COMMIT}
 _state_of: Final = attrgetter("state", "producer_id", "producer_epoch", "transaction_number", "timeout_ms", "start_ms")
-_JOURNAL: Final = select(transaction_log)
-_OF_PRODUCERS: Final = (
-    _JOURNAL.where(are_among("identities", transaction_log.c.producer_id, transaction_log.c.producer_epoch))
+_JOURNAL: Final = Pages(select(transaction_log), transaction_log.c.entry_id)
+_ROWS: Final = Pages(select(transactions), transactions.c.transactional_id)
+_OF_PRODUCERS: Final = HotStatement(
+    select(transaction_log)
+    .where(are_among("identities", transaction_log.c.producer_id, transaction_log.c.producer_epoch))
     # One producer's are all in one database.
     .order_by(transaction_log.c.entry_id)
 )
-_GIVEN: Final = select(stores.c.next_producer_id)
+_OF_TRANSACTIONS: Final = HotStatement(
+    select(transaction_log)
+    .where(are_among("transactions", transaction_log.c.producer_id, transaction_log.c.transaction_number))
+    .order_by(transaction_log.c.entry_id)
+)
+_GIVEN: Final = HotStatement(select(stores.c.next_producer_id))
 _USED: Final = union(
     select(record_batches.c.producer_id.label("producer_id")),
     select(transactions.c.producer_id),
     select(transactions.c.next_producer_id),
 ).subquery()
-_LARGEST_USED: Final = select(func.max(_USED.c.producer_id)).where(
-    _USED.c.producer_id.between(bindparam("first"), bindparam("last"))
+_LARGEST_USED: Final = HotStatement(
+    select(func.max(_USED.c.producer_id)).where(_USED.c.producer_id.between(bindparam("first"), bindparam("last")))
 )
 _FINISHED: Final = select(
     finished_transactions.c.producer_id,
@@ -60,26 +67,27 @@ _FINISHED: Final = select(
     finished_transactions.c.partition_id,
     finished_transactions.c.marker_offset,
 )
-_COMMITTED: Final = select(
+_COMMITTED: Final = Pages(
+    select(
+        group_offsets.c.group_id,
+        group_offsets.c.partition_id,
+        group_offsets.c.committed_offset,
+        group_offsets.c.offset_in_transaction,
+        group_offsets.c.producer_id,
+        group_offsets.c.producer_epoch,
+    ),
     group_offsets.c.group_id,
     group_offsets.c.partition_id,
-    group_offsets.c.committed_offset,
-    group_offsets.c.offset_in_transaction,
-    group_offsets.c.producer_id,
-    group_offsets.c.producer_epoch,
 )
-_TOLD: Final = (
-    select(
-        transaction_log.c.entry_id,
-        transaction_log.c.producer_id,
-        transaction_log.c.producer_epoch,
-        transaction_log.c.sent_offsets,
-    )
-    .where(
-        transaction_log.c.producer_id.in_(bindparam("producer_ids", expanding=True)),
-        transaction_log.c.sent_offsets.is_not(None),
-    )
-    .execution_options(yield_per=PAGE_ROWS)
+_TOLD: Final = select(
+    transaction_log.c.entry_id,
+    transaction_log.c.transaction_number,
+    transaction_log.c.producer_id,
+    transaction_log.c.producer_epoch,
+    transaction_log.c.sent_offsets,
+).where(
+    transaction_log.c.producer_id.in_(bindparam("producer_ids", expanding=True)),
+    transaction_log.c.sent_offsets.is_not(None),
 )
 
 
@@ -92,13 +100,13 @@ def decision_violations(snapshot: Snapshot) -> Iterator[Violation]:
     yield from _given_violations(snapshot)
     for identities in _chunks(_finished_by_identity(snapshot)):
         yield from _finished_violations(identities, begun_by(snapshot, identities))
-    commits = snapshot.pages(_COMMITTED, group_offsets.c.group_id, group_offsets.c.partition_id)
+    commits = snapshot.pages(_COMMITTED)
     in_transactions = (row for row in commits if row.producer_id != NO_PRODUCER_ID)
     while rows := list(islice(in_transactions, PAGE_ROWS)):
         begun = begun_by(snapshot, {identity_of(row) for row in rows})
         yield from _committed_violations(rows, begun)
         yield from _told_violations(rows, begun)
-        yield from _overtaken_violations(snapshot, rows)
+        yield from _overtaken_violations(snapshot, rows, begun)
 
 
 # --- the journal and the rows -----------------------------------------------------------------------------------------
@@ -107,7 +115,7 @@ def decision_violations(snapshot: Snapshot) -> Iterator[Violation]:
 def _history_violations(snapshot: Snapshot) -> Iterator[Violation]:
     last: dict[str, JournalEntry] = {}
     newest: dict[int, int] = {}
-    rows = snapshot.pages(_JOURNAL, transaction_log.c.entry_id)
+    rows = snapshot.pages(_JOURNAL)
     for entry in (change for row in rows for change in changes_of(row)):
         name, place = entry.transactional_id, Place(transactional_id=entry.transactional_id)
         before = last.get(name)
@@ -137,10 +145,10 @@ def _history_violations(snapshot: Snapshot) -> Iterator[Violation]:
 def _row_violations(snapshot: Snapshot, last: dict[str, JournalEntry]) -> Iterator[Violation]:
     """Compare the coordinator's rows with the last entry of each transactional id, and with each other."""
     owners: dict[int, str] = {}
-    for row in snapshot.pages(select(transactions), transactions.c.transactional_id):
+    for row in snapshot.pages(_ROWS):
         place, entry = Place(transactional_id=row.transactional_id), last.pop(row.transactional_id, None)
         if entry is not None and _state_of(row) != _state_of(entry):
-            yield Violation(Invariant.JOURNAL_CURRENT, place, f"the row is {row}, the last entry {entry}")
+            yield Violation(Invariant.JOURNAL_CURRENT, place, f"the row is {tuple(row)}, the last entry {entry}")
         for producer_id in {row.producer_id, row.next_producer_id} - {NO_PRODUCER_ID}:
             owner = owners.setdefault(producer_id, row.transactional_id)
             if owner != row.transactional_id:
@@ -154,10 +162,10 @@ def _row_violations(snapshot: Snapshot, last: dict[str, JournalEntry]) -> Iterat
 def _given_violations(snapshot: Snapshot) -> Iterator[Violation]:
     for connection in snapshot.connections:
         # Of the range that this database gives out; others of its cluster have theirs.
-        given = connection.execute(_GIVEN).scalar_one()
+        given = _GIVEN.value(connection)
         first = given >> PRODUCER_ID_BITS << PRODUCER_ID_BITS
         ids = {"first": first, "last": first + (1 << PRODUCER_ID_BITS) - 1}
-        largest = connection.execute(_LARGEST_USED, ids).scalar_one()
+        largest = _LARGEST_USED.value(connection, ids)
         if largest is not None and largest >= given:
             seen = f"producer id {largest} is used, {given} is the next to give out"
             yield Violation(Invariant.PRODUCER_IDS_GIVEN, Place(), seen)
@@ -182,10 +190,12 @@ def begun_by(snapshot: Snapshot, identities: Collection[Identity]) -> dict[Ident
     # A decision raises the epoch.
     both = sorted({(number, epoch + raised) for number, epoch in identities for raised in (0, 1)})
     begun: dict[Identity, Begun] = {}
+    by_number: dict[tuple[int, int], Begun] = {}
     for entry in (change for row in snapshot.rows(_OF_PRODUCERS, {"identities": both}) for change in changes_of(row)):
         number, epoch = identity_of(entry)
         if entry.state is _S.ONGOING:
-            begun.setdefault((number, epoch), Begun(entry.transactional_id, entry.transaction_number))
+            new = Begun(entry.transactional_id, entry.transaction_number)
+            begun.setdefault((number, epoch), by_number.setdefault((number, entry.transaction_number), new))
         elif entry.state in DECIDED:
             for identity in ((number, epoch), (number, epoch - 1)):
                 of = begun.get(identity)
@@ -195,7 +205,21 @@ def begun_by(snapshot: Snapshot, identities: Collection[Identity]) -> dict[Ident
             of = begun.get((number, epoch - 1), begun.get((number, epoch)))
             if of is not None and of.transaction_number == entry.transaction_number:
                 of.told.update(_sent_offsets(entry.sent_offsets) or {})
+    _find_later_decisions(snapshot, {key: of for key, of in by_number.items() if of.decision is None})
     return begun
+
+
+def _find_later_decisions(snapshot: Snapshot, begun: Mapping[tuple[int, int], Begun]) -> None:
+    """Find the decisions of transactions, by producer id and number, whose epoch was raised before by who took over."""
+    if not begun:
+        return
+    rows = snapshot.rows(_OF_TRANSACTIONS, {"transactions": sorted(begun)})
+    for entry in (change for row in rows for change in changes_of(row)):
+        of = begun[entry.producer_id, entry.transaction_number]
+        if entry.state in DECIDED and of.decision is None:
+            of.decision = outcome_of(entry.state)
+        if entry.sent_offsets is not None:
+            of.told.update(_sent_offsets(entry.sent_offsets) or {})
 
 
 def _finished_by_identity(snapshot: Snapshot) -> Iterator[tuple[Identity, list[Row[Any]]]]:
@@ -258,7 +282,9 @@ def _told_violations(rows: Iterable[Row[Any]], begun: Mapping[Identity, Begun]) 
             yield Violation(Invariant.OFFSETS_TOLD, place, seen)
 
 
-def _overtaken_violations(snapshot: Snapshot, rows: Iterable[Row[Any]]) -> Iterator[Violation]:
+def _overtaken_violations(
+    snapshot: Snapshot, rows: Iterable[Row[Any]], begun: Mapping[Identity, Begun]
+) -> Iterator[Violation]:
     """Find offsets that a later transaction of the same producer has committed anew.
 
     A producer has one transaction after the other.  What others commit takes the producer's name away, and of two
@@ -267,21 +293,28 @@ def _overtaken_violations(snapshot: Snapshot, rows: Iterable[Row[Any]]) -> Itera
     by_place = {(row.group_id, row.partition_id): row for row in rows}
     these = {"producer_ids": sorted({row.producer_id for row in by_place.values()})}
     overtaken: dict[tuple[str, int], Row[Any]] = {}
-    for entry in snapshot.rows(_TOLD, these):
+    for entry in snapshot.streamed(_TOLD, these):
         for group_id, offsets in (_sent_offsets(entry.sent_offsets) or {}).items():
-            for partition_id in offsets:
+            for partition_id, told in offsets.items():
                 row = by_place.get((group_id, partition_id))
-                # The end of a transaction is told with the next epoch.
-                if (
-                    row is not None
-                    and row.producer_id == entry.producer_id
-                    and row.producer_epoch + 1 < entry.producer_epoch
-                ):
+                if row is not None and row.producer_id == entry.producer_id and _is_overtaken(row, entry, told, begun):
                     overtaken[group_id, partition_id] = entry
     for (group_id, partition_id), entry in overtaken.items():
         seen = f"the group has {_offset_text(by_place[group_id, partition_id])}, and entry {entry.entry_id} tells of a"
         place = Place(partition_id, group_id=group_id)
         yield Violation(Invariant.OFFSETS_TOLD, place, f"{seen} later one of this producer")
+
+
+def _is_overtaken(row: Row[Any], entry: Row[Any], told: OffsetAndMetadata, begun: Mapping[Identity, Begun]) -> bool:
+    """Return whether the entry of a producer tells of a later transaction than the one that its offsets are of."""
+    # The end of a transaction is told with the next epoch, or with a later one if it was taken over.
+    if row.producer_epoch + 1 >= entry.producer_epoch:
+        return False
+    of = begun.get(identity_of(row))
+    if of is not None:
+        return of.transaction_number < int(entry.transaction_number)
+    # The beginning is not known any more: its own end tells of the same.
+    return told != OffsetAndMetadata(row.committed_offset, offset_in_transaction=row.offset_in_transaction)
 
 
 def _offset_text(row: Row[Any]) -> str:

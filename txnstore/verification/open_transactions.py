@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import Row, Select, bindparam, select
+from sqlalchemy import Row, Table, bindparam, literal, select
 
 from txnstore.db.schema import (
     pending_group_offsets,
@@ -22,12 +22,13 @@ from txnstore.db.schema import (
     transaction_writers,
     transactions,
 )
+from txnstore.db.statements import HotStatement
 from txnstore.db.store import ROWS_AT_ONCE, chunks
 from txnstore.model import ControlType
-from txnstore.transactions.protocol import DECIDED, TransactionState
+from txnstore.transactions.protocol import DECIDED, EPOCH_MAX, TransactionState
 from txnstore.verification.invariants import Invariant, Place, Violation
 from txnstore.verification.journal import Identity, identity_of, outcome_of, text_of
-from txnstore.verification.reading import Snapshot
+from txnstore.verification.reading import Holding, Snapshot
 
 _S = TransactionState
 _UNFINISHED: Final = DECIDED | {_S.ONGOING}
@@ -40,15 +41,23 @@ _OF_UNFINISHED: Final = (
     transaction_groups,
     pending_group_offsets,
 )
-_OPEN: Final = select(transactions).where(transactions.c.state.in_([int(state) for state in _UNFINISHED]))
-_BY_ID: Final = select(transactions).where(transactions.c.transactional_id.in_(bindparam("ids", expanding=True)))
+_HOLDING: Final = Holding(*_OF_UNFINISHED)
+_ROWS_OF: Final = {table: HotStatement(select(table)) for table in _OF_UNFINISHED}
+_OPEN: Final = HotStatement(
+    select(transactions).where(transactions.c.state.in_([literal(int(state)) for state in sorted(_UNFINISHED)]))
+)
+_BY_ID: Final = HotStatement(
+    select(transactions).where(transactions.c.transactional_id.in_(bindparam("ids", expanding=True)))
+)
 # For the partial index; SQLite takes it for a comparison.
-_OPEN_IN_PARTITIONS: Final = select(
-    producer_states.c.partition_id,
-    producer_states.c.producer_id,
-    producer_states.c.producer_epoch,
-    producer_states.c.transaction_first_offset,
-).where(producer_states.c.transaction_first_offset.is_not(None))
+_OPEN_IN_PARTITIONS: Final = HotStatement(
+    select(
+        producer_states.c.partition_id,
+        producer_states.c.producer_id,
+        producer_states.c.producer_epoch,
+        producer_states.c.transaction_first_offset,
+    ).where(producer_states.c.transaction_first_offset.is_not(None))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +92,8 @@ def rest_violations(snapshot: Snapshot) -> Iterator[Violation]:
     for row in snapshot.rows(_OPEN):
         place = Place(transactional_id=row.transactional_id)
         yield Violation(Invariant.NOTHING_OPEN, place, f"it is {_S(row.state).kafka_name}")
-    for table in _OF_UNFINISHED:
-        for row in snapshot.rows(select(table)):
+    for table, rows in _unfinished_rows(snapshot).items():
+        for row in rows:
             yield Violation(Invariant.NOTHING_QUEUED, Place(), f"{table.name}: {tuple(row)}")
     for row in snapshot.rows(_OPEN_IN_PARTITIONS):
         place = Place(row.partition_id, row.transaction_first_offset)
@@ -92,7 +101,8 @@ def rest_violations(snapshot: Snapshot) -> Iterator[Violation]:
 
 
 def _read(snapshot: Snapshot) -> _Open:
-    of_ids = [_by_id(snapshot, select(table)) for table in _OF_UNFINISHED[:5]]
+    unfinished = _unfinished_rows(snapshot)
+    of_ids = [_by_id(unfinished[table]) for table in _OF_UNFINISHED[:5]]
     markers, added, writers, writer_partitions, groups = of_ids
     rows = {row.transactional_id: row for row in snapshot.rows(_OPEN)}
     others = sorted({name for found in of_ids for name in found} - rows.keys())
@@ -105,22 +115,31 @@ def _read(snapshot: Snapshot) -> _Open:
         writer_partitions=writer_partitions,
         groups=groups,
         markers=markers,
-        in_partitions=_by_producer(snapshot, _OPEN_IN_PARTITIONS),
-        pending=_by_producer(snapshot, select(pending_group_offsets)),
+        in_partitions=_by_producer(snapshot.rows(_OPEN_IN_PARTITIONS)),
+        pending=_by_producer(unfinished[pending_group_offsets]),
         of_several=snapshot.of_several,
     )
 
 
-def _by_id(snapshot: Snapshot, statement: Select[Any]) -> dict[str, list[Row[Any]]]:
-    grouped: dict[str, list[Row[Any]]] = {}
-    for row in snapshot.rows(statement):
+def _unfinished_rows(snapshot: Snapshot) -> Mapping[Table, list[Any]]:
+    """Return the rows of the tables in which nothing is left of a transaction that is over."""
+    found: Mapping[Table, list[Any]] = {table: [] for table in _OF_UNFINISHED}
+    for connection in snapshot.connections:
+        for table in _HOLDING.tables(connection):
+            found[table].extend(_ROWS_OF[table].rows(connection))
+    return found
+
+
+def _by_id(rows: Iterable[Any]) -> dict[str, list[Any]]:
+    grouped: dict[str, list[Any]] = {}
+    for row in rows:
         grouped.setdefault(row.transactional_id, []).append(row)
     return grouped
 
 
-def _by_producer(snapshot: Snapshot, statement: Select[Any]) -> dict[int, list[Row[Any]]]:
-    grouped: dict[int, list[Row[Any]]] = {}
-    for row in snapshot.rows(statement):
+def _by_producer(rows: Iterable[Any]) -> dict[int, list[Any]]:
+    grouped: dict[int, list[Any]] = {}
+    for row in rows:
         grouped.setdefault(row.producer_id, []).append(row)
     return grouped
 
@@ -148,7 +167,7 @@ def _wrong_participants(what: _Open, name: str, row: Row[Any]) -> Iterator[str]:
         by_writers[entry.writer_producer_id].add(entry.partition_id)
     if state not in _UNFINISHED:
         if added[row.producer_id] or groups or writers or by_writers:
-            yield f"is {state.kafka_name} and has {added}, {groups}, {writers}, {dict(by_writers)}"
+            yield f"is {state.kafka_name} and has {added}, {groups}, {list(map(tuple, writers))}, {dict(by_writers)}"
         return
     with_offsets = {pending.group_id for pending in what.pending.get(row.producer_id, [])}
     if not groups >= with_offsets:
@@ -156,7 +175,7 @@ def _wrong_participants(what: _Open, name: str, row: Row[Any]) -> Iterator[str]:
     for writer in writers:
         added[writer.writer_producer_id] = by_writers.get(writer.writer_producer_id, set())
         if writer.producer_epoch != row.begin_epoch:
-            yield f"has {writer}, whose epoch is not {row.begin_epoch}"
+            yield f"has {tuple(writer)}, whose epoch is not {row.begin_epoch}"
     if not by_writers.keys() <= added.keys() - {row.producer_id}:
         yield f"lists partitions of {dict(by_writers)}, which have not all joined"
     for producer_id, partition_ids in added.items():
@@ -179,7 +198,7 @@ def _marker_violations(what: _Open) -> Iterator[Violation]:
             outcomes = {writer_id: counted.get(writer_id, int(ControlType.ABORT)) for writer_id in writer_ids}
             outcomes[row.producer_id] = int(outcome)
             expected = {
-                (open_.partition_id, producer_id, row.producer_epoch, outcome_of_writer)
+                (open_.partition_id, producer_id, min(row.producer_epoch, EPOCH_MAX), outcome_of_writer)
                 for producer_id, outcome_of_writer in outcomes.items()
                 for open_ in what.in_partitions.get(producer_id, [])
             }

@@ -8,8 +8,8 @@ from typing import Final
 
 from sqlalchemy import Connection, func, select
 
-from txnstore.db.schema import outbox
-from txnstore.db.sqlite.connections import any_text
+from txnstore.db.schema import outbox, outbox_sequencers
+from txnstore.db.sqlite.any_text import any_text
 from txnstore.verification.invariants import Invariant, Place, Violation
 from txnstore.verification.reading import VIOLATIONS_MAX
 
@@ -28,6 +28,7 @@ _REFUSED: Final = (
 _FIRST_WAITING: Final = (
     select(outbox.c.outbox_id, outbox.c.topic).where(outbox.c.refusal.is_(None)).order_by(outbox.c.outbox_id).limit(1)
 )
+_SEQUENCER: Final = select(outbox_sequencers.c.singleton)
 
 
 @dataclass(slots=True)
@@ -39,7 +40,10 @@ class Waiting:
 
 
 def outbox_violations(connection: Connection, waiting: Waiting, now_seconds: float) -> Iterator[Violation]:
-    """Return what is refused, by topic and reason, and whether what `waiting` knows waits still."""
+    """Return whether rows can move, what is refused, and whether what `waiting` knows waits still."""
+    if connection.execute(_SEQUENCER).first() is None:
+        seen = "outbox_sequencers has lost its row (1, 0), which whoever moves rows has to lock: none is moved"
+        yield Violation(Invariant.OUTBOX_MOVES, Place(), seen)
     with any_text(connection):
         for row in connection.execute(_REFUSED):
             seen = f"{row.count} rows from number {row.first_id} on are refused: {row.refusal}"

@@ -11,8 +11,9 @@ from typing import Any, Final
 from sqlalchemy import Connection, Row, bindparam, select
 
 from txnstore.db.schema import finished_transactions, partition_heads
+from txnstore.db.statements import HotStatement
 from txnstore.errors import CorruptBatch
-from txnstore.log.bounds import read_bounds
+from txnstore.log.bounds import Bounds, read_bounds
 from txnstore.log.codec import RecordBatch, decode
 from txnstore.log.compaction import may_have_gaps
 from txnstore.log.partition_rows import producers_of_partition
@@ -25,8 +26,10 @@ from txnstore.verification.reading import PAGE_ROWS, batch_pages, some_of
 from txnstore.verification.replay import Finished, Replay
 from txnstore.verification.visibility import visibility_violations
 
-_HEAD: Final = select(partition_heads).where(partition_heads.c.partition_id == bindparam("of_partition_id"))
-_FINISHED: Final = (
+_HEAD: Final = HotStatement(
+    select(partition_heads).where(partition_heads.c.partition_id == bindparam("of_partition_id"))
+)
+_FINISHED: Final = HotStatement(
     select(
         finished_transactions.c.marker_offset,
         finished_transactions.c.producer_id,
@@ -73,7 +76,7 @@ def partition_violations(
     wrong.
     """
     before = None if proven is None else proven.pop(partition_id, None)
-    head = connection.execute(_HEAD, {"of_partition_id": partition_id}).one_or_none()
+    head = _HEAD.row(connection, {"of_partition_id": partition_id})
     if head is None:
         return [Violation(Invariant.OFFSETS_FOLLOW, Place(partition_id), "the partition has no head")]
     storage = read_storage(connection, partition_id)
@@ -109,7 +112,7 @@ class _PartitionCheck:
     before: Proven | None = None
     replay: Replay = field(init=False)
     next_offset: int = field(init=False)
-    last_stable_offset: int = field(init=False)
+    bounds: Bounds = field(init=False)
     largest_ms: int = -1
     counted_bytes: int = 0
     #: The number of the last commit, and the epoch of its records; None: they are in no transaction.
@@ -124,7 +127,7 @@ class _PartitionCheck:
         """Read the log, a page of batches at a time, then what must follow from all of it."""
         partition_id = self.head.partition_id
         self.is_replayed = not self.has_gaps
-        self.last_stable_offset = read_bounds(self.connection, [partition_id])[partition_id].last_stable_offset
+        self.bounds = read_bounds(self.connection, [partition_id])[partition_id]
         yield from self._log_violations()
         if self.before is None:
             yield from self._size_violations()
@@ -132,12 +135,14 @@ class _PartitionCheck:
             yield from self._producer_violations()
         if not self.is_damaged:
             from_offset = 0 if self.before is None else self.before.last_stable_offset
-            yield from visibility_violations(self.connection, partition_id, from_offset=from_offset)
+            yield from visibility_violations(self.connection, self.bounds, from_offset=from_offset)
 
     def proven(self) -> Proven:
         """Return what is proven, once `violations` has found none."""
         replay = self.replay if self.is_replayed else None
-        return Proven(self.head, self.storage, self.next_offset, self.largest_ms, self.last_stable_offset, replay)
+        return Proven(
+            self.head, self.storage, self.next_offset, self.largest_ms, self.bounds.last_stable_offset, replay
+        )
 
     def _log_violations(self) -> Iterator[Violation]:
         indexed_through = -1
@@ -147,8 +152,8 @@ class _PartitionCheck:
             assert self.before.replay is not None
             self.replay, self.next_offset = self.before.replay, self.before.next_offset
             self.largest_ms, indexed_through = self.before.largest_ms, self.before.next_offset - 1
-        with closing(CompactedCheck(self.connection, self.storage, self.last_stable_offset)) as compacted:
-            for page in batch_pages(self.connection, self.head.partition_id, indexed_through + 1):
+        with closing(CompactedCheck(self.connection, self.storage, self.bounds)) as compacted:
+            for page, through_offset in batch_pages(self.connection, self.head.partition_id, indexed_through + 1):
                 if indexed_through < 0:
                     # Batches below the log start may be there still; but nothing is missing at it.
                     self._begin_at(min(self.head.log_start_offset, page[0].base_offset), page[0].base_offset)
@@ -157,10 +162,11 @@ class _PartitionCheck:
                 batches: list[RecordBatch] = []
                 for row in page:
                     yield from self._batch_violations(row, batches)
-                yield from self._page_violations(compacted, batches, indexed_through + 1, page[-1].last_offset)
-                indexed_through = page[-1].last_offset
+                yield from self._page_violations(compacted, batches, indexed_through + 1, through_offset)
+                indexed_through = through_offset
             yield from self._head_violations(is_empty=indexed_through < 0)
-            yield from self._page_violations(compacted, [], indexed_through + 1, OFFSET_MAX)
+            if indexed_through < OFFSET_MAX:
+                yield from self._page_violations(compacted, [], indexed_through + 1, OFFSET_MAX)
 
     def _page_violations(
         self, compacted: CompactedCheck, batches: Sequence[RecordBatch], from_offset: int, through_offset: int
@@ -246,7 +252,7 @@ class _PartitionCheck:
     def _index_violations(self, from_offset: int, through_offset: int) -> Iterator[Violation]:
         """Compare the index with the markers that were read since it was compared last."""
         of_range = {"of_partition_id": self.head.partition_id, "from_offset": from_offset}
-        rows = self.connection.execute(_FINISHED, {**of_range, "through_offset": through_offset})
+        rows = _FINISHED.rows(self.connection, {**of_range, "through_offset": through_offset})
         stored: dict[int, Finished] = {}
         for row in rows:
             stored[row.marker_offset] = Finished(*row[1:-1])
@@ -280,10 +286,14 @@ class _PartitionCheck:
 
     def _producer_violations(self) -> Iterator[Violation]:
         expected = dict(self.replay.producers)
-        for state in self._stored_producers():
-            seen = self._unlike_the_log(state, expected.pop(state.producer_id, None))
-            if seen is not None:
-                yield self._violation(Invariant.PRODUCERS_KNOWN, None, seen)
+        try:
+            for state in self._stored_producers():
+                seen = self._unlike_the_log(state, expected.pop(state.producer_id, None))
+                if seen is not None:
+                    yield self._violation(Invariant.PRODUCERS_KNOWN, None, seen)
+        except CorruptBatch as error:
+            yield self._violation(Invariant.PRODUCERS_KNOWN, None, str(error))
+            return
         for producer_id, state in expected.items():
             # One with nothing open may be forgotten with age.
             if state.transaction_first_offset is not None:
@@ -298,6 +308,8 @@ class _PartitionCheck:
             self.connection, self.head.partition_id, after_id=after_id, count_max=PAGE_ROWS
         ):
             yield from page
+            if len(page) < PAGE_ROWS:
+                return
             after_id = page[-1].producer_id
 
     def _unlike_the_log(self, state: ProducerInPartition, expected: ProducerInPartition | None) -> str | None:

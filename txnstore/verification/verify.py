@@ -20,6 +20,8 @@ from txnstore.verification.catalogue import (
     copy_violations,
     exists,
     home_violations,
+    setting_violations,
+    topic_violations,
     with_topics,
 )
 from txnstore.verification.invariants import Violation
@@ -55,11 +57,13 @@ def violations_on(
     With `producers_expire` a partition may have forgotten what a producer wrote before it went silent.
     """
     if partition_ids is None:
-        partition_ids = connection.execute(PARTITION_IDS).scalars().all()
+        partition_ids = PARTITION_IDS.values(connection)
     snapshot = Snapshot((connection,))
     found: list[Violation] = []
     for number in sorted(partition_ids):
         found += partition_violations(connection, number, producers_expire=producers_expire)
+    found += some_of(topic_violations(connection))
+    found += some_of(setting_violations(connection))
     found += some_of(coordinator_violations(snapshot))
     if at_rest:
         found += some_of(rest_violations(snapshot))
@@ -106,10 +110,13 @@ def cluster_violations(
         found: list[Violation] = []
         for member, connection in zip(members, connections, strict=True):
             of_member: list[Violation] = []
-            for number in sorted(connection.execute(HEAD_IDS).scalars()):
+            for number in sorted(HEAD_IDS.values(connection)):
                 of_member += partition_violations(connection, number, producers_expire=producers_expire, proven=proven)
             if at_rest:
                 of_member += some_of(rest_violations(Snapshot((connection,))))
+            if connection is connections[0]:
+                of_member += some_of(topic_violations(connection))
+                of_member += some_of(setting_violations(connection))
             if copies:
                 of_member += copy_violations(connections[0], connection, member.database_id)
                 of_member += some_of(home_violations(connection))
@@ -121,7 +128,7 @@ def cluster_violations(
 
 
 @dataclass
-class Watch:
+class WatchState:
     """What is known from one look to the next."""
 
     proven: dict[int, Proven] = field(default_factory=dict)
@@ -144,7 +151,7 @@ def verify(
     cluster: Cluster,
     *,
     participants: Sequence[DatabaseUrl] = (),
-    watch: Watch | None = None,
+    watch: WatchState | None = None,
     told: Callable[[int, int], None] | None = None,
 ) -> list[Violation]:
     """Return each violation of a store, or of a cluster, beside clients that may be at work.
@@ -158,7 +165,7 @@ def verify(
     Raises:
         TxnStoreError: one of the databases refused or cannot be reached.
     """
-    watch = watch or Watch()
+    watch = watch or WatchState()
     now_seconds = time.monotonic()
     watch.forget_proofs_if_old(now_seconds)
     if cluster.is_alone:
@@ -183,11 +190,11 @@ def verify_store(store: Store, *, told: Callable[[int, int], None] | None = None
     Raises:
         TxnStoreError: the database refused or cannot be reached.
     """
-    return _verify_alone(store, Watch(), told) + branch_violations(store)
+    return _verify_alone(store, WatchState(), told) + branch_violations(store)
 
 
-def _verify_alone(store: Store, watch: Watch, told: Callable[[int, int], None] | None) -> list[Violation]:
-    partition_ids = store.read(lambda connection: connection.execute(PARTITION_IDS).scalars().all())
+def _verify_alone(store: Store, watch: WatchState, told: Callable[[int, int], None] | None) -> list[Violation]:
+    partition_ids = store.read(PARTITION_IDS.values)
     for gone in watch.proven.keys() - set(partition_ids):
         del watch.proven[gone]
     found: list[Violation] = []

@@ -13,13 +13,14 @@ from typing import Any, Final
 from sqlalchemy import Connection, bindparam, select
 
 from txnstore.db.schema import record_batches
-from txnstore.log.bounds import read_bounds
+from txnstore.db.statements import HotStatement
+from txnstore.log.bounds import Bounds
 from txnstore.log.fetch import fetch
 from txnstore.model import OFFSET_MAX, ControlType
 from txnstore.verification.invariants import Invariant, Place, Violation
 from txnstore.verification.reading import PAGE_ROWS
 
-_BACKWARDS: Final = (
+_BACKWARDS: Final = HotStatement(
     select(
         record_batches.c.base_offset,
         record_batches.c.last_offset,
@@ -38,15 +39,15 @@ _BACKWARDS: Final = (
 _Range = tuple[int, int]
 
 
-def visibility_violations(connection: Connection, partition_id: int, *, from_offset: int = 0) -> Iterator[Violation]:
+def visibility_violations(connection: Connection, bounds: Bounds, *, from_offset: int = 0) -> Iterator[Violation]:
     """Compare what a reader gets from an offset on with what the log says; each batch agrees with its checksum."""
-    bounds = read_bounds(connection, [partition_id])[partition_id]
+    partition_id = bounds.partition_id
     if bounds.last_stable_offset <= from_offset:
         return
     outcomes: dict[int, ControlType] = {}
     end_offset = OFFSET_MAX
     while end_offset > from_offset and (
-        rows := connection.execute(_BACKWARDS, {"of_partition_id": partition_id, "end_offset": end_offset}).all()
+        rows := _BACKWARDS.rows(connection, {"of_partition_id": partition_id, "end_offset": end_offset})
     ):
         committed = list(_committed(rows, outcomes))
         first_offset = max(rows[-1].base_offset, bounds.log_start_offset, from_offset)
@@ -58,6 +59,8 @@ def visibility_violations(connection: Connection, partition_id: int, *, from_off
             if seen != expected:
                 detail = f"a reader gets the offsets {_text(seen)} where {_text(expected)} are committed"
                 yield Violation(Invariant.COMMITTED_VISIBLE, Place(partition_id, window[0]), detail)
+        if len(rows) < PAGE_ROWS:
+            return
 
 
 def _committed(rows: Iterable[Any], outcomes: dict[int, ControlType]) -> Iterator[Sequence[int]]:

@@ -271,6 +271,16 @@ def test_validate_only_finds_the_same_errors_and_changes_nothing(admin):
     assert values(admin, TOPIC) == {"retention.ms": "5"}
 
 
+def test_two_changes_of_one_resource_in_a_call_are_refused_together(admin):
+    """As by librdkafka and by a broker: one of them would get lost."""
+    changes = [changed(TOPIC, ("retention.bytes", text, SET)) for text in ("1", "2")]
+    assert code_of(admin.incremental_alter_configs(changes)) == KafkaError._INVALID_ARG
+    wanted = [ConfigResource("topic", "a", set_config={"retention.bytes": text}) for text in ("1", "2")]
+    with pytest.warns(DeprecationWarning, match="alter_configs"):
+        assert code_of(admin.alter_configs(wanted)) == KafkaError._INVALID_ARG
+    assert values(admin, TOPIC) == {"retention.ms": "5"}
+
+
 def test_settings_of_the_store_are_given_their_defaults_back(admin):
     only(admin.incremental_alter_configs([changed(BROKER, ("num.partitions", "3", SET))]))
     assert values(admin, BROKER) == {"num.partitions": "3"}

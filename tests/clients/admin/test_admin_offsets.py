@@ -175,6 +175,7 @@ def test_offsets_of_several_partitions_are_of_one_instant(admin, log, monkeypatc
     assert len(asked) == 4
 
 
+@pytest.mark.variants_on_sqlite
 @pytest.mark.parametrize("timestamp", [-2, "5", None, 1.5, True, 2**63], ids=ascii)
 def test_what_is_no_timestamp_is_refused(admin, log, timestamp):
     partition = TopicPartition("a", 0)

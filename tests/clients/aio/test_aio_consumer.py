@@ -1,4 +1,7 @@
-"""AIOConsumer: calls in turn, callbacks on the loop, and no message lost to a call that was cancelled."""
+"""AIOConsumer: calls in turn, callbacks on the loop, and no message lost to a call that was cancelled.
+
+On SQLite alone: it hands calls to a Consumer, whose own tests show on both databases what comes of them there.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,11 @@ import threading
 import pytest
 
 from tests.clients.consumer.log_writer import eventually
+from tests.databases import on_sqlite_alone
 from txnstore import KafkaException, TopicPartition
 from txnstore.aio import AIOConsumer
+
+pytestmark = on_sqlite_alone
 
 WAIT_SECONDS = 60
 
@@ -335,6 +341,57 @@ def test_a_closed_consumer_refuses_every_call(configuration):
     assert set(threading.enumerate()) <= before
 
 
+def test_what_was_read_before_a_callback_raised_comes_again(configuration, fill):
+    def refuse(error, partitions):
+        raise ZeroDivisionError
+
+    async def scenario():
+        settings = {**configuration, "enable.auto.commit": False, "on_commit": refuse}
+        async with AIOConsumer(settings) as consumer:
+            await consumer.subscribe(["t"])
+            assert await value_of(consumer.poll(WAIT_SECONDS)) == b"0"
+            reading = asyncio.create_task(consumer.consume(5, WAIT_SECONDS))
+            await asyncio.sleep(0)
+            # It has its turn once the other call has read what is there; the callback comes while that waits for more.
+            await consumer.commit()
+            with pytest.raises(ZeroDivisionError):
+                await reading
+            assert [message.value() for message in await consumer.consume(2, WAIT_SECONDS)] == [b"1", b"2"]
+
+    fill("t", 3)
+    run(scenario())
+
+
+def test_what_another_task_has_read_and_not_got_yet_is_not_committed(configuration, fill, monkeypatch):
+    read_some = AIOConsumer._read_some
+
+    def read_what_comes_meanwhile(consumer, count, timeout):
+        if count == 1:
+            fill("t", 1, 3)
+            timeout = WAIT_SECONDS
+        read_some(consumer, count, timeout)
+
+    async def scenario():
+        async with AIOConsumer({**configuration, "enable.auto.commit": False}) as consumer:
+            await consumer.subscribe(["t"])
+            assert await value_of(consumer.poll(WAIT_SECONDS)) == b"0"
+            reading = asyncio.create_task(consumer.consume(5, WAIT_SECONDS))
+            await asyncio.sleep(0)
+            with monkeypatch.context() as patch:
+                patch.setattr(AIOConsumer, "_read_some", read_what_comes_meanwhile)
+                # Its turn comes once that call has read what is there, and waits for more.
+                assert await value_of(consumer.poll(WAIT_SECONDS)) == b"3"
+            await consumer.commit(asynchronous=False)
+            reading.cancel()
+            await asyncio.wait([reading])
+        async with AIOConsumer(configuration) as consumer:
+            await consumer.subscribe(["t"])
+            assert [message.value() for message in await consumer.consume(3, WAIT_SECONDS)] == [b"1", b"2", b"3"]
+
+    fill("t", 3)
+    run(scenario())
+
+
 def test_closing_does_not_wait_for_a_poll_without_end(configuration):
     async def scenario():
         consumer = AIOConsumer(configuration)
@@ -344,6 +401,76 @@ def test_closing_does_not_wait_for_a_poll_without_end(configuration):
         with pytest.raises(RuntimeError, match="Consumer closed"):
             await polling
 
+    run(scenario())
+
+
+def test_closing_goes_on_though_its_call_was_cancelled(configuration, fill):
+    async def scenario():
+        consumer = AIOConsumer(configuration)
+        await consumer.subscribe(["t"])
+        await value_of(consumer.poll(WAIT_SECONDS))
+        end = threading.Event()
+        busy = asyncio.create_task(consumer._calls.run(end.wait, WAIT_SECONDS))
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(consumer.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        end.set()
+        await busy
+        await consumer.close()
+        # It has left its group, so the next one need not wait until it is missed.
+        async with AIOConsumer({**configuration, "session.timeout.ms": 60_000}) as following:
+            await following.subscribe(["t"])
+            assert await value_of(following.poll(WAIT_SECONDS / 2)) == b"1"
+
+    fill("t", 2)
+    run(scenario())
+
+
+def test_it_is_closed_on_another_loop_once_its_own_is_closed(configuration, fill):
+    revoked = []
+
+    async def scenario():
+        consumer = AIOConsumer(configuration)
+
+        async def on_revoke(_, partitions):
+            revoked.append(asyncio.get_running_loop())
+
+        await consumer.subscribe(["t"], on_revoke=on_revoke)
+        await value_of(consumer.poll(WAIT_SECONDS))
+        # As the loop ends this has its turn.
+        polling = asyncio.create_task(consumer.poll(-1))
+        await asyncio.sleep(0)
+        return consumer, polling
+
+    async def end(consumer):
+        await consumer.close()
+        await consumer.close()
+        return asyncio.get_running_loop()
+
+    fill("t", 1)
+    consumer, _ = run(scenario())
+    assert run(end(consumer)) is revoked[0]
+    with pytest.raises(RuntimeError, match="Consumer closed"):
+        run(consumer.poll(0))
+    eventually(lambda: not any(thread.name.startswith("txnstore-aio") for thread in threading.enumerate()))
+
+
+def test_a_callback_may_close(configuration, fill):
+    async def scenario():
+        consumer = AIOConsumer(configuration)
+
+        async def close(consumer, _):
+            await consumer.close()
+            await consumer.close()
+
+        await consumer.subscribe(["t"], on_assign=close)
+        with pytest.raises(RuntimeError, match="Consumer closed"):
+            await consumer.poll(WAIT_SECONDS)
+
+    fill("t", 1)
     run(scenario())
 
 

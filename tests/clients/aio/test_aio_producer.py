@@ -1,4 +1,7 @@
-"""AIOProducer: a future for every message, transactions as coroutines, and nothing that stays pending."""
+"""AIOProducer: a future for every message, transactions as coroutines, and nothing that stays pending.
+
+On SQLite alone: it hands calls to a Producer, whose own tests show on both databases what comes of them there.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.databases import on_sqlite_alone
 from txnstore import KafkaError, KafkaException, TopicPartition
 from txnstore.aio import AIOProducer
+
+pytestmark = on_sqlite_alone
 
 WAIT_SECONDS = 60
 
@@ -206,6 +212,61 @@ def test_closing_delivers_what_was_produced(url, make_consumer):
 
     run(scenario())
     assert values_of(make_consumer, "t", 1) == [b"v"]
+
+
+def test_closing_goes_on_though_its_call_was_cancelled(url, make_consumer):
+    async def scenario():
+        producer = AIOProducer({"bootstrap.servers": url, "linger.ms": LONG_MS})
+        delivered = await producer.produce("t", b"v")
+        closing = asyncio.create_task(producer.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        await producer.close()
+        assert delivered.result().value() == b"v"
+
+    run(scenario())
+    assert values_of(make_consumer, "t", 1) == [b"v"]
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_it_is_closed_on_another_loop_once_its_own_is_closed(url, make_consumer, is_cancelled):
+    async def scenario():
+        producer = AIOProducer({"bootstrap.servers": url, "linger.ms": LONG_MS})
+        delivered = await producer.produce("t", b"v")
+        # Somebody waits for it, and never hears of it.
+        delivered.add_done_callback(lambda _: None)
+        return producer
+
+    loop = asyncio.new_event_loop()
+    try:
+        producer = loop.run_until_complete(scenario())
+        if is_cancelled:
+            for task in asyncio.all_tasks(loop):
+                task.cancel()
+            loop.run_until_complete(asyncio.sleep(0.01))
+    finally:
+        loop.close()
+    run(producer.close())
+    assert values_of(make_consumer, "t", 1) == [b"v"]
+
+
+def test_a_callback_may_close(url):
+    async def scenario():
+        closed = asyncio.Event()
+
+        async def close(*_):
+            await producer.close()
+            closed.set()
+
+        producer = AIOProducer({"bootstrap.servers": url, "on_delivery": close})
+        delivered = await producer.produce("t", b"v")
+        await closed.wait()
+        assert delivered.result().value() == b"v"
+        await producer.close()
+
+    run(scenario())
 
 
 def test_an_error_in_the_block_closes_and_goes_on(url):

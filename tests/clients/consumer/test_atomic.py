@@ -449,7 +449,7 @@ def module_log(module_url) -> Iterator[LogWriter]:
 
 @pytest.mark.usefixtures("small_pages")
 @pytest.mark.campaign
-@settings(max_examples=times(12), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=times(12), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(STEPS, max_size=30), st.lists(st.integers(1, 4), min_size=1, max_size=4))
 def test_whoever_stops_anywhere_goes_on_and_transactions_are_whole(module_url, module_log, steps, stops):
     """Every consumer gets a few records, commits where it is, and is gone."""

@@ -10,8 +10,9 @@ from functools import partial
 import pytest
 
 from txnstore.clients.consumer.atomic_subscription import AtomicSubscription
+from txnstore.clients.consumer.opening import Chunk, Committed, PageRead
 from txnstore.clients.consumer.positions import Positions
-from txnstore.clients.consumer.subscription import Chunk, Committed, FetchPosition, PageRead
+from txnstore.clients.consumer.subscription import FetchPosition
 from txnstore.clients.model.errors import KafkaError
 from txnstore.clients.model.message import NO_MARKER, Message, RecordSource
 from txnstore.errors import CorruptBatch
@@ -23,8 +24,9 @@ Batch = tuple[int, int, int, int, bool]
 """Place, first and last offset, the number of the commit, and whether it is that of a transaction."""
 
 
-def records(first: int, last: int):
-    return iter([(offset, 1000, None, b"", ()) for offset in range(first, last + 1)])
+def records(source: RecordSource, first: int, last: int):
+    rows = ((offset, 1000, None, b"", ()) for offset in range(first, last + 1))
+    return iter([Message.from_record(source, row) for row in rows])
 
 
 @dataclass
@@ -109,9 +111,10 @@ class Log:
     def _chunk(self, number: int, batch: Batch, start: int, behind: int, snapshot: int) -> Chunk:
         place, base, last, number_of_commit, is_within = batch
         first = max(base, POSITIONS.pair(start).offset_in_transaction) if is_within else base
+        source = RecordSource("t", number, 1, place if is_within else NO_MARKER)
         return Chunk(
-            source=RecordSource("t", number, 1, place if is_within else NO_MARKER),
-            open=partial(records, first, last),
+            source=source,
+            open=partial(records, source, first, last),
             record_count=last - first + 1,
             size_bytes=1,
             first_offset=first,
@@ -357,6 +360,32 @@ def test_a_partition_that_is_assigned_later_counts_from_then_on():
     assert reader.ended == 1
     reader.finish()
     assert [log.unit_of[at] for at in reader.seen] == [1, 2, 3, 3, 4, 4]
+
+
+@pytest.mark.parametrize("outcome", ["out of range", "fails", "stops"])
+@pytest.mark.parametrize("since", ["removed", "sought"])
+def test_what_was_read_before_a_partition_went_elsewhere_says_nothing_of_it(since, outcome):
+    log = Log(2)
+    reader = Reader(log, {0: 0, 1: 0})
+    subscription = reader.subscription
+    reader.resolve()
+    two = subscription.to_read(0.0)[1]
+    if since == "removed":
+        subscription.remove("t", 1)
+    else:
+        subscription.seek(two.partition, 0)
+    error = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
+    if outcome == "out of range":
+        subscription.out_of_range(two)
+    else:
+        subscription.fail(two, error, 0.0) if outcome == "fails" else subscription.stop(two, error, 0.0)
+    log.plain(0)
+    log.commit({0: [1], 1: [1]})
+    reader.read(5, subscription.to_read(0.0)[:1])
+    # What comes next in a partition that was sought is still to be found out.
+    assert len(reader.take(9)) == (2 if since == "removed" else 0)
+    reader.finish()
+    assert [log.unit_of[at] for at in reader.seen] == ([1, 2] if since == "removed" else [1, 2, 2])
 
 
 def test_what_goes_wrong_with_one_partition_is_told_while_others_wait_for_it():

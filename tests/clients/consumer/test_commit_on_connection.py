@@ -206,6 +206,7 @@ def test_a_stale_generation_is_refused(worker, url, crew):
 # --- bad inputs -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.variants_on_sqlite
 @pytest.mark.parametrize("given", [42, "a url", object(), b""], ids=["number", "text", "object", "bytes"])
 def test_what_is_no_connection_is_a_type_error(worker, given):
     with pytest.raises(TypeError, match=r"expected a Connection or Session of SQLAlchemy"):

@@ -323,7 +323,7 @@ STEPS = st.one_of(
 
 
 @pytest.mark.campaign
-@settings(max_examples=times(8), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=times(8), suppress_health_check=list(HealthCheck))
 @given(steps=st.lists(STEPS, min_size=8, max_size=20))
 def test_whatever_is_written_and_whenever_readers_stop_every_record_comes_once_and_in_order(module_url, steps):
     name = f"t{next(_numbers)}"

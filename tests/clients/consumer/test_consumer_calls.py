@@ -21,6 +21,7 @@ from txnstore import (
     Message,
     TopicPartition,
 )
+from txnstore.clients.worker import Duties
 
 TP = TopicPartition
 
@@ -227,6 +228,38 @@ def test_a_paused_partition_gives_nothing_until_it_is_resumed(reader, log):
     assert reader.poll(0.2) is None
     reader.resume([TP("t", 0)])
     assert texts(reader.consume(2, PATIENCE_SECONDS)) == [b"4", b"5"]
+
+
+def test_a_paused_partition_keeps_no_other_from_being_read_whatever_is_buffered_of_it(make_consumer, log):
+    log.topic(partition_count=2)
+    log.write("t", 0, *[b"much"] * 50)
+    reader = make_consumer({"queued.min.messages": 10})
+    reader.assign([TP("t", 0), TP("t", 1)])
+    assert reader.poll(PATIENCE_SECONDS).value() == b"much"
+    reader.pause([TP("t", 0)])
+    log.write("t", 1, b"other")
+    assert reader.poll(PATIENCE_SECONDS).value() == b"other"
+    reader.resume([TP("t", 0)])
+    assert len(reader.consume(49, PATIENCE_SECONDS)) == 49
+
+
+def test_what_has_come_while_a_partition_was_paused_comes_at_once_when_it_is_resumed(make_consumer, log):
+    log.topic(partition_count=2)
+    # Who is not woken does nothing by itself before the test is over.
+    reader = make_consumer({"fetch.wait.max.ms": 300_000})
+    reader._core.fetcher._first._duties = Duties()
+    reader.assign([TP("t", 0), TP("t", 1)])
+    log.write("t", 1, b"first")
+    assert reader.poll(PATIENCE_SECONDS).value() == b"first"
+    reader.pause([TP("t", 1)])
+    # It listens to what is not paused from now on.
+    log.write("t", 0, b"other")
+    assert reader.poll(PATIENCE_SECONDS).value() == b"other"
+    assert reader.poll(0.2) is None
+    log.write("t", 1, b"second")
+    assert reader.poll(0.2) is None
+    reader.resume([TP("t", 1)])
+    assert reader.poll(PATIENCE_SECONDS).value() == b"second"
 
 
 def test_assigning_again_begins_again(reader):

@@ -72,6 +72,16 @@ def test_an_error_that_comes_again_and_again_is_said_once_a_second(now):
     assert [error.code() for error in told] == [KafkaError._TRANSPORT] * 5 + [KafkaError._TIMED_OUT]
 
 
+def test_an_error_that_stays_is_not_hidden_by_another_one_of_its_code(now):
+    returned = RepeatedTrouble(MESSAGE_INTERVAL_SECONDS)
+    lasting = [KafkaError(KafkaError._INVALID_ARG, text) for text in ("a setting", "a copy")]
+    assert [returned.may_be_told(error) for error in lasting * 2] == [True, True, False, False]
+    now.seconds += MESSAGE_INTERVAL_SECONDS
+    assert returned.may_be_told(lasting[1])
+    passing = [KafkaError(KafkaError._TRANSPORT, f"away for {seconds} s", retriable=True) for seconds in range(2)]
+    assert [returned.may_be_told(error) for error in passing] == [True, False]
+
+
 def test_a_message_that_is_no_record_comes_once_in_a_while(now):
     returned = RepeatedTrouble(MESSAGE_INTERVAL_SECONDS)
     told = 0
@@ -122,6 +132,16 @@ def test_duties_are_done_when_their_time_comes_and_not_made_up_for():
     assert (duties.run_due(), done) == (1.0, ["often"])
     seconds = 10.5
     assert (duties.run_due(), done) == (1.0, ["often", "often", "rarely"])
+
+
+def test_a_duty_may_be_done_sooner_for_the_first_time():
+    seconds = 0.0
+    done = []
+    duties = Duties(lambda: seconds)
+    duties.add(10.0, lambda: done.append("rarely"), first_seconds=2.0)
+    assert (duties.run_due(), done) == (2.0, [])
+    seconds = 2.0
+    assert (duties.run_due(), done) == (10.0, ["rarely"])
 
 
 def test_a_duty_that_is_not_wanted_is_not_done_and_wakes_nobody():

@@ -10,6 +10,7 @@ import pytest
 from tests.clients.consumer.log_writer import PATIENCE_SECONDS, eventually, polled_until, texts
 from txnstore import OFFSET_INVALID, ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
 from txnstore.admin import AdminClient
+from txnstore.log.topics import delete_topic
 
 TP = TopicPartition
 
@@ -49,6 +50,34 @@ def test_a_commit_without_arguments_commits_what_was_handed_out_once(reader):
     assert raised(consumer.commit, asynchronous=False).code() == KafkaError._NO_OFFSET
 
 
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_commit_without_arguments_takes_back_no_later_one_of_another_thread(reader, monkeypatch, asynchronous):
+    consumer = reader()
+    consumer.consume(1, PATIENCE_SECONDS)
+    commits = consumer._core.commits
+    stored, done = commits.stored, threading.Event()
+
+    def read_and_commit():
+        consumer.consume(2, PATIENCE_SECONDS)
+        consumer.commit(asynchronous=False)
+        done.set()
+
+    def overtaken(*arguments):
+        monkeypatch.setattr(commits, "stored", stored)
+        found = stored(*arguments)
+        threads.append(pool.submit(read_and_commit))
+        # It is done by now if it may be.
+        done.wait(0.5)
+        return found
+
+    threads: list = []
+    with ThreadPoolExecutor(1) as pool:
+        monkeypatch.setattr(commits, "stored", overtaken)
+        consumer.commit(asynchronous=asynchronous)
+        threads[0].result(PATIENCE_SECONDS)
+    assert committed(consumer) == 3
+
+
 @pytest.fixture
 def gathers(reader):
     """A consumer that commits by itself, has returned two records, and has gathered all others in a call that waits."""
@@ -74,6 +103,18 @@ def commit_what_is_stored(consumer):
 
 def test_what_a_call_has_gathered_and_not_returned_is_not_committed(gathers, log):
     consumer, call = gathers
+    commit_what_is_stored(consumer)
+    assert committed(consumer) == 2
+    log.write("t", 0, b"10")
+    assert texts(call.result(PATIENCE_SECONDS)) == [b"%d" % number for number in range(2, 11)]
+    eventually(lambda: committed(consumer) == 11)
+
+
+def test_the_end_of_another_call_commits_nothing_that_a_call_has_gathered(gathers, log):
+    consumer, call = gathers
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(consumer.consume, 9, 0)
+        assert other.result(PATIENCE_SECONDS) == []
     commit_what_is_stored(consumer)
     assert committed(consumer) == 2
     log.write("t", 0, b"10")
@@ -218,6 +259,45 @@ def test_offsets_are_committed_by_themselves(reader):
     eventually(lambda: committed(consumer) == 4)
 
 
+def test_after_a_call_that_was_interrupted_as_it_began_offsets_are_stored_as_before(reader, monkeypatch):
+    consumer = reader({"enable.auto.commit": True, "auto.commit.interval.ms": 3_600_000})
+    polled = consumer._core.polled
+
+    def interrupted(**options):
+        polled(**options)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(consumer._core, "polled", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            consumer.consume(2, 0)
+    assert consumer.poll(PATIENCE_SECONDS).value() == b"0"
+    commit_what_is_stored(consumer)
+    assert committed(consumer) == 1
+
+
+def test_no_commit_of_more_comes_before_that_of_what_was_stored_a_moment_ago(reader, monkeypatch):
+    consumer = reader({"enable.auto.commit": True, "auto.commit.interval.ms": 3_600_000})
+    assert len(consumer.consume(4, PATIENCE_SECONDS)) == 4
+    submit, lock, seen = consumer._core.commits.submit, consumer._core.lock, []
+
+    def is_free():
+        if not lock.acquire(blocking=False):
+            return False
+        lock.release()
+        return True
+
+    def submit_alone(offsets, removed=()):
+        with ThreadPoolExecutor(1) as pool:
+            # Whoever reads on, or commits what is stored, needs the lock.
+            seen.append(pool.submit(is_free).result())
+        return submit(offsets, removed)
+
+    monkeypatch.setattr(consumer._core.commits, "submit", submit_alone)
+    commit_what_is_stored(consumer)
+    assert (seen, committed(consumer)) == ([False], 4)
+
+
 def test_the_last_offsets_are_committed_when_the_consumer_is_closed(reader):
     with reader({"enable.auto.commit": True}) as consumer:
         consumer.consume(4, PATIENCE_SECONDS)
@@ -235,6 +315,43 @@ def test_offsets_of_partitions_that_go_are_committed(reader):
     consumer.consume(4, PATIENCE_SECONDS)
     consumer.assign([TP("t", 1)])
     assert committed(consumer) == 4
+
+
+@pytest.mark.parametrize("way", ["close", "assign"])
+def test_offsets_of_a_partition_that_goes_are_not_committed_for_one_that_has_its_name_now(reader, log, way):
+    consumer = reader({"enable.auto.commit": True, "auto.commit.interval.ms": 3_600_000})
+    consumer.consume(4, PATIENCE_SECONDS)
+    # So that it does not find out before.
+    consumer.pause([TP("t", 0)])
+    log.store.write(lambda connection: delete_topic(connection, "t"))
+    log.topic()
+    log.write("t", 0, *[b"%d" % number for number in range(10)])
+    if way == "close":
+        consumer.close()
+    else:
+        consumer.unassign()
+    assert committed(consumer if way == "assign" else reader()) == OFFSET_INVALID
+
+
+def test_offsets_of_a_deleted_topic_are_not_those_of_the_new_one_in_which_the_application_seeks(reader, log):
+    consumer = reader({"enable.auto.commit": True, "auto.commit.interval.ms": 3_600_000})
+    assert len(consumer.consume(4, PATIENCE_SECONDS)) == 4
+    consumer.commit(asynchronous=False)
+    assert len(consumer.consume(2, PATIENCE_SECONDS)) == 2
+    # So that it does not find out before.
+    consumer.pause([TP("t", 0)])
+    log.store.write(lambda connection: delete_topic(connection, "t"))
+    partition_id = log.topic().partition_ids[0]
+    log.write("t", 0, *[b"%d" % number for number in range(10)])
+    consumer.seek(TP("t", 0, 1))
+    assigned = consumer._core.find(TP("t", 0))
+    eventually(lambda: assigned.start is None and assigned.partition_id == partition_id)
+    commit_what_is_stored(consumer)
+    assert committed(consumer) == OFFSET_INVALID
+    consumer.resume([TP("t", 0)])
+    assert consumer.poll(PATIENCE_SECONDS).value() == b"1"
+    commit_what_is_stored(consumer)
+    assert committed(consumer) == 2
 
 
 def test_what_was_read_ahead_but_not_handed_out_is_not_committed(reader):

@@ -254,13 +254,13 @@ def test_callbacks_are_served_while_records_are_kept_and_take_them_back_only_if_
 def test_records_that_may_be_others_by_now_are_not_returned_however_many_are_kept(reader, monkeypatch):
     consumer = reader()
     assert values_of(next_of(consumer)) == [b"before"]
-    lease, takes = consumer._core.group._lease, _Gathering._take
+    outlet, takes = consumer._core.outlet, _Gathering._take
 
     def take(gathering):
         has_taken = takes(gathering)
         if len(kept_by(consumer)) == 2 * BATCHES:
             # As if the group had not answered for as long as a session is.
-            lease.ends_at = -math.inf
+            outlet.lease_ends_at = -math.inf
         return has_taken
 
     monkeypatch.setattr(_Gathering, "_take", take)
@@ -269,7 +269,7 @@ def test_records_that_may_be_others_by_now_are_not_returned_however_many_are_kep
         assert consumer.consume_transaction(0.005) is None
     assert len(kept_by(consumer)) == 2 * BATCHES
     monkeypatch.setattr(_Gathering, "_take", takes)
-    lease.drop()
+    consumer._core.group._lease.drop()
     assert sorted(values_of(next_of(consumer))) == sorted(LARGE)
 
 
@@ -429,7 +429,7 @@ CALLS = st.sampled_from(["whole", "whole", "whole", "consume", "poll", "commit",
 
 
 @pytest.mark.campaign
-@settings(max_examples=times(12), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=times(12), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(STEPS, max_size=30), st.lists(CALLS, min_size=1, max_size=8), st.booleans())
 def test_whatever_is_called_in_between_everything_comes_in_order_and_once(
     module_url, module_log, steps, calls, commits

@@ -6,22 +6,25 @@ from functools import partial
 
 import pytest
 
-from txnstore.clients.consumer.subscription import Chunk, PageRead, Subscription
+from txnstore.clients.consumer.opening import Chunk, PageRead
+from txnstore.clients.consumer.subscription import Subscription
 from txnstore.clients.model.errors import KafkaError
-from txnstore.clients.model.message import RecordSource
+from txnstore.clients.model.message import Message, RecordSource
 from txnstore.clients.model.topic_partition import OFFSET_INVALID, OFFSET_STORED
 from txnstore.errors import CorruptBatch
 from txnstore.log.bounds import Bounds
 
 
-def records(first, last):
-    return iter([(offset, 1000, None, b"%d" % offset, ()) for offset in range(first, last + 1)])
+def records(source, first, last):
+    rows = ((offset, 1000, None, b"%d" % offset, ()) for offset in range(first, last + 1))
+    return iter([Message.from_record(source, row) for row in rows])
 
 
 def chunk(first, last, *, next_offset=None, topic="t", number=0, size_bytes=1, open_=None):
+    source = RecordSource(topic, number, 1)
     return Chunk(
-        RecordSource(topic, number, 1),
-        open_ or partial(records, first, last),
+        source,
+        open_ or partial(records, source, first, last),
         last - first + 1,
         size_bytes,
         first,
@@ -115,6 +118,58 @@ def test_without_storing_offsets_only_the_position_moves(make):
     assert subscription.find("t", 0).stored == OFFSET_INVALID
 
 
+def test_nothing_that_a_call_still_gathers_is_stored_whoever_else_returns(make):
+    subscription = make(0, 1, records_low=100)
+    zero, one = subscription.find("t", 0), subscription.find("t", 1)
+    fill(subscription, 0, chunk(0, 3), next_offset=4)
+    first: list = []
+    subscription.withhold(first)
+    subscription.take(first, 2)
+    second: list = []
+    subscription.withhold(second)
+    subscription.take(second, 2)
+    fill(subscription, 1, chunk(0, 3, number=1), next_offset=4)
+    subscription.take(second, 4)
+    assert [(message.partition(), message.offset()) for message in second] == [(0, 2), (0, 3), (1, 0), (1, 1)]
+    subscription.release(second)
+    subscription.let_go()
+    assert (zero.position, zero.stored) == (4, 0)
+    assert (one.position, one.stored) == (2, 2)
+    # What is returned one by one meanwhile, too.
+    subscription.next_message()
+    assert (one.position, one.stored) == (3, 2)
+    subscription.release(first)
+    subscription.let_go()
+    assert (zero.stored, one.stored) == (4, 3)
+    subscription.next_message()
+    assert one.stored == 4
+
+
+def test_what_is_given_back_is_not_stored_any_more_also_while_another_call_gathers(make):
+    subscription = make(0)
+    partition = subscription.find("t", 0)
+    fill(subscription, 0, chunk(0, 9), next_offset=10)
+    messages = taken(subscription, 4)
+    subscription.withhold([])
+    subscription.give_back(messages[2:])
+    assert (partition.position, partition.stored) == (2, 2)
+
+
+def test_a_partition_has_its_turn_again_after_an_interrupt_that_came_between_two(make, monkeypatch):
+    subscription = make(0)
+    fill(subscription, 0, chunk(0, 0), chunk(1, 1), next_offset=2)
+
+    def interrupted(partition):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subscription, "_make_ready", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            subscription.take([], 1)
+    subscription.give_back([])
+    assert offsets(taken(subscription, 1)) == [1]
+
+
 def test_partitions_take_turns(make):
     subscription = make(0, 1, records_low=100)
     fill(subscription, 0, chunk(0, 1), chunk(2, 3), next_offset=4)
@@ -171,6 +226,34 @@ def test_a_paused_partition_keeps_its_buffer_and_asks_for_nothing(make):
     subscription.resume(partition)
     subscription.resume(partition)
     assert offsets(taken(subscription, 9)) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("limits", [{"records_low": 9}, {"bytes_low": 9}], ids=["records", "bytes"])
+def test_what_is_paused_leaves_others_all_the_room(make, limits):
+    subscription = make(0, 1, 2, **limits)
+    for number in (0, 1):
+        fill(subscription, number, chunk(0, 4, number=number, size_bytes=5), next_offset=5, end_offset=99)
+    assert subscription.to_read(0.0) == []
+    for number in (0, 1):
+        subscription.pause(subscription.find("t", number))
+    assert [position.partition.number for position in subscription.to_read(0.0)] == [2]
+    fill(subscription, 2, chunk(0, 9, number=2, size_bytes=10), next_offset=10, end_offset=99)
+    assert subscription.to_read(0.0) == []
+    assert len(taken(subscription, 99)) == 10
+    for number in (0, 1):
+        subscription.resume(subscription.find("t", number))
+    assert len(taken(subscription, 99)) == 10
+
+
+def test_a_partition_that_is_resumed_may_have_more_than_it_had_when_it_was_paused(make):
+    subscription = make(0)
+    fill(subscription, 0, next_offset=0)
+    partition = subscription.find("t", 0)
+    subscription.resume(partition)
+    assert partition.is_at_end
+    subscription.pause(partition)
+    subscription.resume(partition)
+    assert not partition.is_at_end
 
 
 def test_the_end_is_said_once_for_each_arrival_at_it(make):
@@ -297,3 +380,79 @@ def test_an_offset_that_has_left_the_log_is_resolved_anew(make):
     subscription.out_of_range(position)
     assert subscription.to_read(0.0) == []
     assert [found.position for found in subscription.to_resolve(0.0)] == [5]
+
+
+def test_of_a_partition_made_anew_nothing_counts_as_read_that_an_interrupted_call_gave_back(make):
+    """The application may still commit what it has read of the deleted one."""
+    subscription = make(0)
+    partition = subscription.find("t", 0)
+    subscription._begin_anew(partition)
+    subscription.resolved(subscription.to_resolve(0.0)[0], 0)
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    for open_ in (lambda: iter(interrupted, None), None):
+        fill(subscription, 0, chunk(0, 2, open_=open_), next_offset=3)
+        if open_ is None:
+            subscription.give_back([subscription.next_message()])
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                subscription.next_message()
+        assert partition.is_unread
+        assert partition.stored <= 0
+        subscription.resolved(subscription.to_resolve(0.0)[0], 0)
+    fill(subscription, 0, chunk(0, 2), next_offset=3)
+    assert subscription.next_message().offset() == 0
+    assert not partition.is_unread
+    assert partition.stored == 1
+
+
+@pytest.mark.parametrize("sought", [False, True])
+def test_an_offset_that_has_left_the_log_is_none_of_a_partition_made_anew_unless_it_is_sought_there(make, sought):
+    subscription = make()
+    subscription.add("t", 0, 5)
+    subscription.resolved(subscription.to_resolve(0.0)[0], 5, partition_id=1)
+    (position,) = subscription.to_read(0.0)
+    subscription.out_of_range(position)
+    if sought:
+        subscription.seek(subscription.find("t", 0), 5)
+    (found,) = subscription.to_resolve(0.0)
+    subscription.resolved(found, 5, partition_id=2)
+    assert [found.position for found in subscription.to_resolve(0.0)] == ([] if sought else [OFFSET_STORED])
+    assert subscription.find("t", 0).is_unread is not sought
+
+
+def test_what_is_paused_keeps_no_more_than_its_first_records_once_all_is_twice_as_much_as_is_read_ahead(make):
+    subscription = make(0, 1, 2, records_low=10, reports_eof=True)
+    fill(subscription, 0, chunk(0, 3), chunk(4, 7, next_offset=9), next_offset=9)
+    assert offsets(taken(subscription, 1)) == [0]
+    subscription.pause(subscription.find("t", 0))
+    fill(subscription, 1, chunk(0, 3, number=1), chunk(4, 7, number=1), chunk(8, 11, number=1), next_offset=12)
+    subscription.pause(subscription.find("t", 1))
+    assert subscription.buffered_records == 20
+    # Somebody reads on who has nothing.
+    assert [position.partition.number for position in subscription.to_read(0.0)] == [2]
+    assert (subscription.buffered_records, subscription.buffered_bytes) == (8, 2)
+    for number in (0, 1):
+        subscription.resume(subscription.find("t", number))
+    found = taken(subscription, 100)
+    wanted = {position.partition.number: position.position for position in subscription.to_read(0.0)}
+    assert wanted == {0: 4, 1: 4, 2: 0}
+    fill(subscription, 0, chunk(4, 7, next_offset=9), next_offset=9)
+    fill(subscription, 1, chunk(4, 7, number=1), chunk(8, 11, number=1), next_offset=12)
+    found += taken(subscription, 100)
+    for number, last, first in ((0, 7, 1), (1, 11, 0)):
+        of_partition = [message for message in found if message.partition() == number]
+        assert offsets(of_partition)[:-1] == list(range(first, last + 1))
+        assert of_partition[-1].error().code() == KafkaError._PARTITION_EOF
+    assert (subscription.buffered_records, subscription.buffered_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize(("others", "records_low"), [([], 5), ([1], 10)], ids=["nobody else reads", "there is room"])
+def test_what_is_paused_keeps_everything_while_nobody_else_reads_or_there_is_room(make, others, records_low):
+    subscription = make(0, *others, records_low=records_low)
+    fill(subscription, 0, chunk(0, 5), chunk(6, 11), next_offset=12)
+    subscription.pause(subscription.find("t", 0))
+    assert [position.partition.number for position in subscription.to_read(0.0)] == others
+    assert subscription.buffered_records == 12

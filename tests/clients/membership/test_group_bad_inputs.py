@@ -295,6 +295,7 @@ def bring(crew, state):
 
 
 @pytest.mark.slow_on_postgresql
+@pytest.mark.variants_on_sqlite("kind")
 @pytest.mark.parametrize("state", WAYS)
 @pytest.mark.parametrize("kind", CALLS)
 def test_calls_in_each_state_answer_and_leave_the_group_usable(four, crew, state, kind):

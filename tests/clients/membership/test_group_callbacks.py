@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -284,6 +285,22 @@ def test_the_next_owner_starts_exactly_where_the_former_one_stopped(four, crew, 
     c.close()
     simple = make_consumer()
     assert [tp.offset for tp in simple.committed([TP("t", number) for number in range(4)])] == [RECORDS] * 4
+
+
+@both_strategies
+@pytest.mark.parametrize("call", ["unsubscribe", "close"])
+def test_who_leaves_within_on_revoke_has_given_back_and_committed_everything_before(four, crew, strategy, call):
+    configuration, _ = WAYS_TO_COMMIT["auto"]
+    (a,) = crew.members("a", **strategy, **configuration)
+    a.actions["revoke"] = lambda consumer, _: getattr(consumer, call)()
+    crew.until([a], lambda: len(a.records) == 4 * RECORDS)
+    (b,) = crew.members("b", **strategy, **configuration)
+    with contextlib.suppress(RuntimeError):  # "Consumer closed"
+        crew.until([a, b], lambda: b.partitions == [0, 1, 2, 3])
+    crew.until([b], lambda: b.partitions == [0, 1, 2, 3])
+    assert b.poll(0.2) is None
+    assert [tp.offset for tp in b.consumer.committed([TP("t", number) for number in range(4)])] == [RECORDS] * 4
+    assert sorted(place for call in a.moves[1:] for place in call[1]) == [0, 1, 2, 3]
 
 
 def test_an_eager_member_that_gets_a_partition_again_goes_on_where_it_committed(four, crew):

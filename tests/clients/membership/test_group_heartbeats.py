@@ -11,6 +11,7 @@ from txnstore.clients.membership import member as membership
 from txnstore.clients.membership.lease import lease_seconds
 from txnstore.clients.membership.member import ConsumerMember
 from txnstore.clients.membership.requests import GroupRequests
+from txnstore.groups import rows
 
 #: Nothing comes of itself while a test runs.
 SETTINGS = {
@@ -82,6 +83,14 @@ def test_a_look_at_a_wake_up_puts_the_next_one_off(settled, asked, later):
     look_for_news(settled)
     assert asked == ["has_news"]
     assert 90 < due_in(settled) <= 100.1
+
+
+def test_who_looks_has_rendered_beforehand_what_leaving_takes(settled, monkeypatch):
+    statements = [statement for statement, _ in rows.removal("", "")]
+    for statement in statements:
+        monkeypatch.setattr(statement, "_renderings", {})
+    look_for_news(settled)
+    assert all(statement._renderings for statement in statements)
 
 
 def test_a_wake_up_shortly_before_a_renewal_is_the_renewal(settled, asked, later):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import pytest
 
 from tests.clients.consumer.log_writer import PATIENCE_SECONDS, eventually
@@ -17,7 +19,7 @@ from tests.clients.membership.steps import (
     revoked,
 )
 from txnstore import KafkaError, KafkaException
-from txnstore.clients.membership.member import ConsumerMember
+from txnstore.clients.membership.member import ConsumerMember, MemberStage
 from txnstore.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.slow_on_postgresql
@@ -150,6 +152,60 @@ def test_closing_a_member_that_was_expired_and_has_not_heard_of_it_disturbs_nobo
     assert b.poll(0.3) is None
     assert b.calls == [assigned(0, 1, 2, 3)]
     b.consumer.commit(offsets=[TP("t", 0, 1)], asynchronous=False)
+
+
+class LostBehindFirstLook(deque):
+    """The events of a consumer that loses its place just behind the first look for events."""
+
+    def __init__(self, lose):
+        super().__init__()
+        self.lose = lose
+
+    def __bool__(self):
+        lose, self.lose = self.lose, None
+        if lose is None:
+            return len(self) > 0
+        lose()
+        return False
+
+
+def lose_place(member):
+    """Let the member hear that the group does not know it."""
+    group = member.consumer._core.group
+    with group._lock:
+        group._lose(MemberStage.JOINING)
+        group._enter()
+
+
+def test_no_record_of_a_lost_partition_is_handed_out_by_a_call_that_has_just_looked_for_events(four, crew):
+    (a,) = crew.members("a")
+    crew.until([a], lambda: a.records)
+    with gate_of(a):
+        a.consumer._core.inbox.events = LostBehindFirstLook(lambda: lose_place(a))
+        assert a.consumer.consume(2, 0) == []
+        assert a.calls == [assigned(0, 1, 2, 3), lost(0, 1, 2, 3)]
+
+
+@both_strategies
+def test_what_was_lost_while_on_assign_runs_and_polls_is_not_read(four, crew, strategy):
+    clock = ManualClock()
+    a = crew.member("a", {"txnstore.clock": clock, **strategy}).subscribe()
+    gate = gate_of(a)
+
+    def lose_and_poll(consumer, partitions):
+        del a.actions["assign"]
+        clock.advance(SESSION_MS)
+        lose_place(a)
+        assert consumer.poll(0) is None
+        assert a.calls[-1] == lost(0, 1, 2, 3)
+
+    a.actions["assign"] = lose_and_poll
+    eventually(lambda: a.consumer._core.inbox.events)
+    with gate:
+        assert a.poll(0) is None
+        assert a.partitions == []
+    crew.until([a], lambda: a.partitions == [0, 1, 2, 3])
+    assert a.moves == [assigned(0, 1, 2, 3), lost(0, 1, 2, 3), assigned(0, 1, 2, 3)]
 
 
 # --- max.poll.interval.ms -----------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
+import weakref
 
 import pytest
 
@@ -16,14 +17,16 @@ from tests.clients.membership.steps import (
     ROUND_ROBIN,
     SHORT_SESSION,
     STRATEGY_NAMES,
+    TP,
+    TURN_SECONDS,
     assigned,
     in_order,
     revoked,
 )
-from txnstore import Consumer, KafkaError
+from txnstore import OFFSET_BEGINNING, Consumer, KafkaError
 from txnstore.admin import AdminClient
 
-pytestmark = pytest.mark.slow_on_postgresql
+pytestmark = [pytest.mark.slow_on_postgresql, pytest.mark.variants_on_sqlite]
 
 both_strategies = pytest.mark.parametrize("strategy", EAGER_AND_COOPERATIVE, ids=STRATEGY_NAMES)
 QUICK_REFRESH = {"topic.metadata.refresh.interval.ms": 50}
@@ -244,6 +247,25 @@ def test_subscribing_to_the_same_again_disturbs_nobody_else(four, crew, strategy
     assert (b.generation, b.calls) == (generation, calls)
 
 
+def test_callbacks_that_are_called_no_more_are_let_go(four, crew):
+    a = crew.member("a").subscribe()
+    crew.until_shared([a], [0, 1, 2, 3])
+    known = []
+    for _ in range(10):
+
+        def on_assign(consumer, partitions):
+            pass
+
+        known.append(weakref.ref(on_assign))
+        a.subscribe(on_assign=on_assign)
+        del on_assign
+    gc.collect()
+    assert [one() is not None for one in known] == [*[False] * 9, True]
+    # Those of the subscription under which the partitions were given are called when they go.
+    a.subscribe("v")
+    crew.until([a], lambda: revoked(0, 1, 2, 3) in a.calls)
+
+
 @both_strategies
 def test_a_member_may_unsubscribe_and_subscribe_again(four, crew, log, strategy):
     a, b = crew.members("ab", **strategy)
@@ -261,6 +283,31 @@ def test_a_member_may_unsubscribe_and_subscribe_again(four, crew, log, strategy)
         crew.until([a, b], lambda: len(a.partitions) == len(b.partitions) == 2)
         had = a.partitions
         a.taken()
+
+
+@both_strategies
+@pytest.mark.parametrize("partitions", [[2], []], ids=["some", "none"])
+def test_what_is_assigned_behind_an_unsubscribe_is_not_given_back(four, crew, log, strategy, partitions):
+    a = crew.member("a", strategy).subscribe()
+    crew.until([a], lambda: len(a.records) == 4)
+    a.consumer.unsubscribe()
+    a.consumer.assign([TP("t", number, OFFSET_BEGINNING) for number in partitions])
+    found = []
+
+    def look():
+        message = a.consumer.poll(TURN_SECONDS)
+        found.extend([] if message is None else [message.value()])
+        return revoked(0, 1, 2, 3) in a.calls and log.members() == [] and len(found) == len(partitions)
+
+    eventually(look)
+    assert a.partitions == partitions
+    assert found == [b"%d" % number for number in partitions]
+    a.consumer.unassign()
+    # As a member again it gives back what it is given.
+    a.subscribe()
+    crew.until_shared([a], [0, 1, 2, 3])
+    a.consumer.unsubscribe()
+    crew.until([a], lambda: not a.partitions)
 
 
 def test_unsubscribing_and_subscribing_before_any_poll_ends_in_the_group(four, crew):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 
 import pytest
+from sqlalchemy import update
 
 from tests.clients.producer import two_phase_recipe
 from tests.clients.steps import NO_MEMBER, PATIENCE_SECONDS, create_topic, error_of, read_to_end, values
@@ -16,6 +18,8 @@ from txnstore.admin import AdminClient
 from txnstore.clients.producer import transactions
 from txnstore.db.cluster.catalogue import change_store_settings
 from txnstore.db.opening import open_store
+from txnstore.db.schema import transactions as rows_of_ids
+from txnstore.transactions.protocol import EPOCH_EXHAUSTED
 from txnstore.transactions.recovery import abort_by_administrator, abort_timed_out
 
 TOPIC = "orders"
@@ -86,6 +90,35 @@ def test_the_next_process_completes_what_the_last_one_has_prepared(url, start, c
     producer.produce(TOPIC, b"next", partition=0)
     producer.commit_transaction(PATIENCE_SECONDS)
     assert seen(url) == ([b"a", b"next"] if commit else [b"next"])
+
+
+def age(url, transactional_id, *, left=0):
+    """Let its producer id have so many epochs left once the next process has started."""
+    row = update(rows_of_ids).where(rows_of_ids.c.transactional_id == transactional_id)
+    with open_store(url) as store:
+        store.write(lambda connection: connection.execute(row.values(producer_epoch=EPOCH_EXHAUSTED - left - 1)))
+
+
+@pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
+@pytest.mark.parametrize("left", [0, 1, 2])
+def test_of_all_processes_that_take_it_over_the_last_one_completes_it(url, start, commit, left):
+    start()
+    age(url, "anna", left=left)
+    prepares = start()
+    state = prepared(prepares, b"a")
+    first, second, last = (start(keep_prepared_txn=True) for _ in range(3))
+    assert last.prepare_transaction(PATIENCE_SECONDS) == state
+    for early in (prepares, second):
+        assert error_of(early.complete_transaction, state, PATIENCE_SECONDS).code() == KafkaError._FENCED
+    last.complete_transaction(state if commit else "", PATIENCE_SECONDS)
+    late = error_of(first.complete_transaction, state if commit else "", PATIENCE_SECONDS)
+    assert (late.fatal(), late.retriable()) == (True, False)
+    for value in (b"b", b"c"):
+        last.begin_transaction()
+        last.produce(TOPIC, value, partition=0)
+        last.commit_transaction(PATIENCE_SECONDS)
+    assert seen(url) == [b"a"] * commit + [b"b", b"c"]
+    assert outcome(state, url) is (Outcome.COMMITTED if commit else Outcome.ABORTED)
 
 
 def test_a_process_that_is_started_without_keeping_aborts_it(url, start):
@@ -312,6 +345,7 @@ def test_configurations_that_do_not_fit_are_refused(url, configuration):
     assert caught.value.args[0].code() == KafkaError._INVALID_ARG
 
 
+@pytest.mark.variants_on_sqlite
 @pytest.mark.parametrize(
     ("state", "kind"),
     [("1", ValueError), ("1:x", ValueError), ("-1:0", ValueError), (b"1:1", TypeError), (None, TypeError)],
@@ -371,7 +405,8 @@ def test_the_outcome_is_final_if_the_question_fences(url, start, records):
 
 
 @pytest.mark.slow
-def test_the_recipe_keeps_both_databases_together_whatever_dies(url, tmp_path):
+@pytest.mark.parametrize("is_aged", [False, True], ids=["a new producer id", "its last epochs"])
+def test_the_recipe_keeps_both_databases_together_whatever_dies(url, tmp_path, is_aged):
     if url.startswith("postgresql"):
         pytest.skip("a killed client leaves the same on PostgreSQL as one whose connection is cut, and takes longer")
     counter = iter(range(10_000))
@@ -382,13 +417,22 @@ def test_the_recipe_keeps_both_databases_together_whatever_dies(url, tmp_path):
         task = f"sqlite:///{folder / 'log.db'}", f"sqlite:///{folder / 'shop.db'}"
         allow(task[0])
         create_topic(task[0], TOPIC)
+        if is_aged:
+            two_phase_recipe.start(*task).close()
+            age(task[0], "shop", left=1)
         return task
 
     orders_left = set()
     for kill in every_kill(make, two_phase_recipe.run):
         log_url, shop_url = kill.argument
+        # Others come in between, and only want to end it once somebody else has.
+        slow = [two_phase_recipe.take_over(log_url) for _ in range(2)]
         with two_phase_recipe.start(log_url, shop_url):
             orders = two_phase_recipe.orders_in(shop_url)
+            assert [int(value) for value in seen(log_url)] == orders, kill
+            for remembered in ("", two_phase_recipe.remembered_in(shop_url)):
+                with slow.pop() as late, suppress(KafkaException):
+                    late.complete_transaction(remembered)
             assert [int(value) for value in seen(log_url)] == orders, kill
         orders_left.add(len(orders))
     assert orders_left == {0, 1, 2}

@@ -30,10 +30,16 @@ def remembered_in(url: str) -> str:
         return connection.execute(text("SELECT state FROM prepared")).scalar() or ""
 
 
-def start(log_url: str, shop_url: str) -> Producer:
-    """Return a producer that has ended what the last process has left."""
+def take_over(log_url: str) -> Producer:
+    """Return a producer that has got hold of what the last process has left, and has not ended it yet."""
     producer = Producer({"bootstrap.servers": log_url, **CONFIGURATION})
     producer.init_transactions(keep_prepared_txn=True)
+    return producer
+
+
+def start(log_url: str, shop_url: str) -> Producer:
+    """Return a producer that has ended what the last process has left."""
+    producer = take_over(log_url)
     producer.complete_transaction(remembered_in(shop_url))
     return producer
 

@@ -20,8 +20,10 @@ from txnstore.admin import AdminClient
 from txnstore.db import opening
 from txnstore.db.opening import open_store
 from txnstore.db.roles import grants
-from txnstore.db.roles.grants import Bounds
+from txnstore.db.roles.grants import RoleScope
 from txnstore.db.roles.rights import Kind
+from txnstore.testing.plugin import _MADE_NOW
+from txnstore.testing.store_databases import StoreDatabases
 
 __all__ = ["clock", "crew", "hold_database", "log", "make_consumer", "make_producer", "roles", "store", "url"]
 
@@ -30,28 +32,39 @@ LETTERS = tuple(f"{letter}*" for letter in string.ascii_letters)
 WORKER, UPKEEP = (f"txnstore_again_{os.getpid()}_{name}" for name in ("worker", "upkeep"))
 
 
+SCOPES = {"rights": None, "limits": RoleScope(LETTERS, LETTERS, LETTERS)}
+
+
 @pytest.fixture(scope="module")
-def roles(txnstore_postgres_server):
+def roles(txnstore_postgres_server, _txnstore_postgresql_template):
+    """Databases with a fresh store each, by what the worker may do there: granted once, in what they are copies of."""
+    server, granted = txnstore_postgres_server, {}
     for role in (WORKER, UPKEEP):
-        txnstore_postgres_server.create_role(role, "secret")
-    yield
+        server.create_role(role, "secret")
+    for kind, scope in SCOPES.items():
+        template = f"txnstore_again_{os.getpid()}_{kind}"
+        server.create_database(template, template=_txnstore_postgresql_template)
+        with open_store(server.url(template)) as owned:
+            grants.apply(owned, grants.grant(owned, Kind.COORDINATOR, UPKEEP))
+            for client in (Kind.PRODUCER, Kind.CONSUMER):
+                grants.apply(owned, grants.grant(owned, client, WORKER, scope))
+            # Tables of the application's own.
+            owned.write(lambda connection: connection.exec_driver_sql(f'GRANT CREATE ON SCHEMA public TO "{WORKER}"'))
+        granted[kind] = StoreDatabases(server, template, refresh=_MADE_NOW)
+    yield granted
+    for kind, databases in granted.items():
+        databases.close()
+        server.drop_database(f"txnstore_again_{os.getpid()}_{kind}")
     for role in (WORKER, UPKEEP):
-        txnstore_postgres_server.drop_role(role)
+        server.drop_role(role)
 
 
-@pytest.fixture(params=[None, Bounds(LETTERS, LETTERS, LETTERS)], ids=["rights", "limits"])
-def url(request, roles, txnstore_postgres_server, txnstore_postgresql_url, monkeypatch):
+@pytest.fixture(params=SCOPES)
+def url(request, roles, txnstore_postgres_server, monkeypatch):
     """The URL of a fresh store for a worker; whoever opens the store of a test gets it as a coordinator."""
-    del roles
     if "to be created" in request.node.name:
         pytest.skip("a worker makes no topics")
-    with open_store(txnstore_postgresql_url) as owned:
-        grants.apply(owned, grants.grant(owned, Kind.COORDINATOR, UPKEEP))
-        for kind in (Kind.PRODUCER, Kind.CONSUMER):
-            grants.apply(owned, grants.grant(owned, kind, WORKER, request.param))
-        name = owned.url.url.database
-        # Tables of the application's own.
-        owned.write(lambda connection: connection.exec_driver_sql(f'GRANT CREATE ON SCHEMA public TO "{WORKER}"'))
+    name = roles[request.param].take()
     url = txnstore_postgres_server.url(name, WORKER, "secret")
     for_upkeep = txnstore_postgres_server.url(name, UPKEEP, "secret")
 
@@ -66,7 +79,8 @@ def url(request, roles, txnstore_postgres_server, txnstore_postgresql_url, monke
         monkeypatch.setattr(module, "open_store", open_as_coordinator, raising=False)
         monkeypatch.setattr(module, "AdminClient", administer_as_coordinator, raising=False)
     monkeypatch.setattr("tests.db.roles.again.open_store", open_as_coordinator)
-    return url
+    yield url
+    roles[request.param].give_back(name)
 
 
 @pytest.fixture

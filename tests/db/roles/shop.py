@@ -8,7 +8,7 @@ from txnstore import Consumer, Producer
 from txnstore.admin import AdminClient, NewTopic
 from txnstore.db.opening import open_store
 from txnstore.db.roles import grants
-from txnstore.db.roles.grants import Bounds
+from txnstore.db.roles.grants import RoleScope
 from txnstore.db.roles.rights import Kind
 from txnstore.testing.postgres_server import connection_string
 
@@ -23,7 +23,7 @@ ROLES = {
 }
 #: Limited to what begins with its name.
 TENANT = "tenant"
-TENANTS_OWN = Bounds(("tenant.*",), ("tenant-*",), ("tenant-*",))
+TENANTS_OWN = RoleScope(("tenant.*",), ("tenant-*",), ("tenant-*",))
 
 
 def metadata_of_nobody_in(group_id):

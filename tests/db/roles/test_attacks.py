@@ -93,7 +93,7 @@ OWNERS_OWN = [
     "CREATE TRIGGER mine BEFORE INSERT ON txnstore.topics EXECUTE FUNCTION suppress_redundant_updates_trigger()",
     "CREATE RULE mine AS ON INSERT TO txnstore.topics DO INSTEAD NOTHING",
     "DROP FUNCTION txnstore.commit_transaction",
-    "UPDATE txnstore.alembic_version SET version_num = '9999'",
+    "UPDATE txnstore.store_version SET version_num = '9999'",
     "ALTER ROLE CURRENT_USER BYPASSRLS",
 ]
 COORDINATORS_OWN = [

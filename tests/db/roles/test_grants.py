@@ -16,7 +16,7 @@ from txnstore.cli.program import NAMES, program_with
 from txnstore.db.cluster.cluster import open_cluster
 from txnstore.db.opening import open_store, upgrade
 from txnstore.db.roles import grants
-from txnstore.db.roles.grants import Bounds
+from txnstore.db.roles.grants import RoleScope
 from txnstore.db.roles.rights import Kind
 from txnstore.errors import InvalidRequest, PermissionDenied
 from txnstore.log.append import Append, append_at_once
@@ -87,7 +87,7 @@ def test_nothing_is_secured_by_row_until_a_role_is_limited_nor_after_the_last_on
     bare.grant(Kind.CONSUMER, TENANT, TENANTS_OWN)
     assert True in secured()
     # A limited role becomes one without limits; others keep theirs.
-    bare.grant(Kind.PRODUCER, "worker", Bounds(topics=("*",)))
+    bare.grant(Kind.PRODUCER, "worker", RoleScope(topics=("*",)))
     bare.grant(Kind.CONSUMER, TENANT)
     grants.apply(bare.store, grants.revoke(bare.store, bare.roles["writer"]))
     assert True in secured()
@@ -136,8 +136,8 @@ def test_names_that_look_like_sql_are_names(bare):
     bare.server.create_role(odd, "secret")
     bare.roles["odd"] = odd
     names = (odd, odd + "*", "50%", "a\\'b*")
-    bare.grant(Kind.PRODUCER, "odd", Bounds((), (), names))
-    bare.grant(Kind.CONSUMER, "odd", Bounds((), names))
+    bare.grant(Kind.PRODUCER, "odd", RoleScope((), (), names))
+    bare.grant(Kind.CONSUMER, "odd", RoleScope((), names))
     with bare.connect("odd") as connection:
         insert = (
             "INSERT INTO txnstore.groups (group_id, generation, commit_number, last_update_ms) VALUES (%s, 0, 0, 0)"
@@ -155,7 +155,7 @@ def test_long_names_of_roles_have_policies_of_their_own(bare):
     for letter in "ab":
         bare.roles[letter] = "r" * 62 + letter
         bare.server.create_role(bare.roles[letter], "secret")
-        bare.grant(Kind.CONSUMER, letter, Bounds((letter,)))
+        bare.grant(Kind.CONSUMER, letter, RoleScope((letter,)))
     assert [each.bounds for each in grants.list_grants(bare.store) if each.kind == "consumer"] == [
         "topics: a",
         "topics: b",
@@ -165,11 +165,11 @@ def test_long_names_of_roles_have_policies_of_their_own(bare):
 @pytest.mark.parametrize(
     ("kind", "bounds", "why"),
     [
-        (Kind.COORDINATOR, Bounds(("a",)), "sees all topics"),
-        (Kind.MONITOR, Bounds(("a",)), "sees all topics"),
-        (Kind.PRODUCER, Bounds(("a*b",)), "a limit is a name"),
-        (Kind.PRODUCER, Bounds(("",)), "a limit is a name"),
-        (Kind.CONSUMER, Bounds((), ("a\nb",)), "a limit is a name"),
+        (Kind.COORDINATOR, RoleScope(("a",)), "sees all topics"),
+        (Kind.MONITOR, RoleScope(("a",)), "sees all topics"),
+        (Kind.PRODUCER, RoleScope(("a*b",)), "a limit is a name"),
+        (Kind.PRODUCER, RoleScope(("",)), "a limit is a name"),
+        (Kind.CONSUMER, RoleScope((), ("a\nb",)), "a limit is a name"),
     ],
 )
 def test_what_cannot_be_granted_is_refused(bare, kind, bounds, why):
@@ -204,7 +204,7 @@ def test_an_owner_migrates_and_grants(bare):
     with open_store(bare.url("upkeep")) as store:
         upgrade(store)
         store.write(lambda connection: create_topic(connection, "made"))
-        grants.apply(store, grants.grant(store, Kind.CONSUMER, bare.roles["reader"], Bounds(("made",))))
+        grants.apply(store, grants.grant(store, Kind.CONSUMER, bare.roles["reader"], RoleScope(("made",))))
         assert [(each.kind, each.role) for each in grants.list_grants(store)] == [
             ("owner", bare.roles["upkeep"]),
             ("consumer", bare.roles["reader"]),
@@ -230,7 +230,7 @@ def test_who_sees_a_transaction_but_not_its_group_cannot_end_it_without_the_grou
     bare.grant_all()
     bare.create_topics("tenant.orders")
     for kind in (Kind.PRODUCER, Kind.CONSUMER):
-        bare.grant(kind, "reader", Bounds(("tenant.*",), (), ("tenant-*",)))
+        bare.grant(kind, "reader", RoleScope(("tenant.*",), (), ("tenant-*",)))
     producer, consumer = bare.work(TENANT, "tenant.orders", "tenant")
     with producer, consumer:
         with open_store(bare.url("reader")) as store, pytest.raises(PermissionDenied):
@@ -302,7 +302,7 @@ def test_the_command_prints_applies_lists_and_takes_back(bare):
     code, printed = run(*granting)
     assert code == 0
     assert printed == grants.printed(
-        grants.grant(bare.store, Kind.PRODUCER, bare.roles[TENANT], Bounds(("tenant.*",), (), ("tenant-*",)))
+        grants.grant(bare.store, Kind.PRODUCER, bare.roles[TENANT], RoleScope(("tenant.*",), (), ("tenant-*",)))
     )
     assert catalogue(bare) == before
     code, told = run(*granting, "--apply")

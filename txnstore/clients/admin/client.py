@@ -295,11 +295,12 @@ class AdminClient:
         """Change the entries of each resource's `incremental_configs`, and no others.
 
         A future fails with UNKNOWN_TOPIC_OR_PART, INVALID_CONFIG or INVALID_REQUEST; nothing of its resource was
-        changed then.
+        changed then.  All fail with _INVALID_ARG if a resource is there twice.
         """
         self._check_call(request_timeout, validate_only=validate_only)
         wanted = admin_configs.check_incremental(resources)
-        work = functools.partial(admin_configs.change, validate_only=validate_only, logger=self._configuration.logger)
+        change = functools.partial(admin_configs.change, validate_only=validate_only, logger=self._configuration.logger)
+        work = each_once(change, "ConfigResources", twice=len(set(wanted)) < len(wanted))
         return self._calls.for_each(self, "incremental_alter_configs", wanted, work, request_timeout)
 
     def alter_configs(
@@ -320,7 +321,10 @@ class AdminClient:
         )
         self._check_call(request_timeout, validate_only=validate_only)
         wanted = admin_configs.check_resources(resources)
-        work = functools.partial(admin_configs.replace, validate_only=validate_only, logger=self._configuration.logger)
+        replace = functools.partial(
+            admin_configs.replace, validate_only=validate_only, logger=self._configuration.logger
+        )
+        work = each_once(replace, "ConfigResources", twice=len(set(wanted)) < len(wanted))
         return self._calls.for_each(self, "alter_configs", wanted, work, request_timeout)
 
     # --- records ------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import contextvars
 import functools
 import inspect
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, Final, ParamSpec, TypeVar
 
@@ -63,6 +63,13 @@ class AsyncCalls:
         """Where the calls run."""
         self._owns_executor = executor is None
         self._turn = asyncio.Lock() if one_at_a_time else None
+        self._closing: asyncio.Task[None] | None = None
+
+    @property
+    def is_in_callback(self) -> bool:
+        """Whether the task that asks is, or comes from, a callback of the client that has not returned."""
+        callback = _running_callback.get()
+        return callback is not None and callback.owner is self and not callback.finished
 
     async def run(
         self, work: Callable[_Parameters, _Result], *arguments: _Parameters.args, **keywords: _Parameters.kwargs
@@ -74,7 +81,7 @@ class AsyncCalls:
         """
         call = functools.partial(work, *arguments, **keywords)
         callback = _running_callback.get()
-        if callback is not None and callback.owner is self and not callback.finished:
+        if callback is not None and self.is_in_callback:
             return await self._run_inside(callback, call)
         turn = self._turn
         if turn is None:
@@ -100,14 +107,14 @@ class AsyncCalls:
             return None
 
         def call_on_loop(*arguments: Any) -> Any:
-            callback = _RunningCallback(self)
-            waiting = asyncio.run_coroutine_threadsafe(_call(function, arguments, callback), self.loop)
+            callback, loop = _RunningCallback(self), self.loop
+            waiting = asyncio.run_coroutine_threadsafe(_call(function, arguments, callback), loop)
             waiting.add_done_callback(lambda _: callback.jobs.put(None))
             while True:
                 try:
                     job = callback.jobs.get(timeout=_LOOP_CHECK_SECONDS)
                 except queue.Empty:
-                    if self.loop.is_closed():
+                    if loop.is_closed():
                         raise RuntimeError("the event loop was closed while a callback ran on it") from None
                     continue
                 if job is None:
@@ -124,10 +131,27 @@ class AsyncCalls:
                 wrapped[name] = self.callback(wrapped[name])
         return wrapped
 
+    async def close_once(self, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Let `close` close the client, which goes on even if this call is cancelled; again: wait until that is done.
+
+        Called again within a callback of the client it does not wait, for the closing may be waiting for that.  If the
+        client's loop has been closed, it is done on the one that runs.
+        """
+        if self.loop.is_closed():
+            # What waits on that one, or for its turn there, waits for ever.
+            self.loop, self._closing = asyncio.get_running_loop(), None
+            self._turn = None if self._turn is None else asyncio.Lock()
+        if self._closing is None:
+            self._closing = self.loop.create_task(close())
+            await asyncio.shield(self._closing)
+        elif not self.is_in_callback:
+            await asyncio.wait([self._closing])
+
     async def close(self) -> None:
-        """Wait for the threads to end; an executor of the caller's is left running."""
+        """Wait for the threads to end, but not for one that waits for this; an executor of the caller's goes on."""
         if self._owns_executor:
-            await self.loop.run_in_executor(None, self.executor.shutdown)
+            shutdown = functools.partial(self.executor.shutdown, wait=not self.is_in_callback)
+            await self.loop.run_in_executor(None, shutdown)
 
     async def _run_inside(self, callback: _RunningCallback, call: Callable[[], _Result]) -> _Result:
         outcome: asyncio.Future[_Result] = self.loop.create_future()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import threading
 from collections.abc import Callable, Coroutine
@@ -50,8 +49,7 @@ class _ReturningConsumer(Consumer):
 
     def give_back(self, messages: list[Message]) -> None:
         """Hand these records out again; the group's offsets do not count them as read."""
-        with self._core.arrived:
-            self._core.subscription.give_back(messages)
+        self._core.give_back(messages)
 
 
 class AIOConsumer:
@@ -79,6 +77,8 @@ class AIOConsumer:
         self._taking = threading.Lock()
         #: What has been read and has not reached the caller: it was cancelled, or is about to get it.
         self._taken: list[Message] = []
+        #: How many calls have read something and wait for more.
+        self._holding_count = 0
         #: Events, which cannot be given back as records can, for the next call.
         self._events: list[Message] = []
 
@@ -114,7 +114,7 @@ class AIOConsumer:
             found = await self._call(self._read_transaction, min(left_seconds, _SLICE_SECONDS), messages_max)
             self._take()
             if found is not None or left_seconds <= _SLICE_SECONDS:
-                self._consumer.let_go()
+                self._let_go()
                 return found
 
     async def subscribe(
@@ -230,10 +230,14 @@ class AIOConsumer:
         await self._call(self._consumer.set_sasl_credentials, username, password)
 
     async def close(self) -> None:
-        """Leave the group, as `Consumer.close` does, and end the threads; again: nothing."""
-        if self._closed:
-            return
+        """Leave the group, as `Consumer.close` does, and end the threads; again: wait until that is done.
+
+        It goes on even if the call is cancelled.  Within a callback it may be called, too.
+        """
         self._closed = True
+        await self._calls.close_once(self._close)
+
+    async def _close(self) -> None:
         try:
             await self._calls.run(self._with_nothing_taken, self._consumer.close)
         finally:
@@ -250,19 +254,31 @@ class AIOConsumer:
         """Return up to `count` messages within the timeout, asked for in pieces of it."""
         deadline = Deadline(check_timeout(timeout))
         read: list[Message] = []
+        holds = False
         try:
             while True:
                 left_seconds = deadline.left_seconds()
                 await self._call(self._read_some, count - len(read), min(left_seconds, _SLICE_SECONDS))
                 read += self._take()
                 if len(read) == count or left_seconds <= _SLICE_SECONDS:
-                    self._consumer.let_go()
-                    return read
-        except asyncio.CancelledError:
+                    break
+                if read and not holds:
+                    holds = True
+                    self._holding_count += 1
+        except BaseException:
             # What the thread still reads comes behind.
             with self._taking:
                 self._taken[:0] = read
             raise
+        finally:
+            self._holding_count -= holds
+        self._let_go()
+        return read
+
+    def _let_go(self) -> None:
+        """Count as read what was handed out, unless a call of another task still holds some of it."""
+        if not self._holding_count:
+            self._consumer.let_go()
 
     def _read_some(self, count: int, timeout: float) -> None:
         messages, self._events = self._events[:count], self._events[count:]

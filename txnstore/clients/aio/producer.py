@@ -198,15 +198,18 @@ class AIOProducer:
         await self._call(self._producer.set_sasl_credentials, username, password)
 
     async def close(self) -> None:
-        """Close as `Producer.close` does and end the threads; no future stays pending.  Again: nothing.
+        """Close as `Producer.close` does and end the threads; no future stays pending.  Again: wait until that is done.
 
-        An open transaction is aborted; the futures of what was not delivered raise `KafkaException`.
+        An open transaction is aborted; the futures of what was not delivered raise `KafkaException`.  It goes on even
+        if the call is cancelled.  Within a callback it may be called, too.
         """
-        if self._closed:
-            return
         self._closed = True
-        if self._serving is not None:
-            await asyncio.wait([self._serving])
+        await self._calls.close_once(self._close)
+
+    async def _close(self) -> None:
+        serving = self._serving
+        if serving is not None and not self._calls.is_in_callback and serving.get_loop() is self._calls.loop:
+            await asyncio.wait([serving])
         try:
             await self._calls.run(self._producer.close)
         finally:
@@ -256,7 +259,7 @@ class AIOProducer:
 
 
 def _finish(delivered: asyncio.Future[Message], error: KafkaError | None, message: Message | None) -> None:
-    if delivered.done():
+    if delivered.done() or delivered.get_loop().is_closed():
         return
     if error is not None:
         delivered.set_exception(KafkaException(error))

@@ -14,9 +14,8 @@ import enum
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from txnstore.errors import InvalidRequest
 from txnstore.log.partitioners import PARTITIONERS
@@ -44,7 +43,7 @@ class ConfigurationError(ValueError):
     """The value is not one that the key takes; the text is for the user."""
 
 
-class Kind(Protocol):
+class ValueType(Protocol):
     """The type of a key's value."""
 
     def parse(self, key: str, value: object) -> Any:
@@ -79,13 +78,12 @@ def _check_range(key: str, number: float, low: int, high: int) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Integer:
+class Integer(NamedTuple):
     """A whole number within a range; `words` are other names for numbers."""
 
     low: int
     high: int
-    words: Mapping[str, int] = field(default_factory=dict)
+    words: Mapping[str, int] = MappingProxyType({})
 
     def parse(self, key: str, value: object) -> int:
         """Return the number; `5.0` and `0x5` are 5, but `5.5`, `5ms`, `True` and `1_000` are refused."""
@@ -103,8 +101,7 @@ class Integer:
         return number
 
 
-@dataclass(frozen=True, slots=True)
-class Float:
+class Float(NamedTuple):
     """A number within a range."""
 
     low: int
@@ -123,7 +120,6 @@ class Float:
         return number
 
 
-@dataclass(frozen=True, slots=True)
 class Boolean:
     """True or false."""
 
@@ -135,8 +131,7 @@ class Boolean:
         return text in _TRUE
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """One of a few words, in any case; `words` says what each one stands for."""
 
     words: Mapping[str, str]
@@ -150,8 +145,7 @@ class Choice:
         return word
 
 
-@dataclass(frozen=True, slots=True)
-class Flags:
+class Flags(NamedTuple):
     """Several of a few words, with commas between them."""
 
     words: frozenset[str]
@@ -165,8 +159,7 @@ class Flags:
         return names
 
 
-@dataclass(frozen=True, slots=True)
-class Name:
+class Name(NamedTuple):
     """One of a few names, spelt exactly."""
 
     names: frozenset[str]
@@ -179,8 +172,7 @@ class Name:
         return text
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
+class Text(NamedTuple):
     """Any text; nothing and empty text are the same: not set."""
 
     length_max: int | None = None
@@ -212,8 +204,7 @@ class Text:
         return text
 
 
-@dataclass(frozen=True, slots=True)
-class Names:
+class Names(NamedTuple):
     """Several names with commas between them."""
 
     names: frozenset[str]
@@ -230,8 +221,7 @@ class Names:
         return names or self.default
 
 
-@dataclass(frozen=True, slots=True)
-class Callback:
+class Callback(NamedTuple):
     """A function of the application; `error` is what confluent-kafka raises for something else, with this text."""
 
     error: type[Exception]
@@ -244,8 +234,7 @@ class Callback:
         return value
 
 
-@dataclass(frozen=True, slots=True)
-class Instance:
+class Instance(NamedTuple):
     """An object with a method of this name, or None."""
 
     method: str
@@ -258,7 +247,6 @@ class Instance:
         return value
 
 
-@dataclass(frozen=True, slots=True)
 class Token:
     """What `Producer.transaction_token()` returned."""
 
@@ -272,8 +260,7 @@ class Token:
             raise ConfigurationError(f'Invalid value for configuration property "{key}": {error}') from None
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(NamedTuple):
     """A key that cannot be set from Python; `instead` says what to do."""
 
     instead: str
@@ -291,14 +278,13 @@ class User(enum.Enum):
     BOTH = "*"
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(NamedTuple):
     """One configuration key."""
 
     name: str
     """The name by which it is looked up."""
 
-    kind: Kind
+    kind: ValueType
     default: Any
     user: User = User.BOTH
     native_name: str = ""
@@ -549,7 +535,7 @@ _NATIVE_NAMES: Final = {
 
 
 def _ignored_keys() -> dict[str, Key]:
-    kinds: dict[str, Kind] = dict.fromkeys((*_TEXTS.split(), *_SECRETS.split()), Text())
+    kinds: dict[str, ValueType] = dict.fromkeys((*_TEXTS.split(), *_SECRETS.split()), Text())
     kinds |= dict.fromkeys(_BOOLEANS.split(), Boolean())
     kinds |= {name: Integer(low, high) for name, (low, high) in _INTEGERS.items()}
     kinds |= {name: Choice({word.lower(): word for word in words.split()}) for name, words in _CHOICES.items()}

@@ -19,15 +19,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from txnstore.clients.consumer.subscription import (
-    AssignedPartition,
-    Chunk,
-    Committed,
-    FetchPosition,
-    PageRead,
-    Subscription,
-    Wanted,
-)
+from txnstore.clients.consumer.opening import Chunk, Committed, PageRead
+from txnstore.clients.consumer.subscription import AssignedPartition, FetchPosition, Subscription, Wanted
 from txnstore.clients.model.errors import KafkaError
 from txnstore.clients.model.message import Message
 from txnstore.errors import TxnStoreError
@@ -119,12 +112,16 @@ class AtomicSubscription(Subscription):
 
     def out_of_range(self, position: FetchPosition) -> None:
         """Resolve the start again: the log does not hold the offset, or no longer."""
+        if not position.partition.is_current(position):
+            return
         super().out_of_range(position)
         self._expect(position.partition)
 
     def fail(self, position: FetchPosition, error: KafkaError | None, now: float, *, offset: int | None = None) -> None:
         """Report the error, and let records go on that are in no transaction: what comes next here is not known."""
         partition = position.partition
+        if not partition.is_current(position):
+            return
         if error is not None:
             self._expected.discard(partition)
             self._in_trouble.add(partition)
@@ -135,6 +132,8 @@ class AtomicSubscription(Subscription):
 
     def stop(self, position: FetchPosition, error: KafkaError, now: float, *, offset: int | None = None) -> None:
         """Report the error, and let others go on: nothing comes here until the application seeks."""
+        if not position.partition.is_current(position):
+            return
         self._expected.discard(position.partition)
         self._in_trouble.add(position.partition)
         super().stop(position, error, now, offset=offset)
@@ -207,8 +206,12 @@ class AtomicSubscription(Subscription):
         """Return the next message; a record is kept with those before it, and not stored."""
         self._stores_at_once = False
         message = super().next_message()
-        if message is not None and message.error() is None:
-            self.kept.append(message)
+        try:
+            if message is not None and message.error() is None:
+                self.kept.append(message)
+        except BaseException:
+            self.give_back([] if message is None else [message])
+            raise
         return message
 
     def return_kept(self) -> None:
@@ -255,6 +258,7 @@ class AtomicSubscription(Subscription):
 
     def _arrange(self) -> None:
         """Let that partition be ready which is to hand out what comes next."""
+        self._close_outlet()
         for partition in self._ready:
             partition.is_ready = False
         self._ready.clear()

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from threading import Condition
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import Connection
 
@@ -34,6 +34,12 @@ from txnstore.model import NO_GENERATION, GroupMembership, IsolationLevel, Offse
 if TYPE_CHECKING:
     # Brings psycopg along, which a consumer of SQLite never needs.
     from txnstore.db.callers.connections import CallersConnection
+
+
+_Place = tuple[str, int]
+
+#: The id of no partition: it stands for one that was deleted, and of which nothing else is known.
+_DELETED: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +86,18 @@ class OffsetCommits:
                 for partition in (self._subscription if partitions is None else partitions)
             ]
 
-    def submit(self, offsets: Sequence[TopicPartition]) -> Future[CommitResult]:
+    def submit(
+        self, offsets: Sequence[TopicPartition], removed: Sequence[AssignedPartition] = ()
+    ) -> Future[CommitResult]:
         """Commit the offsets later, on the worker; negative ones are left out.
+
+        `removed`: those of their partitions that are not assigned any more.
 
         Raises:
             RuntimeError: the worker has been closed.
         """
-        membership = self._membership()
-        return self._worker.submit(lambda: self._commit(membership, offsets))
+        membership, read_ids = self._membership(), self._read_ids(offsets, removed)
+        return self._worker.submit(lambda: self._commit(membership, offsets, read_ids))
 
     def commit_on(self, callers: CallersConnection, offsets: Sequence[TopicPartition]) -> list[TopicPartition]:
         """Commit the offsets in the caller's database transaction, on the caller's thread; negative ones are left out.
@@ -100,7 +110,7 @@ class OffsetCommits:
         from txnstore.db.callers.on_caller_connection import run_joined
 
         membership = self._membership()
-        wanted, _, errors = self._wanted(offsets)
+        wanted, _, errors = self._wanted(offsets, self._read_ids(offsets))
         if errors:
             missing = next(iter(errors))
             raise UnknownTopicOrPartition(
@@ -122,14 +132,16 @@ class OffsetCommits:
 
     # --- on the worker -----------------------------------------------------------------------------------------------
 
-    def _commit(self, membership: GroupMembership, offsets: Sequence[TopicPartition]) -> CommitResult:
+    def _commit(
+        self, membership: GroupMembership, offsets: Sequence[TopicPartition], read_ids: Mapping[_Place, int]
+    ) -> CommitResult:
         newest = self._membership()
         if newest.member_id and newest.member_id == membership.member_id:
             # It has joined again since then, under the same member id.
             membership = newest
 
         def write() -> tuple[dict[int, TopicPartition], dict[TopicPartition, KafkaError]]:
-            wanted, ids, errors = self._wanted(offsets)
+            wanted, ids, errors = self._wanted(offsets, read_ids)
             if wanted:
                 self._write(membership, wanted)
             return ids, errors
@@ -141,24 +153,38 @@ class OffsetCommits:
             kafka_error = kafka_error_of(error)
             return CommitResult(kafka_error, [partition.with_error(kafka_error) for partition in offsets])
         with self._lock:
-            for partition in ids.values():
+            for partition_id, partition in ids.items():
                 assigned = self._subscription.find(partition.topic, partition.partition)
-                if assigned is not None:
+                if assigned is not None and assigned.partition_id in (None, partition_id):
                     assigned.committed = self._options.positions.of(partition)
         answered = [partition.with_error(errors.get(partition)) for partition in offsets]
         return CommitResult(next(iter(errors.values()), None), answered)
 
+    def _read_ids(
+        self, offsets: Sequence[TopicPartition], removed: Sequence[AssignedPartition] = ()
+    ) -> dict[_Place, int]:
+        """Return the ids of the partitions that were read under these names, where it is known."""
+        ids: dict[_Place, int] = {}
+        with self._lock:
+            known = {(partition.topic, partition.number): partition for partition in removed}
+            for partition in offsets:
+                place = (partition.topic, partition.partition)
+                read = known.get(place) or self._subscription.find(*place)
+                if read is not None and read.is_unread:
+                    ids[place] = _DELETED
+                elif read is not None and read.partition_id is not None:
+                    ids[place] = read.partition_id
+        return ids
+
     def _wanted(
-        self, offsets: Sequence[TopicPartition]
+        self, offsets: Sequence[TopicPartition], read_ids: Mapping[_Place, int]
     ) -> tuple[dict[int, OffsetAndMetadata], dict[int, TopicPartition], dict[TopicPartition, KafkaError]]:
         """Return the offsets to commit by partition id, their partitions, and the errors of the other partitions."""
         ids, errors = self._ids([partition for partition in offsets if partition.offset >= 0])
-        with self._lock:
-            for partition_id, partition in list(ids.items()):
-                assigned = self._subscription.find(partition.topic, partition.partition)
-                if assigned is not None and (assigned.is_unread or assigned.partition_id not in (None, partition_id)):
-                    # The offset is about the topic that was read, not about the one that was recreated under its name.
-                    errors[ids.pop(partition_id)] = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
+        for partition_id, partition in list(ids.items()):
+            if read_ids.get((partition.topic, partition.partition), partition_id) != partition_id:
+                # The offset is about the topic that was read, not about the one that was recreated under its name.
+                errors[ids.pop(partition_id)] = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
         wanted = {
             partition_id: OffsetAndMetadata(
                 partition.offset,

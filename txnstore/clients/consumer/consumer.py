@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import Future
 from threading import TIMEOUT_MAX
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, NoReturn, Self
 
+from txnstore import bulk
 from txnstore.clients.callbacks import Callbacks
 from txnstore.clients.configuration.configuration import consumer_configuration
 from txnstore.clients.consumer.arguments import (
@@ -21,6 +23,7 @@ from txnstore.clients.consumer.arguments import (
     chosen_offsets,
     failure,
 )
+from txnstore.clients.consumer.commits import CommitResult
 from txnstore.clients.consumer.core import ConsumerCore, after_error
 from txnstore.clients.consumer.events import (
     AnswerEvent,
@@ -36,12 +39,13 @@ from txnstore.clients.consumer.events import (
 from txnstore.clients.consumer.subscription import AssignedPartition
 from txnstore.clients.consumer.whole_transactions import MESSAGES_MAX, ConsumedTransaction, next_transaction
 from txnstore.clients.membership.metadata import format_group_metadata
-from txnstore.clients.model.errors import HANDLE_CLOSED_TEXT, KafkaError, KafkaException, joined_error_of
+from txnstore.clients.model.errors import HANDLE_CLOSED_TEXT, KafkaError, KafkaException
 from txnstore.clients.model.message import Message
 from txnstore.clients.model.metadata import ClusterMetadata
 from txnstore.clients.model.topic_partition import OFFSET_INVALID, OFFSET_STORED, TopicPartition
+from txnstore.clients.outlet import Polls, short_in_c
 from txnstore.deadline import WAIT_SECONDS_MAX, Deadline, check_timeout
-from txnstore.errors import TxnStoreError, UnstableOffsetCommit
+from txnstore.errors import UnstableOffsetCommit
 
 #: How long close() waits for its last writes and its threads.
 CLOSE_SECONDS: Final = 10.0
@@ -53,7 +57,7 @@ _EAGER_TEXT: Final = (
 )
 
 
-class Consumer:
+class Consumer(Polls):
     """Reads topics of the store, alone or as the member of a group; see `confluent_kafka.Consumer`.
 
     Records are read ahead in the background; `poll()` hands them out and serves the callbacks.  Every call keeps its
@@ -80,11 +84,11 @@ class Consumer:
         configuration = consumer_configuration(args, kwargs)
         names = ("on_commit", "error_cb", "stats_cb")
         self._callbacks = Callbacks(**{name: configuration[name] for name in names})
-        self._subscription_callbacks: list[Callbacks] = []
+        self._subscription_callbacks = weakref.WeakKeyDictionary[Listener, Callbacks]()
         self._core = ConsumerCore(configuration.without(*names), self._callbacks)
+        self._outlet = self._core.outlet
         self._connection = self._core.connection
         self._closed = False
-        self._assignment_changed = False
         self._finalizer = weakref.finalize(self, self._core.abandon)
         # At the end of the program the threads end on their own, and the database may be gone.
         self._finalizer.atexit = False
@@ -106,8 +110,12 @@ class Consumer:
     ) -> None:
         self.close()
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("cannot pickle a Consumer: make one in each process")
+
     # --- records ------------------------------------------------------------------------------------------------------
 
+    @short_in_c
     def poll(self, timeout: float = -1) -> Message | None:
         """Return the next record or event, or None once the time is up; serve the callbacks that are due.
 
@@ -125,17 +133,31 @@ class Consumer:
         if (kind is not float and kind is not int) or not timeout <= TIMEOUT_MAX:
             check_timeout(timeout)
         core = self._core
-        with core.lock:
-            if core.group.polled() and not core.inbox.events:
-                message = core.subscription.next_message()
-                if message is not None:
-                    if core.subscription.wants_more:
-                        core.read_on()
-                    return message
+        message: Message | None = None
+        try:
+            with core.lock:
+                if core.group.polled() and not core.inbox.events:
+                    message = core.subscription.next_message()
+                    if message is not None:
+                        if core.subscription.wants_more:
+                            core.read_on()
+                        if bulk.IN_C:
+                            core.subscription.open_outlet(is_timed=core.group.is_subscribed)
+                        return message
+        except BaseException:
+            core.give_back([] if message is None else [message])
+            raise
         messages: list[Message] = []
-        core.look_for_database()
-        self._gather(messages, 1, Deadline(check_timeout(timeout)))
-        return messages[0] if messages else None
+        try:
+            core.look_for_database()
+            self._gather(messages, 1, Deadline(check_timeout(timeout)))
+            return messages[0] if messages else None
+        except BaseException:
+            core.give_back(messages)
+            raise
+
+    def _not_returned(self, message: Message) -> None:
+        self._core.give_back([message])
 
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
         """Return up to `num_messages` records and events: as many as there are until the time is up.
@@ -153,19 +175,18 @@ class Consumer:
         messages: list[Message] = []
         # Nobody waits with a single one in hand: it is returned at once.
         withholds = count > 1 or self._core.withholds_what_was_read
-        self._core.polled(withholds=withholds)
         try:
+            self._core.polled(into=messages if withholds else None)
             if count:
                 self._core.look_for_database()
                 self._gather(messages, count, deadline)
-        except BaseException:
-            with self._core.arrived:
-                self._core.subscription.give_back(messages)
-            raise
-        finally:
             if withholds:
-                self._core.gathered()
-        return messages
+                self._core.gathered(messages)
+            # Up to here an interrupt keeps them from the application.
+            return messages
+        except BaseException:
+            self._core.give_back(messages)
+            raise
 
     def consume_transaction(
         self, timeout: float = -1, *, messages_max: int = MESSAGES_MAX
@@ -225,7 +246,8 @@ class Consumer:
             if self._closed:
                 raise RuntimeError("Consumer closed")
             before = len(messages)
-            if core.group.may_deliver:
+            # What has come since the last look may say that the records are another's by now.
+            if core.group.may_deliver and not core.inbox.events:
                 core.subscription.take(messages, count)
             core.read_on()
             if len(messages) > before or core.inbox.events:
@@ -269,13 +291,13 @@ class Consumer:
         """Call the application, and change the assignment unless it has done so itself."""
         callback = event.listener.callback(event.kind)
         core = self._core
-        self._assignment_changed = False
+        core.is_assigned_by_application = False
         core.is_losing = event.kind is RebalanceKind.LOST
         try:
             if callback is not None:
                 callback(self, event.topic_partitions())
         finally:
-            if not self._assignment_changed:
+            if not core.is_assigned_by_application:
                 core.change_assignment(event)
             core.is_losing = False
             core.group.served(event)
@@ -306,11 +328,12 @@ class Consumer:
             on_revoke=check_callback(on_revoke, "on_revoke"),
             on_lost=check_callback(on_lost, "on_lost"),
         )
-        # The callbacks of earlier subscriptions may still be called, for partitions that this one takes away.
-        self._subscription_callbacks.append(callbacks)
         listener = Listener(*map(callbacks.weakly, ("on_assign", "on_revoke", "on_lost")))
+        # The callbacks of earlier subscriptions may still be called, for partitions that this one takes away.
+        self._subscription_callbacks[listener] = callbacks
         with self._core.arrived:
             self._core.group.subscribe(names, listener)
+            self._core.is_assigned_alone = False
             self._core.fetcher.start()
 
     def unsubscribe(self) -> None:
@@ -343,16 +366,13 @@ class Consumer:
         check_distinct(chosen, "Failed to set assignment")
         self._core.options.positions.check(chosen, "Failed to set assignment")
         with self._core.arrived:
-            self._assignment_changed = True
-            self._core.clear()
-            self._core.add(chosen)
+            self._core.replace(chosen)
 
     def unassign(self) -> None:
         """Read no partition any more."""
         self._check()
         with self._core.arrived:
-            self._assignment_changed = True
-            self._core.clear()
+            self._core.replace([])
 
     def incremental_assign(self, partitions: list[TopicPartition]) -> None:
         """Read these partitions as well.
@@ -371,7 +391,7 @@ class Consumer:
                 if self._core.find(partition) is not None:
                     text = f"{partition.topic} [{partition.partition}] is already part of the current assignment"
                     raise KafkaException(KafkaError(KafkaError._CONFLICT, text))
-            self._assignment_changed = True
+            self._core.is_assigned_by_application = True
             self._core.add(chosen)
 
     def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
@@ -394,7 +414,7 @@ class Consumer:
                         " assignment"
                     )
                     raise KafkaException(KafkaError(KafkaError._INVALID_ARG, text))
-            self._assignment_changed = True
+            self._core.is_assigned_by_application = True
             self._core.remove(chosen)
 
     def assignment(self) -> list[TopicPartition]:
@@ -535,42 +555,23 @@ class Consumer:
         self._check()
         core = self._core
         chosen = chosen_offsets(message, offsets, "commit", core.options.positions)
-        if chosen is None:
-            chosen = core.commits.stored()
         if connection is not None:
-            return self._commit_on(connection, chosen)
-        if all(partition.offset < 0 for partition in chosen):
-            if not asynchronous:
-                raise failure(KafkaError._NO_OFFSET, "Commit failed")
-            if self._callbacks["on_commit"] is not None:
+            return core.commit_on(connection, core.commits.stored() if chosen is None else chosen)
+        if asynchronous:
+            if core.submit_chosen(chosen, asynchronous=True) is None and self._callbacks["on_commit"] is not None:
                 core.inbox.put(CommitEvent(KafkaError(KafkaError._NO_OFFSET), []))
             return None
-        if asynchronous:
-            core.submit_commit(chosen)
-            return None
-        deadline = Deadline(core.options.request_timeout_seconds)
-        result = core.answer(lambda: core.commits.submit(chosen), deadline, "Commit failed")
+
+        def submit() -> Future[CommitResult]:
+            submitted = core.submit_chosen(chosen, asynchronous=False)
+            if submitted is None:
+                raise failure(KafkaError._NO_OFFSET, "Commit failed")
+            return submitted
+
+        result = core.answer(submit, Deadline(core.options.request_timeout_seconds), "Commit failed")
         if result.error is not None:
             raise KafkaException(prefixed("Commit failed", result.error))
         return list(result.partitions)
-
-    def _commit_on(self, connection: object, chosen: list[TopicPartition]) -> list[TopicPartition]:
-        core = self._core
-        if core.options.commits_automatically:
-            reason = (
-                "Commit failed: with a connection, enable.auto.commit must be false: offsets that are committed"
-                " automatically would remain after a rollback of the connection's database transaction"
-            )
-            raise KafkaException(KafkaError(KafkaError._INVALID_ARG, reason))
-        if all(partition.offset < 0 for partition in chosen):
-            raise failure(KafkaError._NO_OFFSET, "Commit failed")
-        # Brings psycopg along, which a consumer of SQLite never needs.
-        from txnstore.db.callers.connections import callers_connection
-
-        try:
-            return core.commits.commit_on(callers_connection(connection), chosen)
-        except TxnStoreError as error:
-            raise KafkaException(prefixed("Commit failed", joined_error_of(error))) from error
 
     def committed(self, partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
         """Return what the group has committed for each partition, or OFFSET_INVALID if nothing.
@@ -694,6 +695,7 @@ class Consumer:
         core = self._core
         if self._connection.is_lifeless:
             self._closed = True
+            core.outlet.close()
             core.connection.close()
             return
         deadline = Deadline(CLOSE_SECONDS)

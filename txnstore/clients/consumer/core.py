@@ -38,13 +38,14 @@ from txnstore.clients.consumer.reader import PartitionLookups
 from txnstore.clients.consumer.subscription import AssignedPartition, Subscription
 from txnstore.clients.membership.member import ConsumerMember
 from txnstore.clients.membership.requests import GroupRequests
-from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_error_of
-from txnstore.clients.model.message import error_message
+from txnstore.clients.model.errors import KafkaError, KafkaException, joined_error_of, kafka_error_of
+from txnstore.clients.model.message import Message, error_message
 from txnstore.clients.model.topic_partition import TopicPartition
+from txnstore.clients.outlet import new_outlet
 from txnstore.clients.overdue_help import ASK_SECONDS_MIN, end_overdue
 from txnstore.clients.statistics import Statistics
 from txnstore.clients.topic_directory import TopicDirectory
-from txnstore.clients.upkeep import LOOK_SECONDS
+from txnstore.clients.upkeep import FIRST_LOOK_SECONDS, LOOK_SECONDS
 from txnstore.clients.worker import Duties, Worker
 from txnstore.db.backend import Limits
 from txnstore.db.cluster.cluster import Cluster
@@ -85,6 +86,9 @@ class ConsumerCore:
         )
         self.worker = Worker(name, needs_thread=False)
         self.inbox: EventQueue[Event] = EventQueue(self.arrived)
+        self.outlet = new_outlet(self.inbox.events)
+        """What poll() hands out without the lock."""
+        self.connection.on_inherited = self.outlet.close
         #: Which errors poll() has returned a moment ago.
         self._returned_errors = RepeatedTrouble(MESSAGE_INTERVAL_SECONDS)
         self._error_reporter = error_reporter(
@@ -103,11 +107,13 @@ class ConsumerCore:
             # A broker that is asked for no bytes at all answers at once.
             eof_wait_seconds=options.fetch_wait_seconds if options.fetch_min_bytes else 0.0,
             positions=options.positions,
+            outlet=self.outlet,
         )
         self.group = ConsumerMember(
             f"{name}-group",
             lock=self.arrived,
             work_due=Condition(lock),
+            outlet=self.outlet,
             inbox=self.inbox,
             worker=self.worker,
             requests=GroupRequests(self.connection, self.directory, options),
@@ -148,6 +154,10 @@ class ConsumerCore:
         """Tells an idle application that has an error_cb of a database that is away."""
         self.withholds_what_was_read = False
         """Whether what was gathered may be given back later, too: `let_go` is called once it cannot be any more."""
+        self.is_assigned_by_application = False
+        """Whether it has changed the assignment in the callback that is served, so that nothing else has to."""
+        self.is_assigned_alone = False
+        """Whether the assignment was made behind unsubscribe(): what the group takes back is not there any more."""
         self.is_losing = False
         """Whether the partitions being removed already belong to another consumer: nothing is committed for them."""
         self._helped_at = self._ended_overdue_at = -math.inf
@@ -219,14 +229,26 @@ class ConsumerCore:
         if removed and self.options.commits_automatically and not self.is_losing:
             self._commit_in_background(removed)
 
+    def replace(self, partitions: Iterable[TopicPartition]) -> None:
+        """Read these partitions, as the application says, and no others."""
+        self.is_assigned_by_application = True
+        self.is_assigned_alone = not self.group.wants_topics
+        self.clear()
+        self.add(partitions)
+
     def change_assignment(self, event: RebalanceEvent) -> None:
         """Do what a rebalance asks for if the application has not done it itself."""
         partitions = event.topic_partitions()
         with self.arrived:
             if event.kind is RebalanceKind.ASSIGN:
+                if not self.group.is_current(event):
+                    # Lost while the application was told of it.
+                    return
                 if not self.options.is_cooperative:
                     self.clear()
                 self.add(partition for partition in partitions if self.find(partition) is None)
+            elif self.is_assigned_alone:
+                return
             elif self.options.is_cooperative:
                 self.remove(partitions)
             else:
@@ -237,8 +259,8 @@ class ConsumerCore:
         self.subscription.wants_more = False
         self.fetcher.start()
 
-    def polled(self, *, withholds: bool = False, goes_on: bool = False) -> None:
-        """Note that a call begins; with `withholds` nothing of what it gathers is committed until `gathered`.
+    def polled(self, *, into: list[Message] | None = None, goes_on: bool = False) -> None:
+        """Note that a call begins; nothing of what it gathers `into` a list is committed until `gathered`.
 
         Unless it `goes_on` with what an earlier one has kept, that is given back.
         """
@@ -246,13 +268,22 @@ class ConsumerCore:
             self.group.polled()
             if not goes_on:
                 self.subscription.return_kept()
-            if withholds:
-                self.subscription.withhold()
+            if into is not None:
+                self.subscription.withhold(into)
 
-    def gathered(self) -> None:
+    def gathered(self, messages: list[Message] | None = None) -> None:
         """Note that the call is over: it returns what it has gathered, keeps it, or has given it back."""
+        if messages is not None:
+            with self.arrived:
+                self.subscription.release(messages)
         if not self.withholds_what_was_read:
             self.let_go()
+
+    def give_back(self, messages: list[Message]) -> None:
+        """Hand out again what a call has gathered that does not return it: it is over."""
+        with self.arrived:
+            self.subscription.give_back(messages)
+        self.gathered(messages)
 
     def let_go(self) -> None:
         """Count what was gathered as read: it reaches the application now."""
@@ -288,24 +319,58 @@ class ConsumerCore:
 
     # --- commits -----------------------------------------------------------------------------------------------------
 
-    def submit_commit(self, offsets: Sequence[TopicPartition]) -> Future[CommitResult] | None:
+    def submit_chosen(
+        self, chosen: Sequence[TopicPartition] | None, *, asynchronous: bool
+    ) -> Future[CommitResult] | None:
+        """Commit these offsets, by default what is stored; None: there are none, or the consumer has been closed.
+
+        Asynchronously on_commit is called.
+        """
+        # Under the lock: a commit of more that came in between would be taken back.
+        with self.arrived:
+            offsets = self.commits.stored() if chosen is None else chosen
+            if all(partition.offset < 0 for partition in offsets):
+                return None
+            return self.submit_commit(offsets) if asynchronous else self.commits.submit(offsets)
+
+    def commit_on(self, connection: object, chosen: list[TopicPartition]) -> list[TopicPartition]:
+        """Commit the offsets in the database transaction on the caller's connection; see `Consumer.commit`."""
+        if self.options.commits_automatically:
+            reason = (
+                "Commit failed: with a connection, enable.auto.commit must be false: offsets that are committed"
+                " automatically would remain after a rollback of the connection's database transaction"
+            )
+            raise KafkaException(KafkaError(KafkaError._INVALID_ARG, reason))
+        if all(partition.offset < 0 for partition in chosen):
+            raise failure(KafkaError._NO_OFFSET, "Commit failed")
+        # Brings psycopg along, which a consumer of SQLite never needs.
+        from txnstore.db.callers.connections import callers_connection
+
+        try:
+            return self.commits.commit_on(callers_connection(connection), chosen)
+        except TxnStoreError as error:
+            raise KafkaException(prefixed("Commit failed", joined_error_of(error))) from error
+
+    def submit_commit(
+        self, offsets: Sequence[TopicPartition], removed: Sequence[AssignedPartition] = ()
+    ) -> Future[CommitResult] | None:
         """Commit in the background; the next poll() calls on_commit."""
         try:
-            future = self.commits.submit(offsets)
+            future = self.commits.submit(offsets, removed)
         except RuntimeError:
             # The worker has been closed, and with it the consumer.
             return None
         future.add_done_callback(self._commit_done)
         return future
 
-    def _commit_in_background(
-        self, partitions: Sequence[AssignedPartition] | None = None
-    ) -> Future[CommitResult] | None:
-        """Commit what is stored, if anything is; by default of all partitions."""
-        offsets = self.commits.stored(partitions)
-        if all(partition.offset < 0 for partition in offsets):
-            return None
-        return self.submit_commit(offsets)
+    def _commit_in_background(self, removed: Sequence[AssignedPartition] | None = None) -> Future[CommitResult] | None:
+        """Commit what is stored, if anything is: of partitions that were removed, by default of all that are there."""
+        # Under the lock, as above.
+        with self.arrived:
+            offsets = self.commits.stored(removed)
+            if all(partition.offset < 0 for partition in offsets):
+                return None
+            return self.submit_commit(offsets, removed or ())
 
     def _commit_done(self, future: Future[CommitResult]) -> None:
         if future.cancelled():
@@ -334,7 +399,7 @@ class ConsumerCore:
     def _duties(self, configuration: Configuration, callbacks: Callbacks) -> Duties:
         duties = Duties()
         duties.add(HELP_AFTER_SECONDS, self._help, lambda: self.fetcher.may_be_held_back)
-        duties.add(LOOK_SECONDS, self.connection.upkeep.run)
+        duties.add(LOOK_SECONDS, self.connection.upkeep.run, first_seconds=FIRST_LOOK_SECONDS)
         if self.options.commits_automatically and self.options.commit_interval_seconds > 0:
             duties.add(self.options.commit_interval_seconds, self._commit_automatically)
         interval_seconds = configuration["statistics.interval.ms"] / 1000

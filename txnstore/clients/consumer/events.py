@@ -44,9 +44,9 @@ class RebalanceKind(enum.Enum):
     """They already belong to another consumer; nothing can be committed any more."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Listener:
-    """The application's callbacks of one subscription."""
+    """The application's callbacks of one subscription; known by this for as long as they may be called."""
 
     on_assign: RebalanceCallback | None = None
     on_revoke: RebalanceCallback | None = None

@@ -27,6 +27,7 @@ from txnstore.clients.consumer.reader import (
     PartitionRecreated,
     ReadOutcome,
     StartResolved,
+    StoredOffsetFound,
 )
 from txnstore.clients.consumer.subscription import FetchPosition, Subscription, Wanted
 from txnstore.clients.topic_directory import TopicDirectory
@@ -179,12 +180,12 @@ class FetchThread:
     def __init__(self, fetcher: Fetcher, database_id: int | None, duties: Duties, group: GroupNews | None) -> None:
         """Read from the database of this number.
 
-        Without a number it is the first thread: it reads from the database that holds the group, and it looks after
-        partitions whose leader is not known yet until it has found it out.
+        Without a number it is the first thread: it reads from the database that holds the group, finds out what is
+        committed there, and looks after partitions whose leader is not known yet until it has found it out.
         """
         is_first = database_id is None
         self._fetcher = fetcher
-        self._takes_unlocated = is_first
+        self._is_first = is_first
         self._arrived = fetcher.arrived
         self._wanted = fetcher.wanted
         self._subscription = fetcher.subscription
@@ -295,8 +296,11 @@ class FetchThread:
         """Return which partitions it looks after; None: all of them."""
         if self._fetcher.connection.is_alone:
             return None
-        own_id, takes_unlocated = self.database_id, self._takes_unlocated
-        return lambda partition: partition.leader == own_id or (takes_unlocated and partition.leader is None)
+        own_id, is_first = self.database_id, self._is_first
+        # What is committed is asked where the group is: a partition that needs it holds up no others elsewhere.
+        return lambda partition: (
+            is_first if partition.leader is None or partition.needs_group else partition.leader == own_id
+        )
 
     def _locate(self, positions: list[FetchPosition]) -> bool:
         """Find out the leaders that are not known; return whether there were any."""
@@ -452,7 +456,8 @@ class FetchThread:
             if self._subscription.has_messages:
                 self._arrived.notify_all()
                 self._let_go_first()
-        if any(isinstance(outcome, PartitionMoved) for outcome in outcomes):
+        if any(isinstance(outcome, PartitionMoved | StoredOffsetFound) for outcome in outcomes):
+            # It is another thread's turn.
             self._fetcher.start()
 
     def _let_go_first(self) -> None:
@@ -471,9 +476,10 @@ class FetchThread:
             if outcome.committed is not None:
                 subscription.committed(position, outcome.committed)
             subscription.resolved(position, outcome.start, outcome.partition_id, outcome.last_commit)
+        elif isinstance(outcome, StoredOffsetFound):
+            subscription.found_stored(position, outcome.stored_offset)
         elif isinstance(outcome, PartitionMoved):
-            position.partition.leader = None
-            subscription.fail(position, None, now)
+            subscription.moved(position, now)
         elif isinstance(outcome, PartitionRecreated):
             subscription.recreated(position)
         elif not isinstance(outcome, PartitionFailed):

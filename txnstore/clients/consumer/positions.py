@@ -101,6 +101,9 @@ class Positions:
             raise KafkaException(KafkaError(KafkaError._INVALID_ARG, f"{prefix}: {where} {text}"))
 
 
+OFFSET_ORDER: Final = Positions()
+
+
 def position_behind(message: Message, topic: str, number: int, offset: int) -> TopicPartition:
     """Return the partition with the position behind a record, in the order in which it was delivered."""
     marker_offset = message.marker_offset

@@ -18,15 +18,9 @@ from sqlalchemy import Connection
 from txnstore.clients.connection import StoreConnection
 from txnstore.clients.consumer.arguments import ConsumerOptions
 from txnstore.clients.consumer.events import unknown_topic
-from txnstore.clients.consumer.subscription import (
-    AssignedPartition,
-    Chunk,
-    Committed,
-    FetchPosition,
-    PageRead,
-    ToldCommit,
-    start_position,
-)
+from txnstore.clients.consumer.opening import Chunk, Committed, PageRead, ToldCommit, open_batch
+from txnstore.clients.consumer.start_positions import start_position
+from txnstore.clients.consumer.subscription import AssignedPartition, FetchPosition, StoredOffset
 from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_error_of
 from txnstore.clients.model.message import NO_MARKER, TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, RecordSource
 from txnstore.clients.model.topic_partition import OFFSET_END, OFFSET_STORED, TopicPartition
@@ -34,7 +28,7 @@ from txnstore.clients.overdue_help import OverdueHelp
 from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.db.backend import Subjects, Waiter
 from txnstore.db.cluster.cluster import repaired
-from txnstore.db.cluster.membership import CONTROLLER_ID
+from txnstore.db.identity import going_back
 from txnstore.db.store import Store
 from txnstore.errors import (
     CorruptBatch,
@@ -53,7 +47,7 @@ from txnstore.log.commit_order import CommitPage, as_begun, fetch_in_commit_orde
 from txnstore.log.fetch import PAGE_RECORDS_MAX, Page, Room, fetch
 from txnstore.log.news import read_news, read_news_in_commit_order
 from txnstore.log.topics import Topic, names_of_partitions
-from txnstore.model import INTERNAL_GROUP_PREFIX, IsolationLevel, TimestampType
+from txnstore.model import INTERNAL_GROUP_PREFIX, IsolationLevel, OffsetAndMetadata, TimestampType
 from txnstore.transactions.rows import commits_of
 
 Result = TypeVar("Result")
@@ -86,6 +80,14 @@ class StartResolved:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredOffsetFound:
+    """The group has committed this for a partition of another database, whose reader goes on from here."""
+
+    position: FetchPosition
+    stored_offset: StoredOffset
+
+
+@dataclass(frozen=True, slots=True)
 class PageDelivered:
     """What was read at the position."""
 
@@ -115,7 +117,7 @@ class PositionOutOfRange:
 
 @dataclass(frozen=True, slots=True)
 class PartitionMoved:
-    """The partition is in another database than was thought: its topic has been recreated."""
+    """The partition is in another database than was thought, or another one: its topic has been recreated."""
 
     position: FetchPosition
 
@@ -127,7 +129,17 @@ class PartitionRecreated:
     position: FetchPosition
 
 
-ReadOutcome = StartResolved | PageDelivered | PartitionFailed | PositionOutOfRange | PartitionMoved | PartitionRecreated
+ReadOutcome = (
+    StartResolved
+    | StoredOffsetFound
+    | PageDelivered
+    | PartitionFailed
+    | PositionOutOfRange
+    | PartitionMoved
+    | PartitionRecreated
+)
+
+_NOTHING_FOUND: Final = CommittedOffsets({}, frozenset())
 
 #: What stands for the offset at which a partition is held back whose committed offset an open transaction may change.
 _HELD_BACK_BY_OFFSETS: Final = -1
@@ -159,8 +171,8 @@ class PartitionReader:
         self._told: Mapping[int, ToldCommit] = {}
         self._is_held_back = False
         self._overdue = OverdueHelp(self.store, connection.cluster)
-        #: An open transaction that holds back committed offsets is found in the database of the group.
-        self._overdue_offsets = OverdueHelp(self._group_store, connection.cluster)
+        #: Of those that hold back committed offsets, which are read where the group is.
+        self._overdue_offsets = OverdueHelp(self.store, connection.cluster)
         self.outbox_waits = False
         """Whether the last reading that asked has found rows in the outbox."""
 
@@ -216,21 +228,19 @@ class PartitionReader:
         known, outcomes = self._known(positions)
         if not known:
             return outcomes
-        stored_ids = [partition_id for partition_id, position in known.items() if position.position == OFFSET_STORED]
-
-        elsewhere: CommittedOffsets | None = None
-        if stored_ids and not self._coordinates_group:
-            elsewhere = self._read_offsets_at_coordinator(stored_ids)
+        stored_ids = [partition_id for partition_id, position in known.items() if _is_asked_for(position)]
+        own = {partition_id: position for partition_id, position in known.items() if not self._is_elsewhere(position)}
 
         def work(connection: Connection) -> tuple[dict[int, Bounds], CommittedOffsets, dict[int, int | None]]:
-            committed = elsewhere or CommittedOffsets({}, frozenset())
-            if stored_ids and elsewhere is None:
-                committed = read_offsets(connection, self._options.group_id, stored_ids)
+            found = _NOTHING_FOUND
+            if stored_ids:
+                found = read_offsets(connection, self._options.group_id, stored_ids)
+            committed = replace(found, offsets={**_found_elsewhere(own), **found.offsets})
             given = {
                 partition_id: self._begun(connection, partition_id, self._given(position, committed, partition_id))
-                for partition_id, position in known.items()
+                for partition_id, position in own.items()
             }
-            return read_bounds(connection, known), committed, given
+            return read_bounds(connection, own), committed, given
 
         try:
             bounds, committed, given = self._read(work)
@@ -239,7 +249,14 @@ class PartitionReader:
             self._forget(known.values())
             return [*outcomes, *(PartitionFailed(position, None) for position in known.values())]
         for partition_id, position in known.items():
-            outcomes.append(self._start(position, bounds[partition_id], committed, partition_id, given[partition_id]))
+            if self._is_unstable(partition_id, committed):
+                outcomes.append(PartitionFailed(position, None))
+            elif partition_id in own:
+                start = self._start(position, bounds[partition_id], committed, partition_id, given[partition_id])
+                outcomes.append(start)
+            else:
+                stored_offset = StoredOffset(partition_id, committed.offsets.get(partition_id))
+                outcomes.append(StoredOffsetFound(position, stored_offset))
         return self._with_last_commits(outcomes) if self._options.is_atomic else outcomes
 
     def read(
@@ -255,9 +272,13 @@ class PartitionReader:
         With a `waiter` all of them had been read to their ends: what is new is asked there first.
 
         Raises:
+            StoreCopied: a partition ends before what was read of it: the store has gone back to an older state.
+            StoreUnavailable: it does on a standby, which is to come to it.
             TxnStoreError: the database cannot be read at all.
         """
         self.outbox_waits = False
+        # The waiter does not.
+        self.store().check_usable()
         found, outcomes = self._known(positions)
         known: dict[int, FetchPosition] = {}
         for partition_id, position in found.items():
@@ -275,6 +296,8 @@ class PartitionReader:
             return [*outcomes, *self._one_by_one(list(known.values()), records_max, error)]
         # One thread reads, so this reading is later than all before it.
         snapshot = next(self._snapshots)
+        for partition_id, position in known.items():
+            self._check_goes_on(position, delivered[partition_id].bounds)
         if self._options.is_atomic:
             self._told = self._told_of(delivered)
         for partition_id, position in known.items():
@@ -320,6 +343,17 @@ class PartitionReader:
 
         return self._read(work)
 
+    def _check_goes_on(self, position: FetchPosition, bounds: Bounds) -> None:
+        """Refuse a log that ends before where it had ended, also where the position was reset meanwhile."""
+        partition, known = position.partition, position.partition.bounds
+        if known is None or known.partition_id != bounds.partition_id:
+            return
+        if bounds.high_watermark < known.high_watermark:
+            where = f"{partition.topic}-{partition.number} ends at {bounds.high_watermark}"
+            store = self.store()
+            is_standby = self._read(store.backend.is_standby)
+            raise going_back(store, f"{where}, and had come to {known.high_watermark}", is_standby=is_standby)
+
     def _one_by_one(
         self, positions: Sequence[FetchPosition], records_max: int, error: TxnStoreError
     ) -> list[ReadOutcome]:
@@ -347,7 +381,6 @@ class PartitionReader:
         if grown:
             topics = {**topics, **self._directory.refresh(grown)}
         is_alone = self._connection.is_alone
-        own_id = CONTROLLER_ID if is_alone else self.database_id
         known: dict[int, FetchPosition] = {}
         failed: list[ReadOutcome] = []
         for position in positions:
@@ -357,7 +390,7 @@ class PartitionReader:
                 failed.append(PartitionFailed(position, unknown_topic(name)))
             elif not 0 <= number < len(topic.partition_ids):
                 failed.append(PartitionFailed(position, _UNKNOWN_PARTITION))
-            elif not is_alone and topic.leaders[number] != own_id:
+            elif not is_alone and _is_moved(position, topic):
                 failed.append(PartitionMoved(position))
             else:
                 known[topic.partition_ids[number]] = position
@@ -414,6 +447,15 @@ class PartitionReader:
             for outcome in outcomes
         ]
 
+    def _is_unstable(self, partition_id: int, committed: CommittedOffsets) -> bool:
+        """Return whether an open transaction may still move what is committed there (KIP-447)."""
+        if partition_id in committed.unstable and self._options.isolation is IsolationLevel.READ_COMMITTED:
+            self._is_held_back = True
+            self._overdue_offsets.held_back(partition_id, _HELD_BACK_BY_OFFSETS)
+            return True
+        self._overdue_offsets.let_go(partition_id)
+        return False
+
     def _start(
         self,
         position: FetchPosition,
@@ -422,12 +464,6 @@ class PartitionReader:
         partition_id: int,
         given: int | None,
     ) -> ReadOutcome:
-        if partition_id in committed.unstable and self._options.isolation is IsolationLevel.READ_COMMITTED:
-            # KIP-447: an open transaction may still move it.
-            self._is_held_back = True
-            self._overdue_offsets.held_back(partition_id, _HELD_BACK_BY_OFFSETS)
-            return PartitionFailed(position, None)
-        self._overdue_offsets.let_go(partition_id)
         offset = committed.offsets.get(partition_id)
         is_stored = position.position == OFFSET_STORED
         if is_stored and offset is not None and not self._positions.is_own(offset):
@@ -492,10 +528,11 @@ class PartitionReader:
         for placed, start, behind in zip(page.batches, starts, [*starts[1:], next_position], strict=False):
             is_within = placed.marker_offset is not None
             marker_offset = NO_MARKER if placed.marker_offset is None else placed.marker_offset
+            source = _source(position, placed.batch, marker_offset)
             chunks.append(
                 Chunk(
-                    source=_source(position, placed.batch, marker_offset),
-                    open=partial(placed.batch.rows, placed.from_offset),
+                    source=source,
+                    open=partial(open_batch, source, placed.batch, placed.from_offset),
                     record_count=placed.batch.record_count,
                     size_bytes=placed.batch.size_bytes,
                     first_offset=placed.from_offset,
@@ -520,18 +557,31 @@ class PartitionReader:
         cluster = self._connection.cluster()
         return repaired(cluster, self.database_id, lambda store: store.read(work, retry_timeout_ms=RETRY_TIMEOUT_MS))
 
-    @property
-    def _coordinates_group(self) -> bool:
-        return self.database_id == self._connection.cluster().coordinator_id_of(self._options.group_id)
+    def _is_elsewhere(self, position: FetchPosition) -> bool:
+        """Return whether no more than what is committed for the partition is here."""
+        if self._connection.is_alone or not _is_asked_for(position):
+            return False
+        return position.partition.leader != self.database_id
 
-    def _read_offsets_at_coordinator(self, partition_ids: Sequence[int]) -> CommittedOffsets:
-        group_id = self._options.group_id
-        return self._group_store().read(
-            lambda connection: read_offsets(connection, group_id, partition_ids), retry_timeout_ms=RETRY_TIMEOUT_MS
-        )
 
-    def _group_store(self) -> Store:
-        return self._connection.cluster().coordinator_of(self._options.group_id)
+def _is_moved(position: FetchPosition, topic: Topic) -> bool:
+    partition, asked = position.partition, position.stored_offset
+    is_another = asked is not None and asked.partition_id != topic.partition_ids[partition.number]
+    return is_another or topic.leaders[partition.number] != partition.leader
+
+
+def _is_asked_for(position: FetchPosition) -> bool:
+    """Return whether the group has to say where to begin, and has not yet."""
+    return position.position == OFFSET_STORED and position.stored_offset is None
+
+
+def _found_elsewhere(positions: Mapping[int, FetchPosition]) -> dict[int, OffsetAndMetadata]:
+    """Return what the group's database has answered about these partitions."""
+    return {
+        partition_id: position.stored_offset.offset
+        for partition_id, position in positions.items()
+        if position.stored_offset is not None and position.stored_offset.offset is not None
+    }
 
 
 def _told_by_journal(commit_numbers: Collection[int], connection: Connection) -> dict[int, ToldCommit]:
@@ -561,9 +611,10 @@ def _source(position: FetchPosition, batch: RecordBatch, marker_offset: int | No
 
 def _chunk(position: FetchPosition, batch: RecordBatch, next_offset: int) -> Chunk:
     first_offset = max(batch.base_offset, position.position)
+    source = _source(position, batch, None)
     return Chunk(
-        source=_source(position, batch, None),
-        open=partial(batch.rows, position.position),
+        source=source,
+        open=partial(open_batch, source, batch, position.position),
         record_count=batch.record_count,
         size_bytes=batch.size_bytes,
         first_offset=first_offset,

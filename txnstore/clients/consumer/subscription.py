@@ -9,21 +9,21 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice, repeat
-from typing import Final
+from itertools import islice
+from typing import Any, Final
 
-from txnstore.clients.consumer.positions import Positions
+from txnstore import bulk
+from txnstore.clients.consumer.opening import Chunk, PageRead
+from txnstore.clients.consumer.positions import OFFSET_ORDER, Positions
 from txnstore.clients.model.errors import KafkaError, kafka_error_of
-from txnstore.clients.model.message import Message, RecordSource, RecordTuple, end_of_partition, error_message
-from txnstore.clients.model.topic_partition import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, OFFSET_STORED
+from txnstore.clients.model.message import Message, end_of_partition, error_message
+from txnstore.clients.model.topic_partition import OFFSET_INVALID, OFFSET_STORED
+from txnstore.clients.outlet import Outlet, new_outlet
 from txnstore.errors import CorruptBatch, TxnStoreError, UnsupportedCompression
 from txnstore.log.bounds import Bounds
-from txnstore.model import OffsetAndMetadata, PartitionName, ProducerIdentity
-
-#: Offsets from here on downwards count from the end: OFFSET_TAIL_BASE - n is n records before it.
-OFFSET_TAIL_BASE: Final = -2000
+from txnstore.model import OffsetAndMetadata
 
 #: A partition that cannot be read is tried again after this long at first, and less and less often up to the last.
 RETRY_FIRST_SECONDS: Final = 0.1
@@ -31,115 +31,14 @@ RETRY_LAST_SECONDS: Final = 2.0
 #: An error that persists is reported again after this long.
 REPORT_AGAIN_SECONDS: Final = 30.0
 
-#: Bound once: it is called for each record.
-_message_of: Final = Message.from_record
-
-OFFSET_ORDER: Final = Positions()
-
-NOTHING_COMMITTED: Final = "no previously committed offset available: Local: No offset stored"
-
 
 @dataclass(frozen=True, slots=True)
-class StartPosition:
-    """Where to begin."""
+class StoredOffset:
+    """What the group has committed for a partition that is in another database than the group."""
 
-    position: int | None
-    """None: there is no such offset, because auto.offset.reset is "error"."""
-
-    why: str = ""
-    """Why auto.offset.reset had to decide."""
-
-
-def start_position(
-    wanted: int,
-    bounds: Bounds,
-    end_offset: int,
-    committed: int | None,
-    reset: str,
-    *,
-    positions: Positions = OFFSET_ORDER,
-) -> StartPosition:
-    """Return where to begin if `wanted` is a position or one of the constants; `reset` is earliest, latest or error."""
-    said, given = "offset", wanted
-    if wanted == OFFSET_STORED:
-        if committed is None:
-            return _reset(bounds.log_start_offset, end_offset, reset, NOTHING_COMMITTED, positions)
-        said, given = "the committed offset", committed
-    why = f"{said} {positions.place(given)} is not in the log: Broker: Offset out of range"
-    place, within = positions.place(given), positions.offset_in_transaction(given) or 0
-    place = {OFFSET_BEGINNING: bounds.log_start_offset, OFFSET_END: end_offset}.get(place, place)
-    if given <= OFFSET_TAIL_BASE:
-        place = max(bounds.log_start_offset, end_offset - (OFFSET_TAIL_BASE - given))
-    if not bounds.log_start_offset <= place <= bounds.high_watermark:
-        return _reset(bounds.log_start_offset, end_offset, reset, why, positions)
-    if 0 < within < bounds.log_start_offset:
-        # It stands in a transaction of which the next records are deleted: the earliest ones are those that are left.
-        if reset == "earliest":
-            return StartPosition(positions.at(place, bounds.log_start_offset), why)
-        return _reset(bounds.log_start_offset, end_offset, reset, why, positions)
-    return StartPosition(positions.at(place, within))
-
-
-def _reset(earliest: int, latest: int, reset: str, why: str, positions: Positions) -> StartPosition:
-    place = {"earliest": earliest, "latest": latest}.get(reset)
-    return StartPosition(None if place is None else positions.at(place), why)
-
-
-@dataclass(frozen=True, slots=True)
-class ToldCommit:
-    """What the journal tells of the commit of a transaction."""
-
-    transactional_id: str
-    """Whose it is."""
-
-    offsets: Mapping[str, Mapping[PartitionName, OffsetAndMetadata]]
-    """The consumed offsets that it made take effect, by group."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Committed:
-    """What was committed at once, as it was found in one partition: a transaction, or a batch that is in none."""
-
-    number: int
-    """The place of its commit among those of its database: see `log.partition_rows`."""
-
-    snapshot: int
-    """The number of the reading that has seen it; that of a later reading of the same database is higher."""
-
-    producer: ProducerIdentity | None
-    """Whose records these are, with the epoch that this transaction alone has; None outside transactions."""
-
-    told: ToldCommit | None = None
-    """None: the journal of this database knows nothing of it, or no more."""
-
-
-@dataclass(slots=True)
-class Chunk:
-    """Records of one batch on their way to the application; without records, a stretch that is stepped over."""
-
-    source: RecordSource | None
-    open: Callable[[], Iterator[RecordTuple]]
-    """Takes the batch apart, which may show that it is damaged."""
-    record_count: int
-    size_bytes: int
-    first_offset: int
-    """The records' own offset, as all offsets here; what else is where is a position of the consumer."""
-
-    last_offset: int
-    """The offset of the last record, or a higher one if compaction has removed the last records."""
-
-    next_position: int
-    """The position once all records are handed out."""
-
-    start: int
-    """The position at which it is read again."""
-
-    base: int = 0
-    unit: int = 1
-    """Behind a record of the chunk the position is `base + unit * (its offset + 1)`."""
-
-    commit: Committed | None = None
-    """What its records were committed with; None: each partition is read by itself."""
+    partition_id: int
+    offset: OffsetAndMetadata | None
+    """None: nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,19 +50,8 @@ class FetchPosition:
     position: int
     """Where to read; before it is resolved, one of the constants, or a position that may lie outside the log."""
 
-
-@dataclass(frozen=True, slots=True)
-class PageRead:
-    """What was read of one partition."""
-
-    chunks: Sequence[Chunk]
-    next_position: int
-    bounds: Bounds
-    end_position: int
-    """The first position that this reader may not read yet."""
-
-    snapshot: int = 0
-    """The number of the reading, where the consumer gets transactions from all partitions at once."""
+    stored_offset: StoredOffset | None = None
+    """What OFFSET_STORED stands for, if that was asked elsewhere."""
 
 
 class AssignedPartition:
@@ -180,23 +68,27 @@ class AssignedPartition:
         "eof_due_at",
         "eof_reported_at",
         "fetch_position",
+        "has_fallen_behind",
         "is_at_end",
         "is_hungry",
         "is_paused",
         "is_ready",
         "is_recreated",
+        "known_position",
+        "known_stored",
         "last_commit",
         "leader",
+        "lent",
+        "messages",
         "number",
         "partition_id",
-        "position",
-        "records",
         "reported_at",
         "reported_code",
         "retry_at",
         "retry_seconds",
         "start",
-        "stored",
+        "stored_offset",
+        "stores_lent",
         "topic",
         "version",
         "waiting",
@@ -209,6 +101,10 @@ class AssignedPartition:
         self.assigned_position = OFFSET_STORED if position == OFFSET_INVALID else position
         self.start: int | None = self.assigned_position
         """Where to begin, until it has been resolved to a position within the log; then None."""
+        self.stored_offset: StoredOffset | None = None
+        """What the group's database has answered, if the partition is in another one."""
+        self.has_fallen_behind = False
+        """Whether that is where it was read, which the log does not hold any more."""
         self.leader: int | None = None
         """The number of the database that holds it; None: not looked up, or not needed because there is only one."""
         self.partition_id: int | None = None
@@ -218,14 +114,18 @@ class AssignedPartition:
         self.fetch_position = OFFSET_INVALID
         self.version = 0
         self.is_paused = False
-        self.position = OFFSET_INVALID
-        """What comes next for the application; OFFSET_INVALID until it has got something."""
-        self.stored = OFFSET_INVALID
+        self.known_position = OFFSET_INVALID
+        """The position and what is stored, but for what the outlet has handed out since it was opened."""
+        self.known_stored = OFFSET_INVALID
+        self.lent: Any = None
+        """Its messages, if it is them that the outlet hands out."""
+        self.stores_lent = False
+        """Whether what it hands out is stored at once."""
         self.committed = OFFSET_INVALID
         self.bounds: Bounds | None = None
         self.chunk: Chunk | None = None
         """What is being handed out, and what is left of it."""
-        self.records: Iterator[RecordTuple] = iter(())
+        self.messages: Iterator[Message] = iter(())
         self.waiting: deque[Chunk | Message] = deque()
         self.buffered_records = 0
         self.buffered_bytes = 0
@@ -249,6 +149,35 @@ class AssignedPartition:
     def is_current(self, position: FetchPosition) -> bool:
         """Return whether what was read at the position still counts."""
         return self.version == position.version
+
+    @property
+    def position(self) -> int:
+        """What comes next for the application; OFFSET_INVALID until it has got something."""
+        return self.known_position if self.lent is None else self._position_behind(self.lent)
+
+    @position.setter
+    def position(self, position: int) -> None:
+        self.known_position = position
+
+    @property
+    def stored(self) -> int:
+        """What is committed next, OFFSET_INVALID until something is stored."""
+        return self._position_behind(self.lent) if self.lent is not None and self.stores_lent else self.known_stored
+
+    @stored.setter
+    def stored(self, position: int) -> None:
+        self.known_stored = position
+
+    def _position_behind(self, lent: Any) -> int:
+        chunk = self.chunk
+        assert chunk is not None, "it is taken back before the chunk goes"
+        offset: int = lent.taken_offset
+        return chunk.base + chunk.unit * (offset + 1)
+
+    @property
+    def needs_group(self) -> bool:
+        """Whether the group's database has to say where to begin, if it is not the partition's: that says it itself."""
+        return self.start == OFFSET_STORED and self.stored_offset is None
 
     @property
     def is_unread(self) -> bool:
@@ -277,16 +206,22 @@ class Subscription:
         bytes_low: int,
         eof_wait_seconds: float = 0.0,
         positions: Positions = OFFSET_ORDER,
+        outlet: Outlet | None = None,
     ) -> None:
-        """Read ahead while fewer than `records_low` records and `bytes_low` bytes are buffered.
+        """Read ahead while fewer than `records_low` records and `bytes_low` bytes are buffered of what is not paused.
 
         The end of a partition is reported when nothing has arrived for `eof_wait_seconds`.
         """
         self._positions = positions
+        self._outlet = outlet or new_outlet()
+        self._lender: AssignedPartition | None = None
+        """Whose messages the outlet hands out."""
         self._eof_wait_seconds = eof_wait_seconds
         self._stores_offsets = self._stores_at_once = stores_offsets
         self._withheld: set[AssignedPartition] = set()
         """Of which something was handed out that has not reached the application: it is not stored yet."""
+        self._gathered: dict[int, dict[AssignedPartition, int]] = {}
+        """Where what each call under way has gathered begins, by the identity of its list."""
         self._reports_eof = reports_eof
         self._records_low = records_low
         self._bytes_low = bytes_low
@@ -333,6 +268,8 @@ class Subscription:
         """Continue from `position`, or from what the constant stands for; it is unknown until then."""
         self._drop_buffer(partition)
         partition.start = position
+        partition.has_fallen_behind = False
+        partition.stored_offset = None
         partition.last_commit = None
         partition.position = OFFSET_INVALID
         partition.eof_reported_at = None
@@ -346,7 +283,10 @@ class Subscription:
 
     def resume(self, partition: AssignedPartition) -> None:
         """Hand out records of the partition again."""
-        partition.is_paused = False
+        if partition.is_paused:
+            partition.is_paused = False
+            # Nobody has listened for what has come meanwhile.
+            partition.is_at_end = False
         self._make_ready(partition)
 
     # --- handing out -------------------------------------------------------------------------------------------------
@@ -356,8 +296,34 @@ class Subscription:
         """Whether something may be handed out at once."""
         return bool(self._ready)
 
+    def open_outlet(self, *, is_timed: bool) -> None:
+        """Let poll() have what follows what it has just got, up to the last record of the batch but one."""
+        partition = self._ready[0] if self._ready else None
+        chunk = None if partition is None else partition.chunk
+        if partition is None or chunk is None or (self._stores_offsets and not self._stores_at_once):
+            return
+        messages = partition.messages
+        if isinstance(messages, bulk.core.Messages) and messages.taken_offset >= 0:
+            self._close_outlet()
+            partition.stores_lent = self._stores_at_once
+            # In this order: an interrupt may come before it is open.
+            partition.lent, self._lender = messages, partition
+            self._outlet.open(messages, chunk.last_offset, is_timed)
+
+    def _close_outlet(self) -> None:
+        """Let poll() have nothing any more without the lock, and note how far it has come."""
+        partition = self._lender
+        if partition is not None:
+            self._outlet.close()
+            position, stored = partition.position, partition.stored
+            # No interrupt comes between these.
+            partition.known_position, partition.known_stored = position, stored
+            partition.lent = self._lender = None
+
     def next_message(self) -> Message | None:
         """Return the next message, a record or an event, and move the position behind it."""
+        if self._lender is not None:
+            self._close_outlet()
         while self._ready:
             partition = self._ready[0]
             chunk = partition.chunk
@@ -366,24 +332,33 @@ class Subscription:
                 if message is not None:
                     return message
                 continue
-            record = next(partition.records, None)
-            if record is None:
-                self._finish(partition, chunk)
-                continue
-            offset = record[0]
-            if offset >= chunk.last_offset:
-                self._finish(partition, chunk)
-            else:
-                partition.position = chunk.base + chunk.unit * (offset + 1)
-                if self._stores_at_once:
-                    partition.stored = partition.position
-                elif self._stores_offsets:
-                    self._withheld.add(partition)
-            return _message_of(chunk.source, record)  # type: ignore[arg-type]  # what has records has a source
+            message = None
+            try:
+                message = next(partition.messages, None)
+                if message is None:
+                    self._finish(partition, chunk)
+                    continue
+                # Whichever takes less time.
+                offset: int = message.offset() if bulk.IN_C else message._record[0]  # type: ignore[assignment]  # noqa: SLF001
+                if offset >= chunk.last_offset:
+                    self._finish(partition, chunk)
+                else:
+                    partition.known_position = chunk.base + chunk.unit * (offset + 1)
+                    if self._stores_at_once:
+                        partition.known_stored = partition.known_position
+                    elif self._stores_offsets:
+                        self._withheld.add(partition)
+                return message
+            except BaseException:
+                # An interrupt: whoever called does not know which message that was.
+                begin = max(partition.position, chunk.start)
+                self._go_back(partition, begin if message is None else self._positions.of_message(message))
+                raise
         return None
 
     def take(self, messages: list[Message], count: int) -> None:
         """Add what is at hand to `messages`, up to `count` of them: the fast way to many."""
+        self._close_outlet()
         while len(messages) < count and self._ready:
             partition = self._ready[0]
             chunk = partition.chunk
@@ -393,35 +368,58 @@ class Subscription:
                     messages.append(message)
                 continue
             before = len(messages)
-            records = islice(partition.records, count - before)
-            messages.extend(map(_message_of, repeat(chunk.source), records))  # type: ignore[arg-type]  # (above)
+            begins = self._gathered.get(id(messages))
+            messages.extend(islice(partition.messages, count - before))
             last_offset = messages[-1].offset() if len(messages) > before else None
+            if begins is not None and last_offset is not None:
+                begins.setdefault(partition, self._positions.of_message(messages[before]))
             if last_offset is None or last_offset >= chunk.last_offset:
                 self._finish(partition, chunk)
             else:
                 self._move(partition, chunk.base + chunk.unit * (last_offset + 1))
 
-    def withhold(self) -> None:
-        """Store no offset of what is handed out from now on: it has not reached the application yet."""
+    def withhold(self, messages: list[Message]) -> None:
+        """Store no offset of what is taken into this list, until it is released: it has not reached the application."""
+        self._close_outlet()
         self._stores_at_once = False
+        self._gathered[id(messages)] = {}
+
+    def release(self, messages: list[Message]) -> None:
+        """Note that the call with this list is over: what was gathered reaches the application, or was given back."""
+        self._gathered.pop(id(messages), None)
 
     def let_go(self) -> None:
-        """Store the offsets of what was handed out and is not kept: it reaches the application now, or was given back.
+        """Store the offsets of what was handed out, up to what is kept or gathered: it reaches the application now.
 
         Until the rest is given back or let go, nothing that is handed out is stored.
         """
-        kept = self.begins_of_kept()
-        self._stores_at_once = self._stores_offsets and not kept
+        held = dict(self.begins_of_kept())
+        for begins in self._gathered.values():
+            for partition, begin in begins.items():
+                held[partition] = min(begin, held.get(partition, begin))
+        self._stores_at_once = self._stores_offsets and not held and not self._gathered
         for partition in self._withheld:
-            position = kept.get(partition, partition.position)
+            position = held.get(partition, partition.position)
             if position >= 0:
                 partition.stored = position
-        self._withheld.intersection_update(kept)
+        self._withheld.intersection_update(held)
 
     def give_back(self, messages: Iterable[Message]) -> None:
         """Hand these messages out again, which were taken but never reached the application."""
         for partition, position in self._begins_of(messages).items():
-            self.seek(partition, position)
+            self._go_back(partition, position)
+        for partition in self:
+            # An interrupt may have come before it had its next turn.
+            self._make_ready(partition)
+
+    def _go_back(self, partition: AssignedPartition, position: int) -> None:
+        is_recreated = partition.is_recreated
+        self.seek(partition, position)
+        if self._stores_offsets:
+            partition.stored = min(partition.stored, position)
+        if is_recreated:
+            partition.is_recreated = True  # and unread, until it hands something out again
+        else:
             self._move(partition, position)
 
     def return_kept(self) -> None:
@@ -446,15 +444,16 @@ class Subscription:
     def to_resolve(self, now: float, is_wanted: Wanted | None = None) -> list[FetchPosition]:
         """Return the wanted partitions, by default of all, whose start has not been resolved to an offset yet."""
         return [
-            FetchPosition(partition, partition.version, partition.start)
+            FetchPosition(partition, partition.version, partition.start, partition.stored_offset)
             for partition in self
             if partition.start is not None and partition.retry_at <= now and (is_wanted is None or is_wanted(partition))
         ]
 
     def to_read(self, now: float, is_wanted: Wanted | None = None) -> list[FetchPosition]:
         """Return what to read next of the wanted partitions, by default of all; nothing while enough is buffered."""
-        if self.buffered_records >= self._records_low or self.buffered_bytes >= self._bytes_low:
+        if self._has_enough():
             return []
+        self._shorten_paused()
         # No partition fills the buffer alone, and those that got nothing because the page was full come first.
         share = max(1, self._records_low // max(1, len(self._partitions)))
         candidates = [
@@ -471,6 +470,16 @@ class Subscription:
             FetchPosition(partition, partition.version, partition.fetch_position) for partition in hungry or candidates
         ]
 
+    def _has_enough(self) -> bool:
+        records, size_bytes = self.buffered_records, self.buffered_bytes
+        if records < self._records_low and size_bytes < self._bytes_low:
+            return False
+        # What is paused may stay so until a record of another partition has come: it takes no room from those.
+        paused = [partition for partition in self if partition.is_paused]
+        records -= sum(partition.buffered_records for partition in paused)
+        size_bytes -= sum(partition.buffered_bytes for partition in paused)
+        return records >= self._records_low or size_bytes >= self._bytes_low
+
     def next_retry(self, now: float, is_wanted: Wanted | None = None) -> float:
         """Return in how many seconds the next failed partition is tried again; infinity if there is no such."""
         later = (
@@ -486,11 +495,30 @@ class Subscription:
         """Read from this position on; the partition has this id, and that commit is the last one behind it."""
         partition = position.partition
         if partition.is_current(position) and partition.start is not None:
-            partition.start = None
+            is_another = partition.partition_id not in (None, partition_id)
+            if is_another and partition.has_fallen_behind:
+                self._begin_anew(partition)
+                return
+            partition.start = partition.stored_offset = None
+            partition.has_fallen_behind = False
+            if is_another:
+                # The application has sought in one that was made anew: these are offsets of the one before.
+                partition.stored = partition.committed = OFFSET_INVALID
             partition.partition_id = partition_id
             partition.last_commit = last_commit
             partition.fetch_position = start
             partition.is_hungry = partition.is_at_end = False
+
+    def found_stored(self, position: FetchPosition, stored_offset: StoredOffset) -> None:
+        """Let the partition begin at what the group has committed."""
+        if position.partition.is_current(position):
+            position.partition.stored_offset = stored_offset
+
+    def moved(self, position: FetchPosition, now: float) -> None:
+        """Look again where the partition is, and what is committed there."""
+        if position.partition.is_current(position):
+            position.partition.leader = position.partition.stored_offset = None
+            self.fail(position, None, now)
 
     def committed(self, position: FetchPosition, committed: int) -> None:
         """Remember what the group had committed before."""
@@ -502,15 +530,13 @@ class Subscription:
         partition = position.partition
         if partition.is_current(position) and partition.start is None:
             partition.start = partition.fetch_position
+            partition.has_fallen_behind = True
 
     def recreated(self, position: FetchPosition) -> None:
         """Begin as after an assignment: the partition that was read has been deleted, and this is another one."""
         partition = position.partition
         if partition.is_current(position) and partition.start is None:
-            self.seek(partition, OFFSET_STORED)
-            partition.partition_id = partition.bounds = None
-            partition.is_recreated = True
-            partition.stored = partition.committed = OFFSET_INVALID
+            self._begin_anew(partition)
 
     def deliver(
         self, position: FetchPosition, page: PageRead, now: float = 0.0, *, brought_nothing: bool = False
@@ -591,6 +617,12 @@ class Subscription:
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
+    def _begin_anew(self, partition: AssignedPartition) -> None:
+        self.seek(partition, OFFSET_STORED)
+        partition.partition_id = partition.bounds = None
+        partition.is_recreated = True
+        partition.stored = partition.committed = OFFSET_INVALID
+
     def _report(self, partition: AssignedPartition, error: KafkaError, now: float, offset: int | None) -> None:
         if partition.reported_code == error.code() and now - partition.reported_at < REPORT_AGAIN_SECONDS:
             return
@@ -608,15 +640,18 @@ class Subscription:
         if not partition.waiting:
             self._unready(partition)
             return None
-        first = partition.waiting.popleft()
+        first = partition.waiting[0]
         if isinstance(first, Message):
+            partition.waiting.popleft()
             self._rotate(partition)
             return first
         try:
-            partition.records = first.open()
+            partition.messages = first.open()
         except (CorruptBatch, UnsupportedCompression) as error:
             return self._stop_at_damage(partition, first, error)
+        # No interrupt comes between these.
         partition.chunk = first
+        partition.waiting.popleft()
         return None
 
     def _stop_at_damage(self, partition: AssignedPartition, chunk: Chunk, error: TxnStoreError) -> Message:
@@ -630,10 +665,7 @@ class Subscription:
     def _finish(self, partition: AssignedPartition, chunk: Chunk) -> None:
         """Step over what follows the chunk, which has been handed out, and let the next partition have its turn."""
         partition.chunk = None
-        partition.buffered_records -= chunk.record_count
-        partition.buffered_bytes -= chunk.size_bytes
-        self.buffered_records -= chunk.record_count
-        self.buffered_bytes -= chunk.size_bytes
+        self._discount(partition, chunk)
         self.wants_more = True
         self._move(partition, chunk.next_position, over_records=chunk.source is not None)
         self._rotate(partition)
@@ -643,7 +675,7 @@ class Subscription:
         if partition.chunk is None and not partition.waiting:
             self._move(partition, next_position, over_records=False)
         else:
-            partition.waiting.append(Chunk(None, _no_records, 0, 0, -1, -1, next_position, next_position))
+            partition.waiting.append(Chunk(None, lambda: iter(()), 0, 0, -1, -1, next_position, next_position))
 
     def _move(self, partition: AssignedPartition, position: int, *, over_records: bool = True) -> None:
         partition.position = position
@@ -660,6 +692,7 @@ class Subscription:
             self._ready.append(partition)
 
     def _unready(self, partition: AssignedPartition) -> None:
+        self._close_outlet()
         if partition.is_ready:
             partition.is_ready = False
             self._ready.remove(partition)
@@ -668,6 +701,39 @@ class Subscription:
         if partition.is_ready:
             self._unready(partition)
             self._make_ready(partition)
+
+    def _shorten_paused(self) -> None:
+        """Leave paused partitions their first records alone, once too much is buffered and somebody else reads on."""
+        if self.buffered_records < 2 * self._records_low and self.buffered_bytes < 2 * self._bytes_low:
+            return
+        paused = [partition for partition in self if partition.is_paused]
+        if len(paused) < len(self._partitions):
+            for partition in paused:
+                self._shorten(partition)
+
+    def _shorten(self, partition: AssignedPartition) -> None:
+        """Drop what is buffered behind the first records: it is read again."""
+        has_records = [isinstance(item, Chunk) and item.source is not None for item in partition.waiting]
+        if partition.chunk is None and True in has_records:
+            has_records[has_records.index(True)] = False
+        if True not in has_records:
+            return
+        for _ in range(has_records.index(True), len(has_records)):
+            dropped = partition.waiting.pop()
+            if isinstance(dropped, Chunk):
+                partition.fetch_position = dropped.start
+                self._discount(partition, dropped)
+        partition.is_hungry = partition.is_at_end = False
+        partition.ended_in = -1
+        partition.eof_due_at = math.inf
+        # What is told behind those records is told again.
+        partition.eof_reported_at = partition.reported_code = None
+
+    def _discount(self, partition: AssignedPartition, chunk: Chunk) -> None:
+        partition.buffered_records -= chunk.record_count
+        partition.buffered_bytes -= chunk.size_bytes
+        self.buffered_records -= chunk.record_count
+        self.buffered_bytes -= chunk.size_bytes
 
     def _drop_buffer(self, partition: AssignedPartition) -> None:
         partition.version += 1
@@ -680,7 +746,3 @@ class Subscription:
         partition.is_hungry = partition.is_at_end = False
         partition.ended_in = -1
         partition.eof_due_at = math.inf
-
-
-def _no_records() -> Iterator[RecordTuple]:
-    return iter(())

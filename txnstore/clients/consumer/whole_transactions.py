@@ -8,7 +8,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from txnstore.clients.consumer.atomic_subscription import AtomicSubscription
-from txnstore.clients.consumer.subscription import Committed
+from txnstore.clients.consumer.opening import Committed
 from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.model.message import Message
 from txnstore.clients.model.topic_partition import TopicPartition
@@ -77,9 +77,11 @@ def next_transaction(
                 continue
             found = gathering.go_on(deadline)
             if found is not None or deadline.left_seconds() <= 0:
+                core.gathered()
                 return found
-    finally:
-        core.gathered()
+    except BaseException:
+        core.give_back(gathering.gathered)
+        raise
 
 
 def _check_record(message: Message) -> None:
@@ -120,6 +122,8 @@ class _Gathering:
         self._subscription = subscription
         self._check = check
         self._messages_max = messages_max
+        self.gathered: list[Message] = []
+        """What is returned, once nobody else keeps it."""
 
     def go_on(self, deadline: Deadline) -> ConsumedTransaction | None:
         """Return all of it; None if the time is up, or something else is to be done first."""
@@ -139,7 +143,9 @@ class _Gathering:
                 subscription.return_kept()
                 return None
             self._core.read_on()
-            return _consumed(subscription.let_go_kept(), transaction)
+            self.gathered = subscription.kept
+            subscription.let_go_kept()
+            return _consumed(self.gathered, transaction)
 
     def _is_over(self) -> bool:
         """Return whether nothing more of it comes, and what there is may be handed out."""

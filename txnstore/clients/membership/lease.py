@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from txnstore.clients.outlet import CLOCK_ID, Outlet
+
 
 def _awake_and_asleep_seconds() -> Callable[[], float]:
     """Return a clock that goes on while the machine sleeps, where there is one: the group's clock does too."""
-    boot_time = getattr(time, "CLOCK_BOOTTIME", None)
-    if boot_time is None:
+    if CLOCK_ID is None:
         return time.monotonic
-    return functools.partial(time.clock_gettime, boot_time)
+    return functools.partial(time.clock_gettime, CLOCK_ID)
 
 
 #: Seconds by a clock that only moves forward; its zero means nothing.
@@ -27,16 +28,15 @@ class Lease:
     It counts from the moment at which a request was *sent*, so it ends before the group's own patience does.
     """
 
-    def __init__(self, duration_seconds: float) -> None:
-        """Begin without a lease."""
+    def __init__(self, duration_seconds: float, outlet: Outlet) -> None:
+        """Begin without a lease; the outlet knows when it ends, by `lease_seconds`."""
         self.duration_seconds = duration_seconds
-        self.ends_at = math.inf
-        """From when on the group may have given the partitions to another member, by `lease_seconds`."""
+        self._outlet = outlet
 
     def renew(self, sent_at: float) -> None:
         """Count from `sent_at`, when a request was sent that the group has answered since."""
-        self.ends_at = sent_at + self.duration_seconds
+        self._outlet.lease_ends_at = sent_at + self.duration_seconds
 
     def drop(self) -> None:
         """Have no lease: there is nothing to lose."""
-        self.ends_at = math.inf
+        self._outlet.lease_ends_at = math.inf

@@ -36,6 +36,7 @@ from txnstore.clients.membership.protocol import MemberProtocol, MemberRequest
 from txnstore.clients.membership.requests import GroupRequests, SubscribedTopics
 from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.model.message import error_message
+from txnstore.clients.outlet import Outlet
 from txnstore.clients.worker import Worker
 from txnstore.errors import FencedInstance, IllegalGeneration, TxnStoreError, UnknownMember
 from txnstore.groups.group import MemberAnswer
@@ -71,6 +72,9 @@ class MemberStage(enum.Enum):
     FENCED = "out of the group for good: another consumer has its group.instance.id"
 
 
+#: Bound once: each poll() looks, and Python 3.11 takes its time to find the value of an enumeration.
+_OUT: Final = MemberStage.OUT
+_LAPSED: Final = MemberStage.LAPSED
 #: The stages in which a consumer is to stay in its group, or to come into it.
 WANTS_IN: Final = frozenset({MemberStage.JOINING, MemberStage.MEMBER})
 #: The stages in which a consumer has a place in the group that it must keep.
@@ -86,6 +90,7 @@ class ConsumerMember:
         *,
         lock: Condition,
         work_due: Condition,
+        outlet: Outlet,
         inbox: EventQueue[Event],
         worker: Worker,
         requests: GroupRequests,
@@ -96,6 +101,7 @@ class ConsumerMember:
         """Begin outside of the group; `work_due`, of the same lock, wakes the thread, which will have this name."""
         self._lock = lock
         self._work_due = work_due
+        self._outlet = outlet
         self._inbox = inbox
         self._worker = worker
         self._requests = requests
@@ -113,7 +119,7 @@ class ConsumerMember:
         self._membership: GroupMembership | None = None
         """Who the consumer is in commits: what it was told last, also after it has lost its place."""
         self._protocol = MemberProtocol(requests.new_identity)
-        self._lease = Lease(options.session_timeout_ms / 1000)
+        self._lease = Lease(options.session_timeout_ms / 1000, outlet)
         self._has_to_join = False
         self._has_news = False
         self._renews_now = False
@@ -124,7 +130,6 @@ class ConsumerMember:
         self._is_leaving_under_way = False
         self._found: SubscribedTopics | None = None
         self._refreshed_at = 0.0
-        self._polled_at = 0.0
         self.waiting = 0
         """How many calls of the application are waiting for records: while one waits, it counts as polling."""
 
@@ -150,19 +155,24 @@ class ConsumerMember:
         return self._stage is not MemberStage.OUT
 
     @property
+    def wants_topics(self) -> bool:
+        """Whether the application is subscribed to any: not since it has unsubscribed, even if it has yet to leave."""
+        return bool(self._topics)
+
+    @property
     def may_deliver(self) -> bool:
         """Whether the records at hand are the consumer's: not once the group may have given them to others."""
-        return lease_seconds() < self._lease.ends_at
+        return lease_seconds() < self._outlet.lease_ends_at
 
     def polled(self) -> bool:
         """Note that the application asks for records; return whether it may have some. The lock is held."""
         stage = self._stage
-        if stage is MemberStage.OUT:
+        if stage is _OUT:
             return True
-        self._polled_at = now = lease_seconds()
-        if stage is MemberStage.LAPSED:
+        self._outlet.polled_at = now = lease_seconds()
+        if stage is _LAPSED:
             self._enter()
-        return now < self._lease.ends_at
+        return now < self._outlet.lease_ends_at
 
     def subscribe(self, topics: Sequence[str], listener: Listener) -> None:
         """Be in the group for these topics and patterns; the partitions come with a later poll().
@@ -179,7 +189,7 @@ class ConsumerMember:
                 self._former_listener = self._listener
             self._listener = listener
             self._found = None
-            self._polled_at = lease_seconds()
+            self._outlet.polled_at = lease_seconds()
             if self._stage is MemberStage.MEMBER:
                 self._protocol.drop_answer()
                 self._join_again()
@@ -197,12 +207,14 @@ class ConsumerMember:
             self._protocol.drop_answer()
             if self._stage is MemberStage.LEAVING:
                 return
-            kept = self._protocol.owned - self._protocol.revoked
-            if self._stage is MemberStage.MEMBER and kept:
-                self._stage = MemberStage.LEAVING
-                self._inbox.put(self._event(RebalanceKind.REVOKE, kept))
-            else:
+            if self._stage is not MemberStage.MEMBER or not self._protocol.owned:
                 self._leave()
+                return
+            self._stage = MemberStage.LEAVING
+            kept = self._protocol.owned - self._protocol.revoked
+            # What is being given back is the group's once that is done, and it leaves then.
+            if kept:
+                self._inbox.put(self._event(RebalanceKind.REVOKE, kept))
 
     def leave_now(self) -> None:
         """Leave for good, without asking the application."""
@@ -244,6 +256,10 @@ class ConsumerMember:
             self._former_listener = None
             return self._event(RebalanceKind.ASSIGN, change.partitions)
 
+    def is_current(self, event: RebalanceEvent) -> bool:
+        """Return whether the consumer is still the member that the event is about. The lock is held."""
+        return event.incarnation == self._protocol.incarnation
+
     def served(self, event: RebalanceEvent) -> None:
         """Go on after the application was told of the event and has done what it had to do."""
         with self._lock:
@@ -271,6 +287,9 @@ class ConsumerMember:
             if event.incarnation != self._protocol.incarnation:
                 return
             self._protocol.release(_partitions(event))
+            if self._is_done_leaving():
+                self._leave()
+                return
             if self._stage is MemberStage.LEAVING and self._topics and not self._protocol.owned:
                 # The application has subscribed again since.
                 self._stage = MemberStage.MEMBER
@@ -323,7 +342,7 @@ class ConsumerMember:
             return (self._join, 0.0) if now >= self._next_request_at else (None, self._next_request_at - now)
         if self._stage not in HAS_PLACE:
             return None, math.inf
-        lapses_at = self._polled_at + self._options.max_poll_seconds
+        lapses_at = self._outlet.polled_at + self._options.max_poll_seconds
         if now > lapses_at and not self.waiting:
             self._lapse(now)
             return None, 0.0
@@ -397,6 +416,7 @@ class ConsumerMember:
             found = self._requests.find(topics)
         except Exception as error:  # noqa: BLE001 - the application is told, and it is tried again
             self._failed(error)
+            self._keep_place()
             return
         with self._lock:
             if self._stage not in WANTS_IN:
@@ -420,6 +440,13 @@ class ConsumerMember:
                 self._answered(answer, sent_at, request)
         if has_left and request.report.membership.group_instance_id is None:
             self._leave_group(request.report.membership)
+
+    def _keep_place(self) -> None:
+        """Say that the member is there, as the group knows it: what it subscribes to now cannot be looked up yet."""
+        again_at = self._next_request_at
+        self._heartbeat()
+        with self._lock:
+            self._next_request_at = min(self._next_request_at, again_at)
 
     def _heartbeat(self) -> None:
         with self._lock:
@@ -554,7 +581,7 @@ class ConsumerMember:
     def _lapse(self, now: float) -> None:
         identity = self._protocol.identity
         interval_ms = int(self._options.max_poll_seconds * 1000)
-        late_ms = int((now - self._polled_at) * 1000) - interval_ms
+        late_ms = int((now - self._outlet.polled_at) * 1000) - interval_ms
         text = f"Application maximum poll interval ({interval_ms}ms) exceeded by {late_ms}ms"
         # The error comes from the poll that is too late, the loss with the one after it: as librdkafka does.
         self._report(KafkaError(KafkaError._MAX_POLL_EXCEEDED, text))
@@ -576,6 +603,8 @@ class ConsumerMember:
         self._wakes_others = False
         self._former_listener = None
         self._lease.drop()
+        # The next poll() looks where the consumer stands.
+        self._outlet.close()
 
     def _depart(self, identity: GroupMembership | None) -> None:
         """Tell the group that the member is gone; a static one stays in it until its session ends (KIP-345)."""

@@ -434,6 +434,7 @@ _OWN_ROWS: Final[dict[type[TxnStoreError], ErrorRow]] = {
     errors.MissingMember: ErrorRow(KafkaError._INVALID_ARG, retriable=False),
     errors.StatementFailed: ErrorRow(KafkaError.UNKNOWN, retriable=False),
     errors.BranchUnfinished: ErrorRow(KafkaError._TIMED_OUT, retriable=True),
+    errors.BranchEndedOtherwise: ErrorRow(KafkaError._INCONSISTENT, retriable=False),
     errors.StoreClosed: ErrorRow(KafkaError._DESTROY, retriable=False),
 }
 

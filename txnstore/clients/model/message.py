@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple, SupportsFloat, SupportsIndex
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, SupportsFloat, SupportsIndex
 
+from txnstore import bulk
 from txnstore.clients.model.errors import KafkaError
 from txnstore.clients.model.topic_partition import OFFSET_INVALID
 from txnstore.model import Header, StoredRecord
@@ -42,15 +43,80 @@ RecordTuple = tuple[int, int, bytes | None, bytes | None, Sequence[Header] | Non
 #: Error, latency in seconds, leader epoch, delivery count; numbers below zero: not known.
 Details = tuple[KafkaError | None, float, int, int]
 
-_NO_DETAILS: Final[Details] = (None, -1.0, -1, -1)
+NO_DETAILS: Final[Details] = (None, -1.0, -1, -1)
 _INT32_MAX: Final = 2**31 - 1
 _PLAIN_SOURCE_LENGTH: Final = 3
 _NO_TIMESTAMP: Final = (TIMESTAMP_NOT_AVAILABLE, 0)
 
-_new = object.__new__
+
+class MessageParts:
+    """What a message holds, and what is asked of very many: the part that there is in C as well."""
+
+    __slots__ = ("_details", "_record", "_source")
+
+    _source: tuple[Any, ...]
+    _record: tuple[int, int, Any, Any, Any]
+    _details: Details
+
+    def topic(self) -> str | None:
+        """Return the topic's name, or None."""
+        topic: str | None = self._source[0]
+        return topic
+
+    def partition(self) -> int | None:
+        """Return the partition's number, or None."""
+        partition = self._source[1]
+        return partition if partition >= 0 else None
+
+    def offset(self) -> int | None:
+        """Return the offset, or None if there is none: the record was not delivered, or not from the log."""
+        offset = self._record[0]
+        return offset if offset >= 0 else None
+
+    def key(self) -> bytes | None:
+        """Return the key, or what `set_key` has set; None and empty are not the same."""
+        key: bytes | None = self._record[2]
+        return key
+
+    def value(self) -> bytes | None:
+        """Return the value, or what `set_value` has set; None and empty are not the same.
+
+        The value of an event, whose `error()` is not None, is a text about it.
+        """
+        value: bytes | None = self._record[3]
+        return value
+
+    def headers(self) -> list[tuple[str, bytes | None]] | None:
+        """Return the headers in their order, duplicates included, or None if there are none.
+
+        The message of a delivery report has no headers.
+        """
+        headers: list[tuple[str, bytes | None]] | tuple[tuple[str, bytes | None], ...] | None = self._record[4]
+        return (list(headers) or None) if isinstance(headers, tuple) else headers
+
+    def error(self) -> KafkaError | None:
+        """Return what the message is about, or None: it is a record."""
+        return self._details[0]
+
+    def timestamp(self) -> tuple[int, int]:
+        """Return the kind of the timestamp, one of the constants `TIMESTAMP_...`, and milliseconds since 1970."""
+        return self._source[2], self._record[1]
+
+    def __len__(self) -> int:
+        value = self._record[3]
+        return 0 if value is None else len(value)
 
 
-class Message:
+if TYPE_CHECKING:
+    _Parts = MessageParts
+else:
+    _Parts = bulk.core.MessageParts if bulk.IN_C else MessageParts
+
+#: Makes one that holds nothing yet.
+_new: Final = _Parts.__new__
+
+
+class Message(_Parts):
     """A record with where it stands, or an event of a partition: then `error()` is not None.
 
     Every argument may be left out.  Numbers below zero mean: not known.  Messages are equal if all but their latency
@@ -75,11 +141,7 @@ class Message:
         OverflowError: the partition's number does not fit into 32 bits.
     """
 
-    __slots__ = ("_details", "_record", "_source")
-
-    _source: tuple[Any, ...]
-    _record: tuple[int, int, Any, Any, Any]
-    _details: Details
+    __slots__ = ()
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -112,7 +174,7 @@ class Message:
         message = _new(cls)
         message._source = source  # noqa: SLF001 - it is one of these
         message._record = record  # noqa: SLF001 - it is one of these
-        message._details = _NO_DETAILS  # noqa: SLF001 - it is one of these
+        message._details = NO_DETAILS  # noqa: SLF001 - it is one of these
         return message
 
     @classmethod
@@ -124,38 +186,10 @@ class Message:
         message._details = details  # noqa: SLF001 - it is one of these
         return message
 
-    def topic(self) -> str | None:
-        """Return the topic's name, or None."""
-        topic: str | None = self._source[0]
-        return topic
-
-    def partition(self) -> int | None:
-        """Return the partition's number, or None."""
-        partition = self._source[1]
-        return partition if partition >= 0 else None
-
-    def offset(self) -> int | None:
-        """Return the offset, or None if there is none: the record was not delivered, or not from the log."""
-        offset = self._record[0]
-        return offset if offset >= 0 else None
-
     @property
     def marker_offset(self) -> int | None:
         """In commit order, the offset of the marker that the record is delivered at, or -1; None in offset order."""
         return self._source[3] if len(self._source) > _PLAIN_SOURCE_LENGTH else None
-
-    def key(self) -> bytes | None:
-        """Return the key, or what `set_key` has set; None and empty are not the same."""
-        key: bytes | None = self._record[2]
-        return key
-
-    def value(self) -> bytes | None:
-        """Return the value, or what `set_value` has set; None and empty are not the same.
-
-        The value of an event, whose `error()` is not None, is a text about it.
-        """
-        value: bytes | None = self._record[3]
-        return value
 
     def deserialized_key(self) -> Any:
         """Return the key as its deserializer made it."""
@@ -164,22 +198,6 @@ class Message:
     def deserialized_value(self) -> Any:
         """Return the value as its deserializer made it."""
         return self._record[3]
-
-    def headers(self) -> list[tuple[str, bytes | None]] | None:
-        """Return the headers in their order, duplicates included, or None if there are none.
-
-        The message of a delivery report has no headers.
-        """
-        headers: list[tuple[str, bytes | None]] | tuple[tuple[str, bytes | None], ...] | None = self._record[4]
-        return (list(headers) or None) if isinstance(headers, tuple) else headers
-
-    def error(self) -> KafkaError | None:
-        """Return what the message is about, or None: it is a record."""
-        return self._details[0]
-
-    def timestamp(self) -> tuple[int, int]:
-        """Return the kind of the timestamp, one of the constants `TIMESTAMP_...`, and milliseconds since 1970."""
-        return self._source[2], self._record[1]
 
     def latency(self) -> float | None:
         """Return the seconds from `produce()` to the delivery report, or None: it is not a report."""
@@ -215,10 +233,6 @@ class Message:
     def set_error(self, error: KafkaError | None) -> None:
         """Change what the message is about."""
         self._details = (error, *self._details[1:])
-
-    def __len__(self) -> int:
-        value = self._record[3]
-        return 0 if value is None else len(value)
 
     def __eq__(self, other: object) -> bool:
         return self._comparable() == other._comparable() if isinstance(other, Message) else NotImplemented

@@ -30,7 +30,7 @@ from txnstore.clients.producer.thread import SenderStopped
 from txnstore.db.backend import EVERYTHING
 from txnstore.db.store import Store, take_changes
 from txnstore.deadline import Deadline
-from txnstore.errors import BranchUnfinished, InvalidRequest, TransactionAbortable, TxnStoreError
+from txnstore.errors import BranchEndedOtherwise, BranchUnfinished, InvalidRequest, TransactionAbortable, TxnStoreError
 from txnstore.transactions.outcome import Ended, EndRequest, ResolvedEnd, end_within, resolve_end
 from txnstore.transactions.whole_within import end_whole_within
 
@@ -101,9 +101,9 @@ class EnlistedBranches:
         """Enlist a connection to another database.
 
         Raises:
-            InvalidRequest: it is to another SQLite file, which cannot vote.
+            InvalidRequest: it is to another SQLite file, which cannot vote, or cannot take part as it is.
         """
-        from txnstore.db.callers.enlisted import CallerGuards
+        from txnstore.db.callers.enlisted import CallerGuards, check_not_two_phase
         from txnstore.participants.branches import Branches
 
         if callers.backend_name == "sqlite":
@@ -113,6 +113,7 @@ class EnlistedBranches:
             )
         if any(known.callers.driver is callers.driver for known in self.connections):
             return
+        check_not_two_phase(callers)
         if self._branches is None:
             name, cluster = self._progress.transactional_id, self._progress.sender.session.connection.cluster()
             self._branches = Branches(cluster.coordinator_of(name), name, cluster)
@@ -127,8 +128,12 @@ class EnlistedBranches:
         """Write what sessions of the ORM hold back, and look whether the connections are still their owners'."""
         for known in self.connections:
             try:
-                if known.callers.session is not None:
-                    known.callers.session.flush()
+                session = known.callers.session
+                if session is not None:
+                    # As its own commit would: savepoints cannot be released once it has voted.
+                    while (savepoint := session.get_nested_transaction()) is not None:
+                        savepoint.commit()
+                    session.flush()
             except SQLAlchemyError as error:
                 reason = f"flushing an enlisted session failed ({type(error).__name__})"
                 kafka_error = KafkaError(KafkaError._FAIL, reason, txn_requires_abort=True)
@@ -191,6 +196,8 @@ class EnlistedBranches:
                 # Somebody else may have aborted it, or only the vote was taken: the coordinator knows.
                 branches.settle(timeout_ms=timeout_ms)
         except TxnStoreError as error:
+            if isinstance(error, BranchEndedOtherwise):
+                self.leave_to_recovery()
             raise kafka_exception_of(error, retriable=isinstance(error, BranchUnfinished) or None) from error
         finally:
             self._give_back(commit=commit)
@@ -206,8 +213,12 @@ class EnlistedBranches:
             known.guards.remove()
             if is_lost:
                 continue
-            with contextlib.suppress(SQLAlchemyError):
+            try:
                 _end_in_sqlalchemy(known.callers, commit=commit)
+            except SQLAlchemyError:
+                # A session that joined with a savepoint would release it: what it knew is over all the same.
+                with contextlib.suppress(SQLAlchemyError):
+                    _end_in_sqlalchemy(known.callers, commit=False)
 
     def settle(self) -> None:
         """End what can be ended, for this producer will do nothing more."""

@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from os import getpid
 from time import monotonic
 from typing import Any, Final, Self, TypeVar
 
@@ -36,12 +35,13 @@ from txnstore.clients.producer.arguments import (
     writer_ids_of,
 )
 from txnstore.clients.producer.progress import CLOSED_TEXT, TransactionProgress
-from txnstore.clients.producer.queue import PARTITION_UNASSIGNED, DeliveryCallback, UnassignedTopics, make_queue
+from txnstore.clients.producer.queue import PARTITION_UNASSIGNED, DeliveryCallback, make_intake, make_queue
 from txnstore.clients.producer.requests import TRY_TIMEOUT_MS, make_session
 from txnstore.clients.producer.sender import Sender
-from txnstore.clients.producer.state import TransactionStage
-from txnstore.clients.producer.thread import SenderStopped, SenderThread
+from txnstore.clients.producer.state import IN_TRANSACTION, TransactionStage
+from txnstore.clients.producer.thread import SenderStopped, SenderThread, abandon
 from txnstore.clients.producer.transactions import ProducerTransactions, make_transactions
+from txnstore.clients.producer.unassigned import UnassignedTopics
 from txnstore.clients.producer.writer import TransactionWriterClient
 from txnstore.clients.statistics import Statistics
 from txnstore.clients.topic_directory import TopicDirectory
@@ -58,8 +58,6 @@ REPORT_TIMEOUT_SECONDS: Final = 300.0
 STOP_TIMEOUT_SECONDS: Final = 5.0
 #: How long an interrupted block waits for its abort, and an interrupted `close` for its thread: Ctrl-C is to be felt.
 INTERRUPTED_SECONDS: Final = 0.5
-#: How long a producer that nobody holds, or whose program ends, is waited for.
-ABANDONED_SECONDS: Final = 0.2
 
 _numbers: Final = itertools.count(1)
 _log = logging.getLogger(__name__)
@@ -149,15 +147,18 @@ class Producer:
         self._ticks = Ticks(configuration["txnstore.clock"])
         self._record_bytes_max: int = configuration["message.max.bytes"]
         self._is_closed = self._is_started = False
+        self._intake = make_intake(self._accumulator, self._choice, self._directory.entries, self._ticks, configuration)
+        #: Queues nearly all records, once the thread has started, and says of others that it has not.
+        self._add_in_c: Callable[..., bool] | None = None
         # Whoever drops a producer without closing it keeps neither thread nor connection.
-        self._finalizer = weakref.finalize(self, _abandon, self._thread, connection)
+        self._finalizer = weakref.finalize(self, abandon, self._thread, connection)
         if statistics.due_seconds(0.0) is not None:
             self._thread.timed_work.append(statistics)
             self._thread.start()
 
     # --- records ----------------------------------------------------------------------------------------------------
 
-    def produce(  # noqa: C901, PLR0912, PLR0917 - Kafka's arguments; every call less is felt a million times
+    def produce(  # noqa: C901, PLR0912, PLR0915, PLR0917 - Kafka's arguments; every call less is felt a million times
         self,
         topic: str,
         value: str | bytes | None = None,
@@ -190,8 +191,13 @@ class Producer:
         if self._is_closed or self._connection.is_inherited:
             self._check_open()
         progress = self._progress
-        if progress is not None and progress.stage is not TransactionStage.IN_TRANSACTION:
+        if progress is not None and progress.stage is not IN_TRANSACTION:
             progress.refuse_record()
+        if callback is None:
+            callback = on_delivery
+        add = self._add_in_c
+        if add is not None and headers is None and add(topic, value, key, partition, callback, timestamp, None):
+            return
         if type(topic) is not str and not isinstance(topic, str):
             raise TypeError(f"argument 1 must be str, not {type(topic).__name__}")
         if type(value) is not bytes and value is not None:
@@ -202,9 +208,9 @@ class Producer:
         packed: str | None = None
         if headers is not None:
             packed = pack_record_headers(tuple(checked_headers(headers)))
+            if add is not None and add(topic, value, key, partition, callback, timestamp, packed):
+                return
             size_bytes += len(packed) if packed else 0
-        if callback is None:
-            callback = on_delivery
         if callback is not None and not callable(callback):
             raise TypeError(f"a delivery callback must be callable, not {type(callback).__name__}")
         if size_bytes > self._record_bytes_max:
@@ -240,6 +246,7 @@ class Producer:
         if not self._is_started:
             self._thread.start()
             self._is_started = True
+            self._add_in_c = self._intake and self._intake.add
 
     def produce_batch(
         self,
@@ -740,9 +747,3 @@ class Producer:
             with self._changed:
                 self._changed.notify_all()
         self._reports.serve()
-
-
-def _abandon(thread: SenderThread, connection: StoreConnection) -> None:
-    if getpid() == connection.process_id:
-        thread.stop(0.0)
-        connection.close(ABANDONED_SECONDS)

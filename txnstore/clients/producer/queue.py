@@ -13,30 +13,27 @@ import threading
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, repeat
 from itertools import count as count_from
 from operator import attrgetter, length_hint
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
+from txnstore import bulk
 from txnstore.clients.callbacks import EventQueue
-from txnstore.clients.model.errors import KafkaError, kafka_error_of
 from txnstore.clients.model.message import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, Message, RecordSource
 from txnstore.clients.model.topic_partition import OFFSET_INVALID
-from txnstore.clients.producer.state import TransactionStage
-from txnstore.clients.producer.thread import Alarm, SenderThread
-from txnstore.clients.worker import Worker
-from txnstore.deadline import Condition
-from txnstore.errors import TxnStoreError
+from txnstore.clients.producer.state import IN_TRANSACTION, TransactionStage
+from txnstore.clients.producer.thread import Alarm
+from txnstore.deadline import Condition, Ticks
 from txnstore.log.columns import fitting
-from txnstore.log.partitioners import PARTITIONERS
+from txnstore.log.partitioners import PARTITIONERS, key_hash_of
 from txnstore.model import NO_TIMESTAMP_MS
 
 if TYPE_CHECKING:
     from txnstore.clients.configuration.configuration import Configuration
-    from txnstore.clients.topic_directory import TopicDirectory
+    from txnstore.clients.model.errors import KafkaError
     from txnstore.log.topics import Topic
 
 #: How much of the topic's max.message.bytes is filled: what does not compress becomes a little larger by a codec.
@@ -66,22 +63,39 @@ SIZE_BYTES: Final = 6
 PLACES: Final = 7
 
 
-@dataclass(slots=True)
-class PartitionQueue:
+class QueueParts:
+    """What changes of a queue with each record: the part that there is in C as well."""
+
+    __slots__ = ("notify_at_bytes", "places", "size_bytes")
+
+
+if TYPE_CHECKING:
+    _QueueParts = QueueParts
+    _AccumulatorParts = object
+else:
+    _QueueParts = bulk.core.QueueParts if bulk.IN_C else QueueParts
+    _AccumulatorParts = bulk.core.AccumulatorParts if bulk.IN_C else object
+
+
+class PartitionQueue(_QueueParts):
     """The records of one partition, or those of a topic that nobody has looked up yet, in order."""
 
-    topic: str
-    partition: int
-    batch_bytes_max: int
-    places: list[Any] = field(default_factory=list)
-    """The values of its records; see `PLACES`."""
+    __slots__ = ("asked_for", "batch_bytes_max", "partition", "topic")
 
-    asked_for: list[int] = field(default_factory=list)
-    """Which partition was asked for by each record of a topic that nobody has looked up yet, or -1."""
+    def __init__(self, topic: str, partition: int, batch_bytes_max: int) -> None:
+        """Begin without any."""
+        self.topic = topic
+        self.partition = partition
+        self.batch_bytes_max = batch_bytes_max
+        self.places: list[Any] = []
+        """The values of its records; see `PLACES`."""
 
-    size_bytes: int = 0
-    notify_at_bytes: int = 0
-    """The sender learns of the record by which the queue becomes so large."""
+        self.asked_for: list[int] = []
+        """Which partition was asked for by each record of a topic that nobody has looked up yet, or -1."""
+
+        self.size_bytes = 0
+        self.notify_at_bytes = 0
+        """The sender learns of the record by which the queue becomes so large."""
 
     @property
     def record_count(self) -> int:
@@ -96,30 +110,36 @@ class PartitionQueue:
 
     def take(self, count: int) -> Batch:
         """Take the first records."""
-        batch = Batch.of(self.topic, self.partition, self.places[: count * PLACES], self.asked_for[:count])
+        return self._taken(self._first(count))
+
+    def take_batch(self, records_max: int) -> Batch:
+        """Take the first records that make a batch which the log takes; one that is too large goes by itself."""
+        batch = self._first(min(self.record_count, records_max))
+        if self.size_bytes > self.batch_bytes_max:
+            count = bisect_right(list(accumulate(batch.sizes_bytes)), self.batch_bytes_max)
+            batch = batch.part(0, max(1, count))
+        # What the log adds to each record counts as well: a batch that is refused would be encoded twice.
+        count = fitting(
+            batch.sizes_bytes,
+            batch.keys,
+            batch.values,
+            batch.timestamps_ms,
+            batch.packed_headers,
+            batch_bytes_max=self.batch_bytes_max,
+        )
+        return self._taken(batch if count == batch.record_count else batch.part(0, count))
+
+    def _first(self, count: int) -> Batch:
+        return Batch.of(self.topic, self.partition, self.places[: count * PLACES], self.asked_for[:count])
+
+    def _taken(self, batch: Batch) -> Batch:
+        """Take out what the batch holds."""
+        count = batch.record_count
         del self.places[: count * PLACES]
         del self.asked_for[:count]
         self.size_bytes -= batch.size_bytes
         self.notify_at_bytes = self.batch_bytes_max
         return batch
-
-    def take_batch(self, records_max: int) -> Batch:
-        """Take the first records that make a batch which the log takes; one that is too large goes by itself."""
-        count = min(self.record_count, records_max)
-        sizes_bytes = self.places[SIZE_BYTES : count * PLACES : PLACES]
-        if self.size_bytes > self.batch_bytes_max:
-            count = max(1, bisect_right(list(accumulate(sizes_bytes)), self.batch_bytes_max))
-        places = self.places[: count * PLACES]
-        # What the log adds to each record counts as well: a batch that is refused would be encoded twice.
-        count = fitting(
-            sizes_bytes[:count],
-            places[KEY::PLACES],
-            places[VALUE::PLACES],
-            places[TIMESTAMP_MS::PLACES],
-            places[HEADERS::PLACES],
-            batch_bytes_max=self.batch_bytes_max,
-        )
-        return self.take(count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +148,13 @@ class Batch:
 
     topic: str
     partition: int
-    values: Sequence[bytes | None]
-    keys: Sequence[bytes | None]
-    timestamps_ms: Sequence[int]
-    packed_headers: Sequence[str | None]
-    callbacks: Sequence[DeliveryCallback | None]
-    queued_seconds: Sequence[float]
-    sizes_bytes: Sequence[int]
+    values: list[bytes | None]
+    keys: list[bytes | None]
+    timestamps_ms: list[int]
+    packed_headers: list[str | None]
+    callbacks: list[DeliveryCallback | None]
+    queued_seconds: list[float]
+    sizes_bytes: list[int]
     asked_for: Sequence[int] = ()
     """Which partition was asked for by each, or -1, while `partition` is -1."""
 
@@ -190,7 +210,7 @@ class Gate(Protocol):
         ...
 
 
-class Accumulator:
+class Accumulator(_AccumulatorParts):
     """The queues of a producer.  `changed` is the producer's one lock; everything here is done under it."""
 
     def __init__(
@@ -259,7 +279,7 @@ class Accumulator:
         """
         with self._lock:
             gate = self.gate
-            if gate is not None and gate.stage is not TransactionStage.IN_TRANSACTION:
+            if gate is not None and gate.stage is not IN_TRANSACTION:
                 # Another thread may have ended the transaction meanwhile.
                 gate.refuse_record()
             if self.record_count >= self.records_max or self.size_bytes + size_bytes > self.size_bytes_max:
@@ -428,6 +448,46 @@ class Accumulator:
         self._unassigned = {topic: queue for topic, queue in self._unassigned.items() if queue.places}
 
 
+def messages_in_python(
+    *,
+    message_type: type[Message],
+    callbacks: Iterator[DeliveryCallback | None],
+    sources: RecordSource | list[RecordSource],
+    offset: int,
+    timestamps_ms: list[int] | int,
+    keys: list[bytes | None],
+    values: list[bytes | None],
+    queued_seconds: list[float],
+    error: KafkaError | None,
+    done_seconds: float,
+) -> Iterator[tuple[DeliveryCallback | None, Message]]:
+    """Yield the callback of each record with its message.
+
+    What is no list is the same for all; the offset is the first one's, or `OFFSET_INVALID`.
+    """
+    return zip(
+        callbacks,
+        map(
+            message_type.delivered,
+            sources if isinstance(sources, list) else repeat(sources),
+            zip(
+                repeat(offset) if offset == OFFSET_INVALID else count_from(offset),
+                timestamps_ms if isinstance(timestamps_ms, list) else repeat(timestamps_ms),
+                keys,
+                values,
+                repeat(None),
+                strict=False,
+            ),
+            zip(repeat(error), [done_seconds - each for each in queued_seconds], repeat(-1), repeat(-1), strict=False),
+        ),
+        strict=False,
+    )
+
+
+#: One or the other: what is called for each batch.
+messages_of: Final = bulk.core.Deliveries if bulk.IN_C else messages_in_python
+
+
 class DeliveryReport:
     """What became of records that travelled together."""
 
@@ -451,24 +511,27 @@ class DeliveryReport:
         self.released_count = 0
         """How many of those that have been served count no more."""
 
-        timestamp_type, timestamps_ms = TIMESTAMP_CREATE_TIME, iter(batch.timestamps_ms)
+        timestamp_type = TIMESTAMP_CREATE_TIME
+        timestamps_ms: list[int] | int = batch.timestamps_ms
         if log_append_time_ms != NO_TIMESTAMP_MS:
-            timestamp_type, timestamps_ms = TIMESTAMP_LOG_APPEND_TIME, repeat(log_append_time_ms)
-        sources: Iterator[RecordSource] = repeat(RecordSource(batch.topic, batch.partition, timestamp_type))
+            timestamp_type, timestamps_ms = TIMESTAMP_LOG_APPEND_TIME, log_append_time_ms
+        sources: RecordSource | list[RecordSource] = RecordSource(batch.topic, batch.partition, timestamp_type)
         if batch.partition == PARTITION_UNASSIGNED:
             # What was never given a partition has the one that was asked for.
-            sources = iter([RecordSource(batch.topic, asked_for, timestamp_type) for asked_for in batch.asked_for])
-        offsets = repeat(OFFSET_INVALID) if base_offset is None else count_from(base_offset)
-        done_seconds = time.monotonic()
-        latencies_seconds = [done_seconds - queued_seconds for queued_seconds in batch.queued_seconds]
-        self.unserved = zip(
-            self._callbacks,
-            sources,
-            zip(offsets, timestamps_ms, batch.keys, batch.values, repeat(None), strict=False),
-            zip(repeat(error), latencies_seconds, repeat(-1), repeat(-1), strict=False),
-            strict=False,
+            sources = [RecordSource(batch.topic, asked_for, timestamp_type) for asked_for in batch.asked_for]
+        self.unserved: Iterator[tuple[DeliveryCallback | None, Message]] = messages_of(
+            message_type=Message,
+            callbacks=self._callbacks,
+            sources=sources,
+            offset=OFFSET_INVALID if base_offset is None else base_offset,
+            timestamps_ms=timestamps_ms,
+            keys=batch.keys,
+            values=batch.values,
+            queued_seconds=batch.queued_seconds,
+            error=error,
+            done_seconds=time.monotonic(),
         )
-        """Of each record that has not been served: its callback, and what its message is made of."""
+        """Of each record that has not been served: its callback and its message."""
 
     @property
     def is_served(self) -> bool:
@@ -562,18 +625,18 @@ class DeliveryReports:
 
     def _serve(self, report: DeliveryReport) -> int:
         """Serve what is left of a report; a callback that serves reports itself goes on where this one is."""
-        error, otherwise, delivered = report.error, self._default_callback, Message.delivered
+        error, otherwise = report.error, self._default_callback
         served = 0
         try:
             if otherwise is None and not report.is_wanted:
                 # Nobody wants to hear of any of them.
                 return report.skip()
-            for callback, source, record, details in report.unserved:
+            for callback, message in report.unserved:
                 served += 1
                 if callback is not None:
-                    callback(error, delivered(source, record, details))
+                    callback(error, message)
                 elif otherwise is not None:
-                    otherwise(error, delivered(source, record, details))
+                    otherwise(error, message)
             return served
         finally:
             with self._lock:
@@ -601,8 +664,15 @@ class PartitionChoice:
     def __init__(self, partitioner: str, *, sticky_seconds: float) -> None:
         """Choose by the partitioner of this name."""
         self._partition_of = PARTITIONERS[partitioner]
-        self._empty_is_none = partitioner in _EMPTY_IS_NONE
-        self._sticky_seconds = sticky_seconds
+        self.key_hash = key_hash_of(partitioner)
+        """What a key's partition is by, modulo how many there are; None: it is not by the key."""
+
+        self.empty_is_none = partitioner in _EMPTY_IS_NONE
+        """Whether an empty key is none."""
+
+        self.sticky_seconds = sticky_seconds
+        """For how long those without a key stay together; with 0 they are chosen for anew, also if asked again."""
+
         self._random = random.Random()
         #: By topic: the partition of the moment, and until when.
         self._sticky: dict[str, tuple[int, float]] = {}
@@ -611,118 +681,13 @@ class PartitionChoice:
         """Return the partition of a record; `now_seconds` is of the monotonic clock."""
         if partition_count == 1:
             return 0
-        if key or (key is not None and not self._empty_is_none) or self._sticky_seconds <= 0:
+        if key or (key is not None and not self.empty_is_none) or self.sticky_seconds <= 0:
             return self._partition_of(key, partition_count, self._random)
         partition, until_seconds = self._sticky.get(topic, (-1, 0.0))
         if now_seconds >= until_seconds or not 0 <= partition < partition_count:
             partition = self._random.randrange(partition_count)
-            self._sticky[topic] = (partition, now_seconds + self._sticky_seconds)
+            self._sticky[topic] = (partition, now_seconds + self.sticky_seconds)
         return partition
-
-
-#: Records that will not be delivered, and why.
-Refused = tuple[Batch, KafkaError]
-
-
-class UnassignedTopics:
-    """Looks topics up, which creates them if that is allowed; for one thread at a time."""
-
-    def __init__(self, accumulator: Accumulator, directory: TopicDirectory, choice: PartitionChoice) -> None:
-        """Move records within `accumulator` from their topic to their partition."""
-        self.directory = directory
-        self._accumulator = accumulator
-        self._choice = choice
-
-    def look_up(self, retry_later: Callable[[TxnStoreError], None]) -> Iterator[Refused]:
-        """Look up every topic that records wait for; yield those that will not be delivered, with the reason.
-
-        What cannot be looked up now is told to `retry_later`.
-        """
-        with self._accumulator.changed:
-            names = self._accumulator.unknown_topics
-        for name in names:
-            try:
-                topic = self.directory.ensure(name)
-            except TxnStoreError as error:
-                if error.retriable:
-                    retry_later(error)
-                    continue
-                yield from self._refuse_all(name, kafka_error_of(error))
-            else:
-                yield from self._assign(topic)
-
-    def _refuse_all(self, name: str, error: KafkaError) -> Iterator[Refused]:
-        with self._accumulator.changed:
-            queue = self._accumulator.take_unassigned(name)
-        if queue is not None:
-            yield queue.take(queue.record_count), error
-
-    def _assign(self, topic: Topic) -> Iterator[Refused]:
-        refused: list[Batch] = []
-        now_seconds = time.monotonic()
-        partition_count = len(topic.partition_ids)
-        with self._accumulator.changed:
-            queue = self._accumulator.take_unassigned(topic.name)
-            if queue is None:
-                return
-            for index, asked_for in enumerate(queue.asked_for):
-                places = queue.places[index * PLACES : (index + 1) * PLACES]
-                partition = asked_for
-                if partition == PARTITION_UNASSIGNED:
-                    partition = self._choice.choose(topic.name, places[KEY], partition_count, now_seconds)
-                if 0 <= partition < partition_count:
-                    self._accumulator.put_assigned(topic, partition, places)
-                else:
-                    refused.append(Batch.of(topic.name, asked_for, places))
-        for batch in refused:
-            yield batch, KafkaError(KafkaError._UNKNOWN_PARTITION)
-
-
-class LookUp:
-    """A look-up in the background, so that a controller that is away holds up nothing but what it is asked."""
-
-    def __init__(self, thread: SenderThread) -> None:
-        """Look up for the sender on `thread`, which is woken by the answer."""
-        self.backoff = thread.backoff.another()
-        self._thread = thread
-        self._helper: Worker | None = None
-        self._answer: Future[list[Refused]] | None = None
-        self._trouble: list[TxnStoreError] = []
-
-    @property
-    def is_running(self) -> bool:
-        """Whether one is under way, or its answer is not taken yet."""
-        return self._answer is not None
-
-    @property
-    def has_answer(self) -> bool:
-        """Whether one has come to its end."""
-        return self._answer is not None and self._answer.done()
-
-    def start(self, topics: UnassignedTopics) -> None:
-        """Begin to look up whatever records wait for."""
-
-        def notify(_: object) -> None:
-            with self._thread.alarm.lock:
-                self._thread.alarm.ring()
-
-        if self._helper is None:
-            self._helper = self._thread.new_helper("topics")
-        self._trouble = []
-        self._answer = self._helper.submit(lambda: list(topics.look_up(self._trouble.append)))
-        self._answer.add_done_callback(notify)
-
-    def take_answer(self) -> list[Refused]:
-        """Return what will not be delivered, if an answer has come; a pause follows where one could not be had."""
-        if not self.has_answer:
-            return []
-        assert self._answer is not None
-        answer, self._answer = self._answer, None
-        if self._trouble:
-            self.backoff.retry_later(self._trouble[0])
-        else:
-            self.backoff.succeeded()
-        return answer.result()
 
 
 def make_queue(
@@ -747,4 +712,28 @@ def make_queue(
         PartitionChoice(
             configuration["partitioner"], sticky_seconds=configuration["sticky.partitioning.linger.ms"] / 1000
         ),
+    )
+
+
+def make_intake(
+    accumulator: Accumulator,
+    choice: PartitionChoice,
+    entries: dict[str, Any],
+    ticks: Ticks,
+    configuration: Mapping[str, Any],
+) -> bulk.core.Intake | None:
+    """Return what queues records in C, or None; `entries` are the topics that are known."""
+    if not bulk.IN_C:
+        return None
+    return bulk.core.Intake(
+        accumulator=accumulator,
+        lock=accumulator.alarm.lock,
+        entries=entries,
+        ticks=ticks,
+        monotonic=time.monotonic,
+        choose=choice.choose if choice.sticky_seconds > 0 else None,
+        key_hash=choice.key_hash,
+        is_empty_keyless=choice.empty_is_none,
+        open_stage=IN_TRANSACTION,
+        record_bytes_max=configuration["message.max.bytes"],
     )

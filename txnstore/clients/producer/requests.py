@@ -24,8 +24,9 @@ from txnstore.clients.producer.queue import Batch
 from txnstore.clients.producer.thread import Alarm, SenderStopped, SenderThread
 from txnstore.clients.worker import Worker
 from txnstore.db.cluster.cluster import Cluster, repaired
+from txnstore.db.identity import going_back
 from txnstore.db.store import Store
-from txnstore.errors import UnsupportedCompression
+from txnstore.errors import TxnStoreError, UnsupportedCompression
 from txnstore.log.append import Append, Appended, append_at_once
 from txnstore.log.codec import PackedColumns, encode_packed
 from txnstore.log.columns import Codec, codec_for_topic, join_headers, pack_bytes, require_codec
@@ -38,6 +39,7 @@ from txnstore.transactions.writers import TransactionWriter, append_as_writer, j
 
 if TYPE_CHECKING:
     from txnstore.clients.configuration.configuration import Configuration
+    from txnstore.clients.producer.unassigned import Refused, UnassignedTopics
 
 #: How long one try of the database goes on by itself; then the sender looks whether it is still wanted.
 TRY_TIMEOUT_MS: Final = 500
@@ -102,6 +104,7 @@ class ProducerSession:
         self._client_id = client_id
         self._sequences: dict[int, int] = {}
         self._added = AddedPartitions()
+        self._last_offsets: dict[int, int] = {}
         self.transaction_timeout_seconds = math.inf
         """How long a transaction may stay open."""
 
@@ -194,6 +197,26 @@ class ProducerSession:
             appended = repaired(cluster, database_id, lambda store: self._write(cluster, store, request))
         request.added.has_begun = True
         return appended
+
+    def note_places(self, appended: Sequence[Appended]) -> TxnStoreError | None:
+        """Take note of where batches stand now, each once.
+
+        Returns an error where an offset was given out before, for another record: the store has gone back to an older
+        state, and does nothing more for this client.
+        """
+        last_offsets = self._last_offsets
+        for place in appended:
+            last_offset = last_offsets.get(place.partition_id, -1)
+            if place.base_offset <= last_offset:
+                cluster = self.connection.cluster()
+                store = cluster.own(cluster.leader_of_partition(place.partition_id))
+                return going_back(
+                    store,
+                    f"a record got the offset {place.base_offset} of partition id {place.partition_id}, where this"
+                    f" producer had come to {last_offset}",
+                )
+            last_offsets[place.partition_id] = place.last_offset
+        return None
 
     def _write(self, cluster: Cluster, leader: Store, request: ProduceRequest) -> list[Appended]:
         if self.writer is not None:
@@ -421,3 +444,50 @@ class Lanes:
         """It is in flight no more; nothing happens if it was not."""
         with contextlib.suppress(ValueError):
             in_flight.lane.in_flight.remove(in_flight)
+
+
+class LookUp:
+    """A look-up in the background, so that a controller that is away holds up nothing but what it is asked."""
+
+    def __init__(self, thread: SenderThread) -> None:
+        """Look up for the sender on `thread`, which is woken by the answer."""
+        self.backoff = thread.backoff.another()
+        self._thread = thread
+        self._helper: Worker | None = None
+        self._answer: Future[list[Refused]] | None = None
+        self._trouble: list[TxnStoreError] = []
+
+    @property
+    def is_running(self) -> bool:
+        """Whether one is under way, or its answer is not taken yet."""
+        return self._answer is not None
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether one has come to its end."""
+        return self._answer is not None and self._answer.done()
+
+    def start(self, topics: UnassignedTopics) -> None:
+        """Begin to look up whatever records wait for."""
+
+        def notify(_: object) -> None:
+            with self._thread.alarm.lock:
+                self._thread.alarm.ring()
+
+        if self._helper is None:
+            self._helper = self._thread.new_helper("topics")
+        self._trouble = []
+        self._answer = self._helper.submit(lambda: list(topics.look_up(self._trouble.append)))
+        self._answer.add_done_callback(notify)
+
+    def take_answer(self) -> list[Refused]:
+        """Return what will not be delivered, if an answer has come; a pause follows where one could not be had."""
+        if not self.has_answer:
+            return []
+        assert self._answer is not None
+        answer, self._answer = self._answer, None
+        if self._trouble:
+            self.backoff.retry_later(self._trouble[0])
+        else:
+            self.backoff.succeeded()
+        return answer.result()

@@ -20,11 +20,10 @@ from txnstore.clients.producer.queue import (
     Batch,
     DeliveryReport,
     DeliveryReports,
-    LookUp,
-    UnassignedTopics,
 )
-from txnstore.clients.producer.requests import InFlight, Lane, Lanes, ProduceRequest, ProducerSession
+from txnstore.clients.producer.requests import InFlight, Lane, Lanes, LookUp, ProduceRequest, ProducerSession
 from txnstore.clients.producer.thread import SenderThread, WriterHelp
+from txnstore.clients.producer.unassigned import UnassignedTopics
 from txnstore.db.cluster.membership import CONTROLLER_ID
 from txnstore.errors import (
     InvalidProducerEpoch,
@@ -576,6 +575,8 @@ class Sender:
         """
         if self.thread.backoff.is_pausing:
             self.thread.backoff.succeeded()
+        if (gone_back := self.session.note_places(appended)) is not None:
+            self.thread.report_fatal(kafka_error_of(gone_back, fatal=True))
         self._help.wrote(request.partition_ids)
         if len(appended) != len(request.batches):
             for batch in request.batches:

@@ -19,6 +19,7 @@ from txnstore.errors import (
     OutcomeForgotten,
     PermissionDenied,
     ProducerFenced,
+    StoreCopied,
     TransactionalIdAuthorizationFailed,
     TransactionCoordinatorFenced,
     TxnStoreError,
@@ -48,6 +49,9 @@ class TransactionStage(enum.Enum):
 
 
 _S = TransactionStage
+
+#: The stage in which records are taken: it is looked at for each of them, and what an enum holds takes longer to find.
+IN_TRANSACTION: Final = _S.IN_TRANSACTION
 
 #: By state: the states that it may be entered from.
 ENTERED_FROM: Final[Mapping[TransactionStage, frozenset[TransactionStage]]] = MappingProxyType(
@@ -132,6 +136,7 @@ FENCED: Final = (ProducerFenced, InvalidProducerEpoch)
 _FATAL: Final = (
     InvalidProducerIdMapping,
     OutcomeForgotten,
+    StoreCopied,
     TransactionalIdAuthorizationFailed,
     TransactionCoordinatorFenced,
 )

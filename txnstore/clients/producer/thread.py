@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 import threading
 import time
 from collections import deque
@@ -16,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from txnstore.background_thread import BackgroundThread
 from txnstore.backoff import Backoff
@@ -27,12 +28,17 @@ from txnstore.db.cluster.cluster import Cluster
 from txnstore.deadline import Condition, Deadline, new_future, result_within
 from txnstore.errors import StoreUnavailable, TxnStoreError
 
+if TYPE_CHECKING:
+    from txnstore.clients.connection import StoreConnection
+
 Result = TypeVar("Result")
 
 _log = logging.getLogger(__name__)
 
 #: How often a producer asks whether a transaction of somebody else is in the way of its readers.
 WRITER_ASKS_SECONDS: Final = 1.0
+#: How long a producer that nobody holds is waited for.
+ABANDONED_SECONDS: Final = 0.2
 #: How often one that has written nothing asks for its part in the maintenance.
 IDLE_ASKS_SECONDS: Final = 10.0
 
@@ -421,3 +427,10 @@ class SenderThread:
         for future, _ in jobs:
             if future.set_running_or_notify_cancel():
                 future.set_exception(SenderStopped())
+
+
+def abandon(thread: SenderThread, connection: StoreConnection) -> None:
+    """End what a producer has that nobody holds any more, or whose program ends."""
+    if os.getpid() == connection.process_id:
+        thread.stop(0.0)
+        connection.close(ABANDONED_SECONDS)

@@ -156,8 +156,7 @@ class EnlistedConnection:
         """
         self.callers.check_usable()
         owner = self.callers.owner
-        if owner is not None and isinstance(owner.get_transaction(), TwoPhaseTransaction):
-            raise InvalidRequest("a two-phase transaction of SQLAlchemy's is committed by its own coordinator")
+        check_not_two_phase(self.callers)
         if owner is not None and owner.in_nested_transaction() and self.callers.backend_name == "sqlite":
             # A savepoint without a BEGIN is a database transaction to SQLite: its release would commit the rows alone.
             raise InvalidRequest(
@@ -394,6 +393,16 @@ class EnlistedConnection:
             " savepoint that was set before enlist() has ended: what it held is not part of this commit; abort the"
             " transaction and leave commit and rollback to the producer"
         )
+
+
+def check_not_two_phase(callers: CallersConnection) -> None:
+    """Refuse what has a coordinator already.
+
+    Raises:
+        InvalidRequest: the connection is in a two-phase transaction of SQLAlchemy's.
+    """
+    if callers.owner is not None and isinstance(callers.owner.get_transaction(), TwoPhaseTransaction):
+        raise InvalidRequest("a two-phase transaction of SQLAlchemy's is committed by its own coordinator")
 
 
 def _synchronous(connection: Connection) -> int:

@@ -81,8 +81,9 @@ def is_same_store(store: Store, callers: CallersConnection) -> bool:
     """Return whether the connection reaches the tables of this very store; the connection must be usable.
 
     Raises:
-        TxnStoreError: the database cannot be asked.
+        TxnStoreError: the database cannot be asked, or nothing is done there any more (`Store.check_usable`).
     """
+    store.check_usable()
     if callers.backend_name != store.backend.name:
         return False
     # A connection stays where it is: it is asked once. (SQLite's C type cannot be remembered, and is quick to ask.)

@@ -39,16 +39,25 @@ _TABLES: Final = {
     "sqlite": f"main.{SQLITE_PREFIX}outbox",
 }
 
+# The server's clock, which judges it later: a row that the caller has committed is not to be refused for the clock of
+# the caller's machine. A SQLite file has no other clock than that.
+_TIMES: Final = {
+    "postgresql": "coalesce({mark}, CAST(extract(epoch from pg_catalog.clock_timestamp()) * 1000 AS BIGINT))",
+    "sqlite": "{mark}",
+}
 
-def _insert(kind: str, marks: str) -> str:
-    return f"INSERT INTO {_TABLES[kind]} ({', '.join(_TYPES)}) VALUES ({marks})"  # noqa: S608 - our own names
+
+def _insert(kind: str, *marks: str) -> str:
+    *others, time = marks
+    values = ", ".join([*others, _TIMES[kind].format(mark=time)])
+    return f"INSERT INTO {_TABLES[kind]} ({', '.join(_TYPES)}) VALUES ({values})"  # noqa: S608 - our own names
 
 
 _INSERT: Final = {
-    "postgresql": _insert("postgresql", "%s, %s, %b, %b, %s, %s"),
-    "sqlite": _insert("sqlite", "?, ?, ?, ?, ?, ?"),
+    "postgresql": _insert("postgresql", "%s", "%s", "%b", "%b", "%s", "%s"),
+    "sqlite": _insert("sqlite", *"??????"),
 }
-_INSERT_BY_NAME: Final = {kind: _insert(kind, ", ".join(f":{name}" for name in _TYPES)) for kind in _TABLES}
+_INSERT_BY_NAME: Final = {kind: _insert(kind, *(f":{name}" for name in _TYPES)) for kind in _TABLES}
 #: SQLSTATEs: there is no such table, or no such schema.
 _MISSING: Final = frozenset({"42P01", "3F000"})
 _MISSING_ON_SQLITE: Final = "no such table"
@@ -67,7 +76,8 @@ class OutboxRow(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: str | None
-    timestamp_ms: int
+    timestamp_ms: int | None
+    """None: the server's time of the INSERT; not on SQLite, which has no server."""
 
 
 class OutboxConnection(Protocol):

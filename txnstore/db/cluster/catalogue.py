@@ -38,6 +38,7 @@ from txnstore.db.schema import (
     transaction_partitions,
     transaction_writer_partitions,
 )
+from txnstore.db.statements import HotStatement
 from txnstore.db.store import chunks, must_hit_each
 
 #: What is copied, each with the columns that name a row; in the order in which rows come to be.
@@ -91,6 +92,15 @@ def read_catalogue(connection: Connection) -> Catalogue:
     return Catalogue(int(rows["databases"][CONTROLLER_ID,]["catalogue_version"]), rows)
 
 
+def is_current(connection: Connection, catalogue: Catalogue, database_id: int) -> bool:
+    """Return whether `apply_catalogue` would change nothing here; who may only read can ask."""
+    if not _is_member(connection, database_id):
+        return False
+    present = read_catalogue(connection)
+    is_newer = present.version > catalogue.version
+    return is_newer or (present.rows == catalogue.rows and not _missing_heads(connection, catalogue, database_id))
+
+
 def apply_catalogue(connection: Connection, catalogue: Catalogue, database_id: int) -> bool:
     """Bring a member's copies to the controller's state; False if nothing was to be changed.
 
@@ -101,8 +111,7 @@ def apply_catalogue(connection: Connection, catalogue: Catalogue, database_id: i
         WrongCluster: the database belongs to another cluster, or is used by itself.
     """
     controller = Database(**catalogue.rows["databases"][CONTROLLER_ID,])
-    members = read_databases(connection)
-    is_new = not any(member.is_own and member.database_id == database_id for member in members)
+    is_new = not _is_member(connection, database_id)
     if is_new:
         claim(connection, controller)
     present_version = int(connection.execute(_LOCK_COPY).scalar_one())
@@ -143,6 +152,10 @@ def lock_heads_of(connection: Connection, which: ColumnElement[bool]) -> None:
         .order_by(partition_heads.c.partition_id)
         .with_for_update()
     )
+
+
+def _is_member(connection: Connection, database_id: int) -> bool:
+    return any(member.is_own and member.database_id == database_id for member in read_databases(connection))
 
 
 def _ids(which: ColumnElement[bool]) -> Select[int]:
@@ -192,11 +205,15 @@ def _this(table: Table, key: Sequence[str]) -> ColumnElement[bool]:
     return and_(*(table.c[name] == bindparam(f"of_{name}") for name in key))
 
 
-def _make_heads(connection: Connection, catalogue: Catalogue, database_id: int) -> bool:
+def _missing_heads(connection: Connection, catalogue: Catalogue, database_id: int) -> list[int]:
     own = {
         row["partition_id"] for row in catalogue.rows["partitions"].values() if row["leader_database_id"] == database_id
     }
-    missing = sorted(own - set(connection.execute(_HEADS).scalars())) if own else []
+    return sorted(own - set(connection.execute(_HEADS).scalars())) if own else []
+
+
+def _make_heads(connection: Connection, catalogue: Catalogue, database_id: int) -> bool:
+    missing = _missing_heads(connection, catalogue, database_id)
     for ids in chunks(missing):
         connection.execute(_INSERT_HEADS, [new_head(partition_id) for partition_id in ids])
     return bool(missing)
@@ -209,7 +226,7 @@ def new_head(partition_id: int) -> dict[str, int]:
 
 # --- the store's settings --------------------------------------------------------------------------------------------
 
-_SETTINGS: Final = select(store_configs.c.name, store_configs.c.value)
+_SETTINGS: Final = HotStatement(select(store_configs.c.name, store_configs.c.value))
 _INSERT_SETTING: Final = upsert(store_configs)
 _CHANGE_SETTING: Final = _INSERT_SETTING.on_conflict_do_update(
     index_elements=[store_configs.c.name], set_={"value": _INSERT_SETTING.excluded.value}
@@ -228,7 +245,7 @@ def read_store_settings(connection: Connection) -> Settings:
 
 def read_store_config(connection: Connection) -> dict[str, str]:
     """Return the settings that were set, as text."""
-    return {row.name: row.value for row in connection.execute(_SETTINGS)}
+    return {row.name: row.value for row in _SETTINGS.rows(connection)}
 
 
 def change_store_settings(connection: Connection, changes: Mapping[str, str | None]) -> None:

@@ -25,7 +25,7 @@ from sqlalchemy import Connection, bindparam, select
 from txnstore.backoff import Backoff
 from txnstore.clock import Clock
 from txnstore.db.backend import Limits
-from txnstore.db.cluster.catalogue import Catalogue, apply_catalogue, read_catalogue
+from txnstore.db.cluster.catalogue import Catalogue, apply_catalogue, is_current, read_catalogue
 from txnstore.db.cluster.membership import (
     CONTROLLER_ID,
     Address,
@@ -46,6 +46,7 @@ from txnstore.db.store import ANNOUNCE_TIMEOUT_SECONDS, Store, chunks
 from txnstore.errors import (
     MissingMember,
     NotCoordinator,
+    PermissionDenied,
     StoreClosed,
     StoreUnavailable,
     TxnStoreError,
@@ -359,10 +360,17 @@ class Cluster:
             StoreUnavailable: it cannot be reached, or could not a moment ago.
             TxnStoreError: see `own` and `Store.write`.
         """
+        return self._at(
+            database_id,
+            lambda store: store.write(work, wakes_readers=wakes_readers, retry_timeout_ms=retry_timeout_ms),
+        )
+
+    def _at(self, database_id: int, call: Callable[[Store], Result]) -> Result:
+        """Make a call on a member's store; one that was away is left alone for a while."""
         self._refuse_while_paused(database_id)
         store = self.own(database_id)
         try:
-            result = store.write(work, wakes_readers=wakes_readers, retry_timeout_ms=retry_timeout_ms)
+            result = call(store)
         except StoreUnavailable as error:
             self._pause(database_id, str(error))
             raise
@@ -591,14 +599,25 @@ class Cluster:
                 )
 
     def reconcile(self, database_id: int) -> bool:
-        """Bring a member's copies to the controller's state; False if they were.
+        """Bring a member's copies to the controller's state; False if they were, which takes no right to change them.
 
         Raises:
+            StoreUnavailable: this client's role may not do it: somebody else's has to.
             TxnStoreError: it, or the controller, cannot be reached or refuses.
         """
         if database_id == CONTROLLER_ID:
             return False
-        return self._copy(database_id, self.controller.read(read_catalogue))
+        catalogue = self.controller.read(read_catalogue)
+        held = partial(is_current, catalogue=catalogue, database_id=database_id)
+        if self._at(database_id, lambda store: store.read(held)):
+            return False
+        try:
+            return self._copy(database_id, catalogue)
+        except PermissionDenied as error:
+            raise StoreUnavailable(
+                f"the database {self.label_of(database_id)!r} has not been given the newest topics yet, and this role"
+                f" may not do that: `txnstore maintain` does, as a coordinator ({error})"
+            ) from error
 
     def _copy(self, database_id: int, catalogue: Catalogue) -> bool:
         return self.write_at(

@@ -87,7 +87,12 @@ def read_from_controller(controller: Store) -> dict[int, Database]:
         TxnStoreError: it cannot be reached.
     """
     found = controller.read(read_databases)
-    own = next(member for member in found if member.is_own)
+    own = next((member for member in found if member.is_own), None)
+    if own is None:
+        raise WrongCluster(
+            f"the table databases in {controller.url} has no row for the store {controller.store_uuid} itself: somebody"
+            " else has changed it"
+        )
     if own.database_id != CONTROLLER_ID:
         other = next((member.label for member in found if member.database_id == CONTROLLER_ID), "")
         joining = "; it was about to join" if own.database_id == CLAIMED_ID else ""

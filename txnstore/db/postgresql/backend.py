@@ -81,6 +81,10 @@ ERRORS_BY_SQLSTATE: Final[dict[str, type[TxnStoreError]]] = {
 #: Prefixes of SQLSTATEs that, at COMMIT, leave it open whether the server committed.
 UNKNOWN_AT_COMMIT: Final = ("08", "25P03", "25P04", "40003", "57P", "58", "XX")
 
+#: How PostgreSQL names the severity of what ends the session, or all of them: whatever the SQLSTATE, a COMMIT may stand
+#: all the same. Without room for its log (53100) the server stops behind what it has written, and recovers that.
+_ENDS_SESSION: Final = frozenset({"FATAL", "PANIC"})
+
 #: Why no connection came about: libpq has no SQLSTATE then, only text, which may repeat the URL and is not repeated.
 CONNECTION_ERRORS: Final[tuple[tuple[str, type[TxnStoreError], str], ...]] = (
     (
@@ -374,7 +378,7 @@ class PostgreSQLBackend:
         if stage is Stage.CONNECT and not sqlstate:
             return connecting_error(str(error))
         detail = f"{what} while {stage.value}"
-        if stage is Stage.COMMIT and (sqlstate is None or sqlstate.startswith(UNKNOWN_AT_COMMIT)):
+        if stage is Stage.COMMIT and may_have_committed(sqlstate, getattr(diagnosis, "severity_nonlocalized", None)):
             return OutcomeUnknown(f"{detail}: the change may or may not have been made")
         if sqlstate is None and not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
             # The driver did not even send it: the database has no type for one of its values.
@@ -420,6 +424,10 @@ class PostgreSQLBackend:
         if not connection.execute(_MAY_IDENTIFY).scalar_one():
             return None
         return ":".join(connection.exec_driver_sql(IDENTIFY).one())
+
+    def is_standby(self, connection: Connection) -> bool:
+        """Return whether the server is in recovery."""
+        return bool(connection.exec_driver_sql("SELECT pg_catalog.pg_is_in_recovery()").scalar_one())
 
     def check_database(self, connection: Connection) -> None:
         """Refuse an old server, and a database whose encoding has no place for some text; the server told both."""
@@ -546,6 +554,11 @@ def _bound_of_silence(driver: PostgreSQLConnection, limits: Limits) -> str:
     if driver.info.server_version >= _HAS_TRANSACTION_TIMEOUT:
         return f"SET LOCAL transaction_timeout = {int(limits.transaction_timeout_ms)}"
     return "SET LOCAL tcp_keepalives_idle = 10;SET LOCAL tcp_keepalives_interval = 5;SET LOCAL tcp_keepalives_count = 4"
+
+
+def may_have_committed(sqlstate: str | None, severity: str | None) -> bool:
+    """Return whether a COMMIT, or the end of a prepared transaction, that was answered so may stand all the same."""
+    return sqlstate is None or sqlstate.startswith(UNKNOWN_AT_COMMIT) or severity in _ENDS_SESSION
 
 
 def _kind_of(sqlstate: str | None) -> type[TxnStoreError]:

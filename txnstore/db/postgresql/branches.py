@@ -19,7 +19,7 @@ from psycopg.sql import SQL, Identifier
 
 from txnstore.db.postgresql.backend import IDENTIFY, MAKE_DURABLE, connect_driver, connecting_error
 from txnstore.db.postgresql.connections import PostgreSQLConnection
-from txnstore.db.postgresql.exchange import Answer, AnswerKind, Statement, exchange
+from txnstore.db.postgresql.exchange import AnswerKind, ServerAnswer, Statement, exchange
 from txnstore.db.url import DatabaseUrl
 from txnstore.errors import InvalidRequest, InvalidUrl, StoreUnavailable
 
@@ -47,7 +47,16 @@ _LOOK_AT_SERVER: Final = (
     "SELECT pg_catalog.current_setting('max_prepared_transactions')::int, pg_catalog.pg_is_in_recovery(),"
     " pg_catalog.has_function_privilege('pg_catalog.pg_control_system()', 'execute')"
 )
-_TRANSACTION: Final = "SELECT pg_catalog.pg_current_xact_id()::text"
+_TRANSACTION: Final = (
+    "SELECT pg_catalog.pg_current_xact_id()::text,"
+    " pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) 'off'"
+    " AND pg_catalog.current_setting('synchronous_standby_names') OPERATOR(pg_catalog.<>) ''"
+)
+# Once it has ended the coordinator forgets it: a standby that only knows its vote would be told to roll it back.
+_WAIT_FOR_STANDBYS: Final = (
+    "SELECT CASE WHEN pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) 'off'"
+    " THEN pg_catalog.set_config('synchronous_commit', 'on', false) END"
+)
 _PREPARED: Final = (
     "SELECT gid, owner::text FROM pg_catalog.pg_prepared_xacts"
     " WHERE database = pg_catalog.current_database() AND pg_catalog.starts_with(gid, %s) ORDER BY prepared"
@@ -118,14 +127,17 @@ def look_at_database(driver: Driver) -> ParticipatingDatabase:
     return found
 
 
-def begin_branch(driver: Driver) -> str:
+def begin_branch(driver: Driver) -> tuple[str, bool]:
     """Return the id of the database transaction that is open on the connection; one is begun if none is.
+
+    And whether its end would not wait for standbys that its server has, for `synchronous_commit` is off: its end is for
+    a connection of our own then.
 
     Raises:
         StoreUnavailable: the connection broke.
     """
-    (transaction_id,) = _ask(driver, _TRANSACTION)
-    return str(transaction_id)
+    transaction_id, is_hasty = _ask(driver, _TRANSACTION)
+    return str(transaction_id), is_hasty
 
 
 def prepare_statement(driver: Driver, gid: str, transaction_id: str) -> Statement:
@@ -145,6 +157,17 @@ def end_statement(driver: Driver, gid: str, *, commit: bool) -> Statement:
     """Return what ends a prepared branch."""
     tag = f"{'COMMIT' if commit else 'ROLLBACK'} PREPARED"
     return Statement(driver, f"{tag} '{_checked(gid)}'", tag)
+
+
+def check_end_statement(driver: Driver, transaction_id: str, *, commit: bool) -> Statement:
+    """Return what is refused (22012) if the database transaction of this id has ended, and otherwise than this."""
+    assert _TRANSACTION_ID.fullmatch(transaction_id)
+    other = "aborted" if commit else "committed"
+    text = (
+        f"SELECT 1 / COALESCE((pg_catalog.pg_xact_status('{transaction_id}'::pg_catalog.xid8)"
+        f" OPERATOR(pg_catalog.<>) '{other}')::int, 1)"
+    )
+    return Statement(driver, text, "SELECT 1")
 
 
 def roll_back(driver: Driver, timeout_seconds: float) -> None:
@@ -206,7 +229,7 @@ def list_prepared(driver: PostgreSQLConnection, prefix: str) -> list[PreparedBra
         raise StoreUnavailable(_DOES_NOT_ANSWER.format(error.sqlstate or type(error).__name__)) from None
 
 
-def end_prepared(driver: PostgreSQLConnection, gid: str, *, commit: bool, timeout_seconds: float) -> Answer:
+def end_prepared(driver: PostgreSQLConnection, gid: str, *, commit: bool, timeout_seconds: float) -> ServerAnswer:
     """Commit or roll back a prepared branch on a connection of our own, as the role that prepared it if need be.
 
     While somebody else is ending it, that is waited for.
@@ -219,7 +242,7 @@ def end_prepared(driver: PostgreSQLConnection, gid: str, *, commit: bool, timeou
         time.sleep(_BUSY_PAUSE_SECONDS)
 
 
-def _end_prepared_now(driver: PostgreSQLConnection, gid: str, *, commit: bool, timeout_seconds: float) -> Answer:
+def _end_prepared_now(driver: PostgreSQLConnection, gid: str, *, commit: bool, timeout_seconds: float) -> ServerAnswer:
     statement = end_statement(driver, gid, commit=commit)
     (answer,) = exchange([statement], timeout_seconds)
     if answer.sqlstate != INSUFFICIENT_PRIVILEGE:
@@ -227,11 +250,11 @@ def _end_prepared_now(driver: PostgreSQLConnection, gid: str, *, commit: bool, t
     owner = next((branch.owner for branch in list_prepared(driver, gid) if branch.gid == gid), None)
     if owner is None:
         # Somebody else was quicker.
-        return Answer(AnswerKind.REFUSED, UNDEFINED_OBJECT)
+        return ServerAnswer(AnswerKind.REFUSED, UNDEFINED_OBJECT)
     set_role = Statement(driver, SQL("SET ROLE {}").format(Identifier(owner)).as_string(driver), "SET")
     if exchange([set_role], timeout_seconds)[0].kind is not AnswerKind.DONE:
         detail = f"only the role {owner!r}, which prepared it, its members and superusers may end this branch"
-        return Answer(AnswerKind.REFUSED, INSUFFICIENT_PRIVILEGE, detail)
+        return ServerAnswer(AnswerKind.REFUSED, INSUFFICIENT_PRIVILEGE, detail)
     (answer,) = exchange([statement], timeout_seconds)
     exchange([Statement(driver, "RESET ROLE", "RESET")], timeout_seconds)
     return answer
@@ -270,9 +293,15 @@ def _ask(driver: Driver, question: str) -> tuple[Any, ...]:
 
 def _connected(connect: Callable[[], PostgreSQLConnection]) -> PostgreSQLConnection:
     try:
-        return connect()
+        driver = connect()
     except psycopg.Error as error:
         raise connecting_error(str(error)) from None
+    try:
+        _ask(driver, _WAIT_FOR_STANDBYS)
+    except BaseException:
+        driver.close()
+        raise
+    return driver
 
 
 def _checked(gid: str) -> str:

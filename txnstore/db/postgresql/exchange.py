@@ -18,7 +18,7 @@ from typing import Any, Final
 import psycopg
 from psycopg.pq import DiagnosticField, ExecStatus
 
-from txnstore.db.postgresql.backend import DATA_EXCEPTION, UNKNOWN_AT_COMMIT
+from txnstore.db.postgresql.backend import DATA_EXCEPTION, may_have_committed
 
 #: How often a wait looks at its deadline even if nothing comes.
 _LOOK_SECONDS: Final = 0.5
@@ -47,7 +47,7 @@ class AnswerKind(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ServerAnswer:
     """What became of a statement."""
 
     kind: AnswerKind
@@ -56,29 +56,31 @@ class Answer:
     """The server's primary line, or what happened to the connection; holds no values."""
 
 
-def exchange(statements: Sequence[Statement], timeout_seconds: float) -> list[Answer]:
+def exchange(statements: Sequence[Statement], timeout_seconds: float) -> list[ServerAnswer]:
     """Send each statement on its connection and return the answers, in order, when all have come or time is up.
 
-    A connection whose answer did not come is closed: nobody knows what it would say next.
+    A connection whose answer did not come is closed, after an interrupt too: nobody knows what it would say next.
     """
     deadline = time.monotonic() + timeout_seconds
     conversations = [_Conversation(statement) for statement in statements]
     with ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
-        for conversation in conversations:
-            if conversation.lock(deadline):
-                stack.callback(conversation.unlock)
-                conversation.send()
-            if conversation.answer is None:
-                selector.register(conversation.socket, conversation.events, conversation)
-        while selector.get_map():
-            left_seconds = deadline - time.monotonic()
-            for key, events in selector.select(max(0.0, min(left_seconds, _LOOK_SECONDS))):
-                _go_on(selector, key, events)
-            if left_seconds <= 0:
-                break
-        for conversation in conversations:
-            conversation.close_if_unanswered()
+        try:
+            for conversation in conversations:
+                if conversation.lock(deadline):
+                    stack.callback(conversation.unlock)
+                    conversation.send()
+                if conversation.answer is None:
+                    selector.register(conversation.socket, conversation.events, conversation)
+            while selector.get_map():
+                left_seconds = deadline - time.monotonic()
+                for key, events in selector.select(max(0.0, min(left_seconds, _LOOK_SECONDS))):
+                    _go_on(selector, key, events)
+                if left_seconds <= 0:
+                    break
+        finally:
+            for conversation in conversations:
+                conversation.close_if_unanswered()
     return [conversation.answer for conversation in conversations if conversation.answer is not None]
 
 
@@ -98,9 +100,9 @@ class _Conversation:
         self._statement = statement
         self._driver = statement.driver
         self._pgconn = statement.driver.pgconn
-        self._refusal: Answer | None = None
+        self._refusal: ServerAnswer | None = None
         self._tag = ""
-        self.answer: Answer | None = None
+        self.answer: ServerAnswer | None = None
         #: What it waits for, and where; the socket of a closed connection cannot be asked for any more.
         self.events = selectors.EVENT_READ | selectors.EVENT_WRITE
         self.socket = -1
@@ -108,7 +110,7 @@ class _Conversation:
     def lock(self, deadline: float) -> bool:
         """Keep other threads off the connection; False, and an answer, if one does not leave it."""
         if not self._driver.lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            self.answer = Answer(AnswerKind.REFUSED, None, "another thread is using the connection")
+            self.answer = ServerAnswer(AnswerKind.REFUSED, None, "another thread is using the connection")
             return False
         return True
 
@@ -119,7 +121,7 @@ class _Conversation:
     def send(self) -> None:
         """Begin to send."""
         if self._driver.closed:
-            self.answer = Answer(AnswerKind.REFUSED, None, "the connection was closed before")
+            self.answer = ServerAnswer(AnswerKind.REFUSED, None, "the connection was closed before")
             return
         self.socket = self._pgconn.socket
         try:
@@ -139,12 +141,12 @@ class _Conversation:
             self._give_up("the connection broke")
 
     def close_if_unanswered(self) -> None:
-        """Close the connection if nobody waits for its answer any more."""
-        if self.answer is None:
+        """Close the connection if nobody waits for its answer any more; one that was not sent on is its owner's."""
+        if self.answer is None and self.socket != -1:
             self._give_up("no answer came in time")
 
     def _give_up(self, detail: str) -> None:
-        self.answer = Answer(AnswerKind.UNKNOWN, None, detail)
+        self.answer = ServerAnswer(AnswerKind.UNKNOWN, None, detail)
         self._pgconn.finish()
 
     def _read(self) -> None:
@@ -169,14 +171,15 @@ class _Conversation:
         told = (result.error_field(DiagnosticField.MESSAGE_PRIMARY) or b"").decode(errors="replace")
         if sqlstate.startswith(DATA_EXCEPTION):
             told = "a value is not in the form that was expected"
-        kind = AnswerKind.UNKNOWN if sqlstate.startswith(UNKNOWN_AT_COMMIT) else AnswerKind.REFUSED
-        self._refusal = Answer(kind, sqlstate, told)
+        severity = (result.error_field(DiagnosticField.SEVERITY_NONLOCALIZED) or b"").decode()
+        kind = AnswerKind.UNKNOWN if may_have_committed(sqlstate, severity) else AnswerKind.REFUSED
+        self._refusal = ServerAnswer(kind, sqlstate, told)
 
     def _conclude(self) -> None:
         if self._refusal is not None:
             self.answer = self._refusal
         elif self._tag == self._statement.tag:
-            self.answer = Answer(AnswerKind.DONE)
+            self.answer = ServerAnswer(AnswerKind.DONE)
         else:
             # PREPARE TRANSACTION of a failed database transaction is answered ROLLBACK, without an error.
-            self.answer = Answer(AnswerKind.REFUSED, None, f"the server answered {self._tag or 'nothing'}")
+            self.answer = ServerAnswer(AnswerKind.REFUSED, None, f"the server answered {self._tag or 'nothing'}")

@@ -20,6 +20,8 @@ from txnstore.db.url import DatabaseUrl
 
 Value = TypeVar("Value")
 
+#: A time limit of the role or the database has ended a statement, or the session.
+_CUT_OFF: Final = frozenset({"57014", "25P04", "57P05"})
 #: So often two sessions are asked in turn which process of the server they talk to.
 _TURNS: Final = 10
 #: Settings that the checks look at, in the units of pg_settings.
@@ -74,6 +76,16 @@ _SLOTS: Final = """
         CASE WHEN NOT pg_catalog.pg_is_in_recovery()
             THEN CAST(pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_lsn(), restart_lsn) AS bigint) END
     FROM pg_catalog.pg_replication_slots
+"""
+# What writes the log of the server to a file elsewhere streams as well, and may be named.
+_STANDBYS: Final = """
+    SELECT coalesce(application_name, ''), coalesce(sync_state, '') FROM pg_catalog.pg_stat_replication
+    WHERE state = 'streaming' ORDER BY 1
+"""
+# A role sees its own sessions, whatever else it may not see.
+_WAITS_FOR_STANDBY: Final = """
+    SELECT CAST(pg_catalog.date_part('epoch', pg_catalog.clock_timestamp() - min(query_start)) AS bigint)
+    FROM pg_catalog.pg_stat_activity WHERE wait_event = 'SyncRep'
 """
 _RELATIONS: Final = """
     SELECT c.relname, coalesce(s.n_live_tup, 0), coalesce(s.n_dead_tup, 0),
@@ -132,6 +144,15 @@ class ReplicationSlot:
 
 
 @dataclass(frozen=True, slots=True)
+class Standby:
+    """A standby that follows the server."""
+
+    name: str
+    sync_state: str
+    """`sync` or `quorum`: commits wait for it, if their synchronous_commit says so."""
+
+
+@dataclass(frozen=True, slots=True)
 class Relation:
     """A table or view in the schema of the store."""
 
@@ -159,6 +180,9 @@ class PostgreSQLFacts:
 
     encoding: str = "UTF8"
     unknown: dict[str, str] = field(default_factory=dict)
+    cut_off: str | None = None
+    """What the server said when a time limit ended a question."""
+
     is_replica: bool | None = None
     settings: Mapping[str, str] | None = None
     """As this role has them in this database."""
@@ -188,6 +212,10 @@ class PostgreSQLFacts:
     long_sessions: Sequence[LongSession] | None = None
     prepared: Sequence[PreparedTransaction] | None = None
     slots: Sequence[ReplicationSlot] | None = None
+    standbys: Sequence[Standby] | None = None
+    standby_wait_seconds: int | None = None
+    """For how long the commit waits for a standby that has waited longest; None also if none does."""
+
     relations: Sequence[Relation] | None = None
     """What is in the schema of the store; empty: there is no store."""
 
@@ -247,6 +275,8 @@ class _Asked:
         except psycopg.Error as error:
             told = error.diag.message_primary if error.sqlstate else "the connection to PostgreSQL broke"
             self.facts.unknown[name] = told or type(error).__name__
+            if error.sqlstate in _CUT_OFF:
+                self.facts.cut_off = self.facts.cut_off or told
             return None
 
     def rows(self, name: str, statement: str | sql.Composed, *parameters: Any) -> list[tuple[Any, ...]] | None:
@@ -277,9 +307,8 @@ class _Asked:
             facts.connection_limit, facts.oldest_xid_age, facts.may_create = found[0][:3]
             facts.role_connection_limit, facts.is_superuser, sees_all = found[0][3:]
             if not sees_all:
-                facts.unknown["long_sessions"] = (
-                    "this role does not see what sessions of other roles do: GRANT pg_read_all_stats TO it"
-                )
+                reason = "this role does not see what sessions of other roles do: GRANT pg_read_all_stats TO it"
+                facts.unknown |= {"long_sessions": reason, "standbys": reason}
         if found := self.rows("connections", _CONNECTIONS):
             facts.connections, facts.database_connections, facts.role_connections = found[0]
 
@@ -292,6 +321,10 @@ class _Asked:
             facts.prepared = [PreparedTransaction(*row) for row in found]
         if (found := self.rows("slots", _SLOTS)) is not None:
             facts.slots = [ReplicationSlot(*row) for row in found]
+        if (found := self.rows("standbys", _STANDBYS)) is not None:
+            facts.standbys = [Standby(*row) for row in found]
+        if found := self.rows("standby_wait_seconds", _WAITS_FOR_STANDBY):
+            facts.standby_wait_seconds = found[0][0]
 
     def store(self, version_table: str) -> None:
         """Ask about the tables, if there are any."""

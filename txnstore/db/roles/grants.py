@@ -33,7 +33,7 @@ _DIGEST_LENGTH: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class RoleScope:
     """What a role is limited to: names, or beginnings of names with a `*` behind; what is not named is nothing."""
 
     topics: Sequence[str] = ()
@@ -107,7 +107,7 @@ def _kind_in(policy: str) -> str:
 # --- what is to be done -----------------------------------------------------------------------------------------------
 
 
-def grant(store: Store, kind: Kind, role: str, bounds: Bounds | None = None) -> list[str]:
+def grant(store: Store, kind: Kind, role: str, bounds: RoleScope | None = None) -> list[str]:
     """Return the statements that let a role do what its kind does, within bounds if there are any.
 
     They replace what the role was granted as one of this kind, and leave what it is besides.
@@ -198,7 +198,7 @@ def printed(statements: Iterable[str]) -> str:
     return "\n".join(["BEGIN;", "SET LOCAL search_path = pg_catalog, pg_temp;", *lines, "COMMIT;", ""])
 
 
-def _check_bounds(kind: Kind, bounds: Bounds) -> None:
+def _check_bounds(kind: Kind, bounds: RoleScope) -> None:
     if kind not in BOUNDED:
         raise InvalidRequest(f"a role of the kind {kind} sees all topics: only producers and consumers have limits")
     for name in (*bounds.topics, *bounds.group_ids, *bounds.transactional_ids):
@@ -240,7 +240,7 @@ class _Statements:
         for function in (NAME_WITHIN, NAME):
             yield f"ALTER FUNCTION {self._named(function)} {to_role}"
 
-    def grant(self, kind: Kind, bounds: Bounds | None, server_version: int) -> Iterator[str]:
+    def grant(self, kind: Kind, bounds: RoleScope | None, server_version: int) -> Iterator[str]:
         """Give the rights of the kind, and a policy for each table whose rows belong to somebody."""
         to_role = f"TO {_quoted(self.role)}"
         yield f"GRANT USAGE ON SCHEMA {_quoted(self.schema)} {to_role}"
@@ -260,7 +260,7 @@ class _Statements:
             for table in BELONGING:
                 yield f"ALTER TABLE {self._named(table)} ENABLE ROW LEVEL SECURITY"
 
-    def _grant_views(self, kind: Kind, bounds: Bounds | None, server_version: int) -> Iterator[str]:
+    def _grant_views(self, kind: Kind, bounds: RoleScope | None, server_version: int) -> Iterator[str]:
         for view in VIEWS_OF.get(kind, ()):
             if bounds is not None and server_version < _HAS_INVOKER_VIEWS:
                 # An earlier grant without limits is taken back.
@@ -273,7 +273,7 @@ class _Statements:
             yield f"GRANT SELECT ON {self._named(view)} TO {_quoted(self.role)}"
 
     def _make_policies(
-        self, policy: str, bounds: Bounds | None, rights_by_table: Mapping[str, Sequence[Right]]
+        self, policy: str, bounds: RoleScope | None, rights_by_table: Mapping[str, Sequence[Right]]
     ) -> Iterator[str]:
         for table, (per, column) in BELONGING.items():
             rights = rights_by_table.get(table, ())
@@ -305,7 +305,7 @@ class _Statements:
     def _named(self, name: str) -> str:
         return f"{_quoted(self.schema)}.{_quoted(name)}"
 
-    def _condition(self, bounds: Bounds | None, per: Per, column: str) -> str:
+    def _condition(self, bounds: RoleScope | None, per: Per, column: str) -> str:
         """Return what holds for the rows of a table that are within the bounds.
 
         Which partitions that are is asked once a statement, and looked up for each row: the statement's own condition

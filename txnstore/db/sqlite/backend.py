@@ -31,6 +31,7 @@ from txnstore.db.sqlite.connections import (
     SQLiteConnection,
     close_before_fork,
     connect,
+    file_has_gone,
     set_wait_for_disk,
 )
 from txnstore.db.sqlite.waiter import FileWaiter
@@ -83,6 +84,9 @@ _PLANTED: Final = text(
 _LAST_KEY: Final = text("SELECT seq FROM sqlite_sequence WHERE name = :of_table")
 _FORGET_KEY: Final = text("DELETE FROM sqlite_sequence WHERE name = :of_table")
 _ENTER_KEY: Final = text("INSERT INTO sqlite_sequence (name, seq) VALUES (:of_table, :last)")
+
+#: Which of these it is, `txnstore doctor` can tell.
+_UNWRITABLE: Final = ": this user may not write to the file or its folder, or their file system is mounted read-only"
 
 #: The first one with STRICT tables.
 OLDEST_VERSION: Final = (3, 37, 0)
@@ -153,7 +157,7 @@ class SQLiteBackend:
         path = _path_of(url)
         engine = create_engine(
             "sqlite+txnstore://",
-            creator=lambda: connect(path),
+            creator=_opener(path),
             poolclass=QueuePool,
             pool_size=pool_size,
             max_overflow=pool_size,
@@ -183,6 +187,11 @@ class SQLiteBackend:
         the time it waits.
         """
         driver = _driver_connection(connection)
+        if driver.leads_elsewhere():
+            # The next connection leads to what is there now.
+            connection.invalidate()
+            self.let_go(connection.engine)
+            raise file_has_gone(driver.path)
         if access is Access.WRITE:
             # Without a log the file itself is at risk. Other limits are for nobody: the write lock is held for one
             # short transaction of a process on this machine.
@@ -225,7 +234,8 @@ class SQLiteBackend:
             return OutcomeUnknown(f"{detail}: whether the change was made will show at the next write")
         for prefix, kind in ERRORS_BY_NAME.items():
             if name.startswith(prefix):
-                return kind(f"{detail}; nothing was changed")
+                why = _UNWRITABLE if kind is StoreReadOnly else ""
+                return kind(f"{detail}{why}; nothing was changed")
         if name == "SQLITE_CONSTRAINT_TRIGGER" and str(error.orig).startswith(CLOSED):
             return StoreMoved(f"{error.orig}; nothing was changed")
         kind = ForeignSchema if MISSING.search(str(error.orig)) else StatementFailed
@@ -275,6 +285,10 @@ class SQLiteBackend:
         file_system = os.statvfs(path).f_fsid if hasattr(os, "statvfs") else file.st_dev
         return f"{file_system or file.st_dev:x}:{file.st_ino}"
 
+    def is_standby(self, connection: Connection) -> bool:
+        """Return False: a file is the only one."""
+        return False
+
     def check_database(self, connection: Connection) -> None:
         """Refuse an SQLite without STRICT tables, and a file in which a stranger's statements would run with ours."""
         if sqlite3.sqlite_version_info < OLDEST_VERSION:
@@ -320,6 +334,25 @@ class SQLiteBackend:
         del schema, column
         connection.execute(_FORGET_KEY, {"of_table": SQLITE_PREFIX + table})
         connection.execute(_ENTER_KEY, {"of_table": SQLITE_PREFIX + table, "last": key - 1})
+
+
+def _opener(path: str) -> Callable[[], SQLiteConnection]:
+    """Return what opens connections to the file, and makes it only where it makes the first one."""
+    is_there = False
+
+    def open_one() -> SQLiteConnection:
+        nonlocal is_there
+        try:
+            connection = connect(path, is_there=is_there)
+        except FileNotFoundError:
+            # Between its opening and a look at it.
+            raise file_has_gone(path) from None
+        except sqlite3.Error as error:
+            raise _why_unwritable(error, path) or error from None
+        is_there = True
+        return connection
+
+    return open_one
 
 
 def _driver_connection(connection: Connection) -> SQLiteConnection:
@@ -376,6 +409,25 @@ def _check_path(path: Path) -> None:
 def _may(path: Path, mode: int) -> bool:
     """Return whether this user may read or write; SQLite would say that it cannot open the file, and not why."""
     return os.access(path, mode, effective_ids=os.access in os.supports_effective_ids)
+
+
+def _why_unwritable(error: BaseException | None, path: str) -> StoreReadOnly | None:
+    """Return what cannot be written, and what to do, if that is what SQLite means and anybody can tell."""
+    if not getattr(error, "sqlite_errorname", "").startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY")):
+        return None
+    folder = Path(path).resolve().parent
+    if hasattr(os, "statvfs") and os.statvfs(folder).f_flag & os.ST_RDONLY:
+        return StoreReadOnly(
+            f"the file system of {path!r} is mounted read-only: mount it for writing, or put the file elsewhere;"
+            " nothing was changed"
+        )
+    for kind, place in (("folder", folder), *(("file", Path(path + ending)) for ending in ("", "-wal", "-shm"))):
+        if place.exists() and not _may(place, os.W_OK):
+            return StoreReadOnly(
+                f"this user may not write to the {kind} {str(place)!r}, as SQLite has to, with the write-ahead log that"
+                " it keeps beside a file: give him the right to, or put the file elsewhere; nothing was changed"
+            )
+    return None
 
 
 _memory_folder: str | None = None

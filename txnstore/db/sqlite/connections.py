@@ -35,8 +35,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final, NamedTuple, Protocol, Self, TypeVar
 
-from sqlalchemy import Connection
-
 from txnstore.db.backend import Subjects
 from txnstore.db.sqlite.shared_words import (
     FUTEX_WAIT,
@@ -53,7 +51,7 @@ from txnstore.db.sqlite.shared_words import (
     mapped_words,
     word_at,
 )
-from txnstore.errors import StoreClosed
+from txnstore.errors import StoreClosed, StoreUnavailable
 
 Holder = TypeVar("Holder")
 
@@ -77,6 +75,8 @@ class SQLiteConnection(sqlite3.Connection):
         """Open the file at `path`; see `connect`."""
         super().__init__(path, **options)
         self.path = path
+        self.file: tuple[int, int] | None = None
+        """The device and the number of the file that it has open; None before it is."""
         self.is_in_wal_mode = False
         """Whether it has a write-ahead log, which all of its clients share in the memory of one machine."""
         self.waits_for_disk: bool | None = None
@@ -112,6 +112,19 @@ class SQLiteConnection(sqlite3.Connection):
             for cursor in list(self._cursors):
                 cursor.close()
 
+    def leads_elsewhere(self) -> bool:
+        """Return whether the file was moved, deleted or replaced: what is written to it would be lost.
+
+        SQLite itself asks before it writes (SQLITE_READONLY_DBMOVED), but not where there is a write-ahead log.
+        """
+        try:
+            return self.file is not None and _file_at(self.path) != self.file
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError:
+            # Not to be allowed to look is no sign of it.
+            return False
+
     def close(self) -> None:
         """Close it, whoever still holds a cursor; a second call does nothing."""
         self.close_cursors()
@@ -138,14 +151,19 @@ class SQLiteConnection(sqlite3.Connection):
             self._line.leave(turn)
 
 
-def connect(path: str) -> SQLiteConnection:
+def connect(path: str, *, is_there: bool = False) -> SQLiteConnection:
     """Open the file in the mode that the guarantees need; a new file is readable by its owner only.
+
+    None is made where one `is_there` already: an empty one would hide that it was moved or deleted.
 
     Raises:
         sqlite3.Error: SQLite refuses.
         StoreClosed: this process was forked off while the file was in use.
+        StoreUnavailable: there is no file, though one `is_there`.
     """
     if not os.path.exists(path):  # noqa: PTH110 - pathlib's is no better here
+        if is_there:
+            raise file_has_gone(path)
         # Only we may read what applications log, whatever the umask says.
         # Somebody else may be first, and SQLite will say what is wrong.
         with contextlib.suppress(OSError):
@@ -158,10 +176,18 @@ def connect(path: str) -> SQLiteConnection:
         )
         try:
             _configure(connection)
+            connection.file = _file_at(path)
         except BaseException:
             connection.close()
             raise
     return connection
+
+
+def file_has_gone(path: str) -> StoreUnavailable:
+    """Return the error of whoever finds that the path leads to another file than before, or to none."""
+    return StoreUnavailable(
+        f"the SQLite file {path!r} was moved, deleted or replaced while it was open; nothing was changed"
+    )
 
 
 def close_before_fork(holder: Holder, let_go: Callable[[Holder], None]) -> None:
@@ -343,7 +369,7 @@ _WAL_HEAD_BYTES: Final = 32
 _FRAME_HEAD_BYTES: Final = 24
 
 
-class Moved(NamedTuple):
+class CheckpointProgress(NamedTuple):
     """How far a checkpoint came; frames are pages of the log."""
 
     log_frames: int
@@ -499,7 +525,7 @@ def make_room(
     *,
     stuck_frames: int = -1,
     kept: list[_Pair] | None = None,
-) -> Moved | None:
+) -> CheckpointProgress | None:
     """Move what no reader still needs, and let the next writer start the log over if readers leave in time.
 
     The next writer does so if all of the log is in the file and nobody reads from the log.  A reader who began before
@@ -521,7 +547,7 @@ def make_room(
                 moved = _move(worker)
             if moved.is_all:
                 time.sleep(linger_seconds)
-    except sqlite3.Error:
+    except (sqlite3.Error, StoreUnavailable):
         # A full disk or an I/O error here loses nothing: the log still has every frame.
         return None
     return moved
@@ -535,9 +561,9 @@ def _nobody_writes(path: str, kept: list[_Pair] | None) -> Iterator[sqlite3.Conn
         if kept:
             pair = kept.pop()
         else:
-            guard = connect(path)
+            guard = connect(path, is_there=True)
             stack.callback(guard.close)
-            pair = _Pair(guard, connect(path))
+            pair = _Pair(guard, connect(path, is_there=True))
         stack.callback(pair.close)
         pair.guard.wait_in_line()
         pair.guard.execute("BEGIN IMMEDIATE")
@@ -550,10 +576,10 @@ def _nobody_writes(path: str, kept: list[_Pair] | None) -> Iterator[sqlite3.Conn
             stack.pop_all()
 
 
-def _move(worker: sqlite3.Connection) -> Moved:
+def _move(worker: sqlite3.Connection) -> CheckpointProgress:
     # PASSIVE waits for nobody and takes no write lock: the guard has it, until it is closed.
     ((_, log_frames, moved_frames),) = worker.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-    return Moved(log_frames, moved_frames)
+    return CheckpointProgress(log_frames, moved_frames)
 
 
 # --- the stamps of commits --------------------------------------------------------------------------------------------
@@ -722,28 +748,3 @@ class FileAnnouncer:
     def close(self, timeout_seconds: float) -> None:
         """Give the stamps back."""
         self._stamps = None
-
-
-# --- text that others have written -----------------------------------------------------------------------------------
-
-
-@contextmanager
-def any_text(connection: Connection) -> Iterator[None]:
-    """Read bytes that are not UTF-8 as halves of surrogate pairs meanwhile, instead of failing.
-
-    SQLite keeps any bytes as text; PostgreSQL refuses them.
-    """
-    if connection.dialect.name != "sqlite":
-        yield
-        return
-    driver: Any = connection.connection.driver_connection
-    before = driver.text_factory
-    driver.text_factory = _decoded
-    try:
-        yield
-    finally:
-        driver.text_factory = before
-
-
-def _decoded(raw: bytes) -> str:
-    return raw.decode("utf-8", "surrogateescape")

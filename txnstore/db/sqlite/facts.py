@@ -128,7 +128,7 @@ def file_system_of(folder: Path, mounts: str) -> str | None:
 def _read_file(facts: SQLiteFacts, path: Path) -> None:
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
-        facts.unknown["file"] = "it is not a regular file"
+        facts.damage = "it is not a regular file"
         return
     facts.size_bytes, facts.names = found.st_size, found.st_nlink
     facts.may_write_file = _may(path, os.W_OK)

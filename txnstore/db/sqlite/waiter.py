@@ -17,6 +17,7 @@ from sqlalchemy import Dialect
 from txnstore.db.backend import POLL_FIRST_MS, POLL_LAST_MS, Subjects
 from txnstore.db.sqlite.connections import (
     CommitStamps,
+    SQLiteConnection,
     close_before_fork,
     connect,
     stamps_heard,
@@ -24,6 +25,7 @@ from txnstore.db.sqlite.connections import (
 )
 from txnstore.db.statements import HotStatement
 from txnstore.db.wake_signal import WakeSignal
+from txnstore.errors import StoreUnavailable
 
 #: A reader that the system tells of touches looks by itself after POLL_LAST_MS at first, at last this seldom.
 WATCHED_LAST_MS: Final = 120
@@ -158,7 +160,7 @@ class FileWaiter:
         self._pause_ms = float(POLL_FIRST_MS)
         self._look_at = 0.0
         self._vain_seconds = 0.0
-        self._connection: sqlite3.Connection | None = None
+        self._connection: SQLiteConnection | None = None
         self._version: int | None = None
         self._seen: object = None
         self._look = look_for(subjects)
@@ -229,7 +231,7 @@ class FileWaiter:
         rendered = statement.rendered(self._dialect, parameters)
         try:
             with self._lock:
-                if rendered is None or self._connection is None:
+                if rendered is None or self._connection is None or self._connection.leads_elsewhere():
                     return None
                 values = rendered.values_from(parameters, self._dialect)
                 found = self._connection.execute(rendered.text, values).fetchall()
@@ -286,19 +288,23 @@ class FileWaiter:
         """
         try:
             # Opened without the lock, for a fork that keeps it from being opened takes that.
-            opened = connect(self._path) if self._connection is None else None
+            opened = connect(self._path, is_there=True) if self._connection is None else None
             with self._lock:
                 if opened is not None:
                     self._adopt(opened)
                 if self._connection is None:
                     # Closed since, by a fork: the next look opens it again.
                     return False
+                if self._connection.leads_elsewhere():
+                    # The reader is told by what it reads next.
+                    self._close_connection()
+                    return True
                 (version,) = self._connection.execute("PRAGMA data_version").fetchone()
                 if version == self._version:
                     return False
                 before, self._version = self._version, version
                 return self._compare(self._connection, is_first=before is None)
-        except sqlite3.Error:
+        except (sqlite3.Error, StoreUnavailable):
             self._close_connection()
             return False
 
@@ -310,7 +316,7 @@ class FileWaiter:
         # While a row waits, each commit may have let it go.
         return True if is_first or row != seen or row[0] else None
 
-    def _adopt(self, opened: sqlite3.Connection) -> None:
+    def _adopt(self, opened: SQLiteConnection) -> None:
         if self._connection is not None:
             opened.close()
             return

@@ -38,13 +38,14 @@ sink_runs: Final = table(
 sink_inputs: Final = table(
     "sink_inputs",
     column("sink_id", String, "The query that reads and writes, as in sink_batches."),
-    column("run_id", String, "The query's run."),
+    column("run_id", String, "The query's run; empty: what the last batch read that was decided."),
     column("batch_id", Int64, "The number of the batch, which Spark gives it."),
-    column("group_id", String, "The consumer group that the query reads as."),
+    column("group_id", String, "The consumer group that the query reads as; empty: it has none."),
     column("partition_id", Int64, "A partition that the batch reads."),
     column(
         "in_commit_order", Flag, "Whether these are places, of commit order, where a range ends between transactions."
     ),
+    column("reader_id", Int64, "Which reader of the query: a number that it chose by chance for this run."),
     column("start_offset", Int64, "The first offset of a range that it reads there."),
     column("end_offset", Int64, "The offset after the end of that range."),
     column("noted_ms", Int64, "When a task noted it, before it read."),
@@ -55,11 +56,12 @@ sink_inputs: Final = table(
         "group_id",
         "partition_id",
         "in_commit_order",
+        "reader_id",
         "start_offset",
         name="sink_inputs_pk",
     ),
     check("sink_inputs_offsets", "0 <= start_offset AND start_offset <= end_offset"),
-    comment="What undecided batches read; it is committed for the group together with the batch.",
+    comment="What undecided batches read, to be committed for the group with the batch, and what the last one read.",
     sqlite_with_rowid=False,
 )
 

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy import Connection, Row, and_, bindparam, delete, exists, func, select, update
 
 from txnstore.db.schema import databases, outbox, outbox_sequencers, stores
-from txnstore.db.sqlite.connections import any_text
+from txnstore.db.sqlite.any_text import any_text
 from txnstore.db.store import must_hit, server_now_ms
 from txnstore.errors import WriteConflict
 

@@ -1,0 +1,214 @@
+"""A message is the same whether what it holds is in C or in Python: its class, its texts, its copies, its errors."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import inspect
+import pickle
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.clients.bulk_paths import everything, message_module, needs_c, outcome
+from txnstore import bulk
+from txnstore.clients.model.errors import KafkaError
+from txnstore.clients.model.message import Message, MessageParts
+
+pytestmark = needs_c
+
+MODULES = [message_module(in_c=in_c) for in_c in (True, False) if bulk.IN_C]
+
+
+def both(work: Callable[[Any], Any]) -> Any:
+    """Return what comes of it for the module in C and for that in Python, which is the same."""
+    in_c, in_python = (outcome(lambda module=module: work(module)) for module in MODULES)
+    assert in_c == in_python
+    return in_c
+
+
+def test_one_is_in_c_and_the_other_one_is_not():
+    assert [module.Message.__mro__[1] is bulk.core.MessageParts for module in MODULES] == [True, False]
+    assert Message.__mro__[1] is bulk.core.MessageParts
+
+
+class Odd(int):
+    """A number of a kind of its own."""
+
+
+numbers = st.integers(-3, 3) | st.integers() | st.booleans() | st.builds(Odd, st.integers(-2, 2))
+error = KafkaError(KafkaError._PARTITION_EOF, "the end")
+things = st.none() | st.binary(max_size=3) | st.text(max_size=3) | st.lists(st.integers(), max_size=2) | st.integers()
+header_lists = st.lists(st.tuples(st.text(max_size=2), st.none() | st.binary(max_size=2)), max_size=2)
+headers: st.SearchStrategy[Any] = st.none() | header_lists | header_lists.map(tuple) | st.just(()) | st.just({})
+sources = st.tuples(st.none() | st.text(max_size=3), numbers, st.integers(0, 2)) | st.tuples(
+    st.text(max_size=3), numbers, st.integers(0, 2), st.none() | st.integers(-1, 9)
+)
+records = st.tuples(numbers, numbers, things, things, headers)
+details = st.tuples(st.none() | st.just(error), st.floats(-2, 2), numbers, numbers)
+changes = st.lists(
+    st.tuples(st.just("set_topic"), things)
+    | st.tuples(st.sampled_from(["set_key", "set_value"]), things)
+    | st.tuples(st.just("set_headers"), headers)
+    | st.tuples(st.just("set_error"), st.none() | st.just(error)),
+    max_size=4,
+)
+
+
+@given(sources, records, details, changes)
+def test_whatever_it_is_made_of_and_changed_to(source: Any, record: Any, detail: Any, steps: Any) -> None:
+    def work(module: Any) -> Any:
+        message = module.Message.delivered(source, record, detail)
+        found = [outcome(lambda: everything(message))]
+        for name, given_ in steps:
+            getattr(message, name)(given_)
+            found.append(outcome(lambda: everything(message)))
+        again = copy.copy(message)
+        deep = copy.deepcopy(message)
+        found += [outcome(lambda each=each: everything(each)) for each in (again, deep)]
+        return [*found, again == message, message == deep, message != again, message == 5, message.__reduce__()[1:]]
+
+    both(work)
+
+
+@given(sources, records)
+def test_the_message_of_a_record(source: Any, record: Any) -> None:
+    both(lambda module: everything(module.Message.from_record(source, record)))
+
+
+arguments = {
+    "topic": things,
+    "partition": numbers | st.just("a"),
+    "offset": numbers | st.none(),
+    "key": things,
+    "value": things,
+    "headers": headers,
+    "error": st.none() | st.just(error),
+    "timestamp": st.none() | st.tuples(numbers, numbers) | st.just((1,)),
+    "latency": st.floats(allow_nan=False) | st.just("x"),
+    "leader_epoch": numbers,
+    "delivery_count": numbers,
+    "nonsense": numbers,
+}
+
+
+@given(st.fixed_dictionaries({}, optional=arguments))
+def test_the_constructor_takes_and_refuses_the_same(given_: dict[str, Any]) -> None:
+    def work(module: Any) -> Any:
+        message = module.Message(**given_)
+        return everything(message), everything(pickle.loads(pickle.dumps(Message(**given_))))
+
+    both(work)
+
+
+def test_a_message_that_was_never_set_says_so():
+    def work(module: Any) -> Any:
+        message = module.Message.__new__(module.Message)
+        names = ["topic", "partition", "offset", "key", "value", "headers", "error", "timestamp", "__len__", "latency"]
+        raised = [outcome(getattr(message, name))[0] for name in [*names, "__repr__", "__reduce__"]]
+        return [
+            *raised,
+            *(outcome(lambda name=name: getattr(message, name))[0] for name in module.MessageParts.__slots__),
+        ]
+
+    assert set(both(work)) == {AttributeError}
+
+
+@pytest.mark.parametrize("name", [name for name in vars(MessageParts) if not name.startswith("_")])
+def test_the_texts_and_arguments_are_the_same(name):
+    in_c, in_python = getattr(bulk.core.MessageParts, name), getattr(MessageParts, name)
+    assert inspect.getdoc(in_c) == inspect.getdoc(in_python)
+    assert list(inspect.signature(in_c).parameters) == list(inspect.signature(in_python).parameters) == ["self"]
+    with pytest.raises(TypeError):
+        in_c(Message(), 5)
+    with pytest.raises(TypeError):
+        in_c(5)
+
+
+def test_nothing_is_missing_in_c():
+    own = {name for name in vars(MessageParts) if not name.startswith("__") or name == "__len__"}
+    assert own - set(vars(bulk.core.MessageParts)) == set()
+
+
+FORBIDDEN: dict[str, Callable[[Any], Any]] = {
+    "another attribute": lambda message: setattr(message, "colour", 1),
+    "a hash": hash,
+    "a weak reference": weakref.ref,
+    "its attributes": vars,
+    "an item": lambda message: message[0],
+    "items": iter,
+    "an order": lambda message: message < message,  # noqa: PLR0124 - there is none
+}
+
+
+@pytest.mark.parametrize("name", FORBIDDEN)
+def test_what_it_does_not_have(name):
+    assert both(lambda module: outcome(lambda: FORBIDDEN[name](module.Message()))[0]) in (TypeError, AttributeError)
+
+
+def test_subclasses_have_what_they_add():
+    def work(module: Any) -> Any:
+        class Own(module.Message):
+            """Knows its colour."""
+
+            def __init__(self, *args: Any, colour: str = "red") -> None:
+                super().__init__(*args)
+                self.colour = colour
+
+            def value(self) -> Any:
+                return (self.colour, super().value())
+
+        message = Own("t", 1, 2, b"k", b"v", colour="blue")
+        kept = weakref.ref(message)
+        record = Own.from_record(("t", 1, 1), (1, 2, b"k", b"v", ()))
+        found = (everything(message), message == module.Message("t", 1, 2, b"k", ("blue", b"v")), kept() is message)
+        message.colour = message
+        del message
+        gc.collect()
+        return found, kept(), type(record).__name__, record.key()
+
+    both(work)
+
+
+def test_circles_through_a_message_are_collected():
+    def work(module: Any) -> Any:
+        class Owner:
+            """Holds a message that holds it."""
+
+            message: Any
+
+        owner = Owner()
+        owner.message = module.Message(key=owner, value=[owner], headers=[owner], error=owner, topic=owner)
+        gone = weakref.ref(owner)
+        del owner
+        gc.collect()
+        return gone()
+
+    assert both(work) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "given_"),
+    [
+        ("_source", ("t", 1)),
+        ("_source", ["t", 1, 1]),
+        ("_source", None),
+        ("_record", (1, 2, 3, 4)),
+        ("_record", [1, 2, 3, 4, 5]),
+        ("_details", (None, -1.0, -1)),
+        ("_details", (None, -1.0, -1, -1, -1)),
+    ],
+    ids=str,
+)
+def test_in_c_a_part_is_whole_or_refused(name, given_):
+    message = Message("t", 1, 2, b"k", b"v")
+    before = everything(message)
+    with pytest.raises(TypeError, match=name):
+        setattr(message, name, given_)
+    with pytest.raises(TypeError, match=name):
+        delattr(message, name)
+    assert everything(message) == before

@@ -1,0 +1,71 @@
+"""The moments of a call, at each of which Ctrl-C may come: a test interrupts it at one after the other."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+#: Says of a frame and what happens in it that no moment of it is to be tried.
+LeftAlone = Callable[[FrameType, str], bool]
+
+
+class Interrupt:
+    """Raises KeyboardInterrupt where Python would: as a function begins, and as a call comes back."""
+
+    def __init__(self, at: int, files: AbstractSet[str], is_left_alone: LeftAlone) -> None:
+        self.where: str | None = None
+        self._at = at
+        self._files = files
+        self._is_left_alone = is_left_alone
+        self._count = 0
+
+    def __enter__(self) -> None:
+        sys.setprofile(self._look)
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+
+    def _look(self, frame: FrameType, event: str, function: Any) -> None:
+        code = frame.f_code
+        path = Path(code.co_filename)
+        if "/".join(path.parts[-2:]) not in self._files or "txnstore" not in path.parts or event == "c_call":
+            return
+        if event == "return" and code.co_flags & inspect.CO_GENERATOR:
+            # A generator that yields; no signal is looked for there.
+            return
+        if self._is_left_alone(frame, event):
+            return
+        self._count += 1
+        if self._count == self._at:
+            self.where = f"{path.name}:{frame.f_lineno} in {code.co_name}, {event}"
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+
+def every_interrupt(
+    files: AbstractSet[str], is_left_alone: LeftAlone = lambda frame, event: False
+) -> Iterator[tuple[int, Interrupt]]:
+    """Yield interrupts one moment after the other, until it comes to its end untouched.
+
+    The moments are those of these files, each with its folder: what lies below is tried as one.
+    """
+    for at in itertools.count(1):
+        interrupt = Interrupt(at, files, is_left_alone)
+        yield at, interrupt
+        if interrupt.where is None:
+            return
+
+
+def attempt(interrupt: Interrupt, call: Callable[[], object]) -> None:
+    """Make the call; it is interrupted, or comes to its end."""
+    try:
+        with interrupt:
+            call()
+    except KeyboardInterrupt:
+        assert interrupt.where is not None
