@@ -106,7 +106,16 @@ parts_get_record(Parts *self, void *closure)
     if (self->offset == NULL) {
         return bulk_unset("_record");
     }
-    return PyTuple_Pack(RECORD_SIZE, self->offset, self->timestamp_ms, self->key, self->value, self->headers);
+    /* First: where memory is asked for, the collector of garbage may run what sets another record. */
+    PyObject *record = PyTuple_New(RECORD_SIZE);
+    if (record != NULL) {
+        PyTuple_SET_ITEM(record, 0, Py_NewRef(self->offset));
+        PyTuple_SET_ITEM(record, 1, Py_NewRef(self->timestamp_ms));
+        PyTuple_SET_ITEM(record, 2, Py_NewRef(self->key));
+        PyTuple_SET_ITEM(record, 3, Py_NewRef(self->value));
+        PyTuple_SET_ITEM(record, 4, Py_NewRef(self->headers));
+    }
+    return record;
 }
 
 static int
@@ -145,9 +154,15 @@ known(PyObject *number)
     if (zero == NULL) {
         return NULL;
     }
+    /* A comparison of its own may change the message that it stands in. */
+    Py_INCREF(number);
     int is_known = PyObject_RichCompareBool(number, zero, Py_GE);
     Py_DECREF(zero);
-    return is_known < 0 ? NULL : Py_NewRef(is_known ? number : Py_None);
+    if (is_known <= 0) {
+        Py_DECREF(number);
+        return is_known < 0 ? NULL : Py_NewRef(Py_None);
+    }
+    return number;
 }
 
 static PyObject *
@@ -189,7 +204,10 @@ parts_headers(Parts *self, PyObject *ignored)
     if (!PyTuple_Check(self->headers)) {
         return Py_NewRef(self->headers);
     }
-    PyObject *headers = PySequence_List(self->headers);
+    /* Held: where memory is asked for, the collector of garbage may run what sets others. */
+    PyObject *held = Py_NewRef(self->headers);
+    PyObject *headers = PySequence_List(held);
+    Py_DECREF(held);
     if (headers != NULL && PyList_GET_SIZE(headers) == 0) {
         Py_SETREF(headers, Py_NewRef(Py_None));
     }
@@ -208,7 +226,13 @@ parts_timestamp(Parts *self, PyObject *ignored)
     if (self->source == NULL || self->timestamp_ms == NULL) {
         return bulk_unset(self->source == NULL ? "_source" : "_record");
     }
-    return PyTuple_Pack(2, PyTuple_GET_ITEM(self->source, 2), self->timestamp_ms);
+    /* First, as in parts_get_record. */
+    PyObject *timestamp = PyTuple_New(2);
+    if (timestamp != NULL) {
+        PyTuple_SET_ITEM(timestamp, 0, Py_NewRef(PyTuple_GET_ITEM(self->source, 2)));
+        PyTuple_SET_ITEM(timestamp, 1, Py_NewRef(self->timestamp_ms));
+    }
+    return timestamp;
 }
 
 static Py_ssize_t
@@ -218,7 +242,11 @@ parts_length(Parts *self)
         bulk_unset("_record");
         return -1;
     }
-    return self->value == Py_None ? 0 : PyObject_Size(self->value);
+    /* Held: a length of its own may change the message that it stands in. */
+    PyObject *value = Py_NewRef(self->value);
+    const Py_ssize_t length = value == Py_None ? 0 : PyObject_Size(value);
+    Py_DECREF(value);
+    return length;
 }
 
 /* What `inspect` reads the arguments from: none.  The texts are those of the methods in Python. */

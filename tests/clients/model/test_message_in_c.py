@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import inspect
+import operator
 import pickle
 import weakref
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.clients.bulk_paths import everything, message_module, needs_c, outcome
+from tests.tools.memory import called_as_garbage_is_collected
 from txnstore import bulk
 from txnstore.clients.model.errors import KafkaError
 from txnstore.clients.model.message import Message, MessageParts
@@ -212,3 +214,75 @@ def test_in_c_a_part_is_whole_or_refused(name, given_):
     with pytest.raises(TypeError, match=name):
         delattr(message, name)
     assert everything(message) == before
+
+
+@pytest.mark.parametrize("name", ["headers", "timestamp", "_record"])
+def test_a_message_that_is_changed_as_garbage_is_collected_tells_what_it_held_before_or_holds_now(name):
+    """Before Python 3.12 garbage is collected where C asks for memory: a finalizer may run then, or another thread."""
+    numbers = iter(range(2**70, 2**71))
+
+    spare: list[Any] = []
+
+    def use_up(count: int) -> None:
+        """Let Python have none of the small tuples left that it keeps for later: it asks for memory again."""
+        for index in range(count):
+            spare.extend([(spare, index), (spare, index, 0, 0, 0)])
+
+    use_up(4_000)
+
+    def change() -> None:
+        number = next(numbers)
+        message._source = ("t", 1, number)
+        message._record = (number, number, number, number, tuple([(number, b"%d" % number)] * 3))
+        use_up(8)
+
+    message = Message("t")
+    change()
+    asked = operator.attrgetter(name) if name == "_record" else operator.methodcaller(name)
+    with called_as_garbage_is_collected(change):
+        told: list[Any] = [asked(message) for _ in range(500)]
+    for found in told:
+        cells = {cell for pair in found for cell in (pair[0], int(pair[1]))} if name == "headers" else set(found[:4])
+        assert len(cells) == 1, found
+        assert 2**70 <= cells.pop() < 2**71
+
+
+class Treacherous(int):
+    """A number that takes itself out of the message that it stands in, as it is compared."""
+
+    message: Any
+    gone: list[int]
+
+    def __ge__(self, other: object) -> bool:
+        self.message._record = (0, 0, None, None, ())
+        self.message._source = ("t", 1, 0)
+        return True
+
+    def __del__(self) -> None:
+        self.gone.append(int(self))
+
+
+@pytest.mark.parametrize("name", ["offset", "partition"])
+def test_a_number_that_takes_itself_out_of_its_message_is_held_until_it_is_told(name):
+    message: Any = Message("t")
+    number: Any = Treacherous(5)
+    number.message, number.gone = message, []
+    gone = number.gone
+    message._record, message._source = (number, 0, None, None, ()), ("t", number, 0)
+    del number
+    found = getattr(message, name)()
+    assert (gone, int(found)) == ([], 5)
+    del found
+    assert gone == [5]
+
+
+def test_a_value_that_takes_itself_out_of_its_message_is_held_until_its_length_is_known():
+    class Value:
+        """Is not there any more once its length is asked for."""
+
+        def __len__(self) -> int:
+            message.set_value(None)
+            return 7
+
+    message = Message(value=Value())
+    assert (len(message), len(message)) == (7, 0)
