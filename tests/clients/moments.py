@@ -1,4 +1,4 @@
-"""The moments of a call, at each of which Ctrl-C may come: a test interrupts it at one after the other."""
+"""The moments of a call at which Ctrl-C may come, or a signal's handler run: a test tries one after the other."""
 
 from __future__ import annotations
 
@@ -15,11 +15,19 @@ from typing import Any
 LeftAlone = Callable[[FrameType, str], bool]
 
 
-class Interrupt:
-    """Raises KeyboardInterrupt where Python would: as a function begins, and as a call comes back."""
+def interrupt() -> None:
+    """Do what Python does when Ctrl-C comes, unless the program has a handler of its own."""
+    raise KeyboardInterrupt
 
-    def __init__(self, at: int, files: AbstractSet[str], is_left_alone: LeftAlone) -> None:
+
+class Interrupt:
+    """Calls a signal's handler where Python would: as a function begins, and as a call comes back."""
+
+    def __init__(
+        self, at: int, files: AbstractSet[str], is_left_alone: LeftAlone, handler: Callable[[], object]
+    ) -> None:
         self.where: str | None = None
+        self._handler = handler
         self._at = at
         self._files = files
         self._is_left_alone = is_left_alone
@@ -45,21 +53,28 @@ class Interrupt:
         if self._count == self._at:
             self.where = f"{path.name}:{frame.f_lineno} in {code.co_name}, {event}"
             sys.setprofile(None)
-            raise KeyboardInterrupt
+            self._handler()
 
 
 def every_interrupt(
-    files: AbstractSet[str], is_left_alone: LeftAlone = lambda frame, event: False
+    files: AbstractSet[str],
+    is_left_alone: LeftAlone = lambda frame, event: False,
+    handler: Callable[[], object] = interrupt,
 ) -> Iterator[tuple[int, Interrupt]]:
     """Yield interrupts one moment after the other, until it comes to its end untouched.
 
     The moments are those of these files, each with its folder: what lies below is tried as one.
     """
     for at in itertools.count(1):
-        interrupt = Interrupt(at, files, is_left_alone)
-        yield at, interrupt
-        if interrupt.where is None:
+        moment = Interrupt(at, files, is_left_alone, handler)
+        yield at, moment
+        if moment.where is None:
             return
+
+
+def is_no_moment_for_signals(frame: FrameType, event: str) -> bool:
+    """Return whether Python looks for no signal then: it does as its functions begin and as those of C come back."""
+    return event in {"return", "c_exception"}
 
 
 def attempt(interrupt: Interrupt, call: Callable[[], object]) -> None:

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 
+from tests.clients.moments import attempt, every_interrupt, is_no_moment_for_signals
 from txnstore.clients.consumer.opening import Chunk, PageRead
 from txnstore.clients.consumer.subscription import Subscription
 from txnstore.clients.model.errors import KafkaError
@@ -456,3 +457,29 @@ def test_what_is_paused_keeps_everything_while_nobody_else_reads_or_there_is_roo
     subscription.pause(subscription.find("t", 0))
     assert [position.partition.number for position in subscription.to_read(0.0)] == others
     assert subscription.buffered_records == 12
+
+
+@pytest.mark.parametrize("call", ["poll", "consume"])
+@pytest.mark.parametrize("handler", ["poll", "consume"])
+def test_no_record_is_left_out_if_a_signals_handler_reads_meanwhile(make, call, handler):
+    seen: list[int] = []
+    subscription = make(0)
+
+    def poll() -> None:
+        message = subscription.next_message()
+        if message is not None:
+            seen.append(message.offset())
+
+    calls = {"poll": poll, "consume": lambda: seen.extend(offsets(taken(subscription, 2)))}
+    for begin in range(5):
+        for _, moment in every_interrupt({"consumer/subscription.py"}, is_no_moment_for_signals, calls[handler]):
+            subscription = make(0)
+            fill(subscription, 0, *(chunk(first, first + 1) for first in range(0, 8, 2)), next_offset=8)
+            del seen[:]
+            for _ in range(begin):
+                poll()
+            attempt(moment, calls[call])
+            while subscription.has_messages:
+                poll()
+            assert sorted(seen) == list(range(8)), (begin, moment.where)
+            assert (subscription.buffered_records, subscription.buffered_bytes) == (0, 0), moment.where

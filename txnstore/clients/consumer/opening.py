@@ -78,6 +78,15 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredOffset:
+    """What the group has committed for a partition that is in another database than the group."""
+
+    partition_id: int
+    offset: OffsetAndMetadata | None
+    """None: nothing."""
+
+
+@dataclass(frozen=True, slots=True)
 class PageRead:
     """What was read of one partition."""
 

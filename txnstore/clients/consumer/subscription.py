@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any, Final
 
 from txnstore import bulk
-from txnstore.clients.consumer.opening import Chunk, PageRead
+from txnstore.clients.consumer.opening import Chunk, PageRead, StoredOffset
 from txnstore.clients.consumer.positions import OFFSET_ORDER, Positions
 from txnstore.clients.model.errors import KafkaError, kafka_error_of
 from txnstore.clients.model.message import Message, end_of_partition, error_message
@@ -23,22 +23,12 @@ from txnstore.clients.model.topic_partition import OFFSET_INVALID, OFFSET_STORED
 from txnstore.clients.outlet import Outlet, new_outlet
 from txnstore.errors import CorruptBatch, TxnStoreError, UnsupportedCompression
 from txnstore.log.bounds import Bounds
-from txnstore.model import OffsetAndMetadata
 
 #: A partition that cannot be read is tried again after this long at first, and less and less often up to the last.
 RETRY_FIRST_SECONDS: Final = 0.1
 RETRY_LAST_SECONDS: Final = 2.0
 #: An error that persists is reported again after this long.
 REPORT_AGAIN_SECONDS: Final = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class StoredOffset:
-    """What the group has committed for a partition that is in another database than the group."""
-
-    partition_id: int
-    offset: OffsetAndMetadata | None
-    """None: nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +330,7 @@ class Subscription:
                     continue
                 # Whichever takes less time.
                 offset: int = message.offset() if bulk.IN_C else message._record[0]  # type: ignore[assignment]  # noqa: SLF001
-                if offset >= chunk.last_offset:
+                if offset >= chunk.last_offset or partition.chunk is not chunk:
                     self._finish(partition, chunk)
                 else:
                     partition.known_position = chunk.base + chunk.unit * (offset + 1)
@@ -373,7 +363,7 @@ class Subscription:
             last_offset = messages[-1].offset() if len(messages) > before else None
             if begins is not None and last_offset is not None:
                 begins.setdefault(partition, self._positions.of_message(messages[before]))
-            if last_offset is None or last_offset >= chunk.last_offset:
+            if last_offset is None or last_offset >= chunk.last_offset or partition.chunk is not chunk:
                 self._finish(partition, chunk)
             else:
                 self._move(partition, chunk.base + chunk.unit * (last_offset + 1))
@@ -641,18 +631,25 @@ class Subscription:
             self._unready(partition)
             return None
         first = partition.waiting[0]
+        event: Message | None = None
+        chunk: Chunk | None = None
+        messages: Iterator[Message] = iter(())
         if isinstance(first, Message):
-            partition.waiting.popleft()
-            self._rotate(partition)
-            return first
-        try:
-            partition.messages = first.open()
-        except (CorruptBatch, UnsupportedCompression) as error:
-            return self._stop_at_damage(partition, first, error)
+            event = first
+        else:
+            chunk = first
+            try:
+                messages = chunk.open()
+            except (CorruptBatch, UnsupportedCompression) as error:
+                return self._stop_at_damage(partition, chunk, error)
+        if partition.chunk is not None or not partition.waiting or partition.waiting[0] is not first:
+            return None  # As in `_finish`.
         # No interrupt comes between these.
-        partition.chunk = first
+        partition.messages, partition.chunk = messages, chunk
         partition.waiting.popleft()
-        return None
+        if event is not None:
+            self._rotate(partition)
+        return event
 
     def _stop_at_damage(self, partition: AssignedPartition, chunk: Chunk, error: TxnStoreError) -> Message:
         """Stay at the damaged batch, and try it again after a while."""
@@ -664,6 +661,8 @@ class Subscription:
 
     def _finish(self, partition: AssignedPartition, chunk: Chunk) -> None:
         """Step over what follows the chunk, which has been handed out, and let the next partition have its turn."""
+        if partition.chunk is not chunk:
+            return  # A signal's handler or a finalizer has read on meanwhile, on the same thread.
         partition.chunk = None
         self._discount(partition, chunk)
         self.wants_more = True
