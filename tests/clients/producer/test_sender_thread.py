@@ -228,3 +228,22 @@ def test_stopping_ends_a_pause_and_refuses_what_waits(thread):
             future.result(PATIENCE_SECONDS)
     with pytest.raises(SenderStopped):
         thread.submit(lambda: None)
+
+
+def test_an_alarm_that_was_interrupted_before_anybody_was_woken_rings_the_next_time(monkeypatch):
+    lock = threading.RLock()
+    alarm, heard = Alarm(lock), []
+    alarm._sleeps_until = math.inf
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with lock:
+        with monkeypatch.context() as patch:
+            patch.setattr(alarm._rung, "notify_all", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                alarm.ring()
+        monkeypatch.setattr(alarm._rung, "notify_all", lambda: heard.append(1))
+        for _ in range(2):
+            alarm.ring()
+    assert heard == [1]

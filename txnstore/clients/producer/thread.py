@@ -84,8 +84,9 @@ class Alarm:
     def ring(self, at_seconds: float = -math.inf) -> None:
         """Wake the thread if it would sleep beyond this moment, when there is something to do; by default now."""
         if at_seconds < self._sleeps_until:
-            self._sleeps_until = -math.inf
+            # In this order: after a Ctrl-C in between the next one is heard.
             self._rung.notify_all()
+            self._sleeps_until = -math.inf
 
 
 class DelayedJob:
