@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import threading
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.clients.moments import attempt, every_interrupt, is_no_moment_for_signals
 from txnstore.clients.producer.queue import PARTITION_UNASSIGNED, PLACES, VALUE, Accumulator, DeliveryReport
 from txnstore.clients.producer.state import TransactionStage
 from txnstore.clients.producer.thread import Alarm
+from txnstore.log.columns import fitting
 from txnstore.log.topics import Topic
 
 
@@ -188,14 +191,14 @@ def test_nothing_is_queued_or_counted_once_the_transaction_has_ended():
 def test_a_call_that_was_interrupted_before_its_record_was_queued_leaves_nothing_that_matters(monkeypatch, known):
     queue = accumulator()
     partition = 0 if known is not None else PARTITION_UNASSIGNED
-    queue_of_new = Accumulator._queue_of_new
+    queue_of = Accumulator._queue
 
     def interrupted(*arguments):
-        queue_of_new(*arguments)
+        queue_of(*arguments)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Accumulator, "_queue_of_new", interrupted)
+        patch.setattr(Accumulator, "_queue", interrupted)
         with pytest.raises(KeyboardInterrupt):
             queue.add("t", partition, known, b"lost", None, 0, None, None, 0.0, 4, 5)
     assert queue.is_empty
@@ -206,3 +209,151 @@ def test_a_call_that_was_interrupted_before_its_record_was_queued_leaves_nothing
     queue.add("t", partition, known, b"queued", None, 0, None, None, 0.0, 6, 7)
     (batch,) = queue.take_all()
     assert (batch.values, batch.asked_for) == ([b"queued"], [] if known is not None else [7])
+
+
+# --- what comes in between, on the same thread ------------------------------------------------------------------------
+
+
+class Around:
+    """A queue, what was taken from it, and what a signal's handler, or a finalizer, may do with it meanwhile."""
+
+    def begin(self, partition: int, *, is_empty: bool) -> None:
+        """Begin anew."""
+        self.queue = accumulator(batch_records_max=3)
+        self.queue.gate = self.gate = Gate()
+        self.partition = partition
+        self.taken: list[bytes | None] = []
+        if not is_empty:
+            self.add(b"before")
+
+    def add(self, value: bytes) -> None:
+        add(self.queue, "t", self.partition, value)
+
+    def flush(self) -> None:
+        """Let the sender's thread take all that waits, as it does while the caller's waits for it."""
+        self.note(self.queue.take_batches(100, 10_000))
+        for topic in self.queue.unknown_topics:
+            waiting = self.queue.take_unassigned(topic)
+            assert waiting is not None
+            assert len(waiting.asked_for) == waiting.record_count
+            self.note([waiting.take(waiting.record_count)])
+
+    def abort(self) -> None:
+        self.gate.stage = TransactionStage.READY
+        self.take_all()
+
+    def take_all(self) -> None:
+        self.note(self.queue.take_all())
+
+    def produce(self) -> None:
+        self.add(b"in between")
+
+    def produce_elsewhere(self) -> None:
+        add(self.queue, "t", 1, b"in between", queued_seconds=9.0)
+
+    def expire(self) -> None:
+        self.note(self.queue.take_expired(1.0))
+
+    def note(self, batches) -> None:
+        for batch in batches:
+            assert batch.partition != PARTITION_UNASSIGNED or len(batch.asked_for) == batch.record_count
+            self.taken += batch.values
+
+
+class Gate:
+    """A transaction that is open until it is aborted."""
+
+    def __init__(self):
+        self.stage = TransactionStage.IN_TRANSACTION
+
+    def refuse_record(self):
+        raise LookupError
+
+
+FILES = {"producer/queue.py"}
+kinds = pytest.mark.parametrize(
+    ("partition", "is_empty"), [(0, True), (0, False), (PARTITION_UNASSIGNED, True), (PARTITION_UNASSIGNED, False)]
+)
+
+
+@kinds
+@pytest.mark.parametrize("handler", ["flush", "produce"])
+def test_a_record_is_queued_once_whatever_a_signals_handler_does_meanwhile(partition, is_empty, handler):
+    around, count = Around(), 0
+    for _, moment in every_interrupt(FILES, is_no_moment_for_signals, getattr(around, handler)):
+        around.begin(partition, is_empty=is_empty)
+        attempt(moment, partial(around.add, b"own"))
+        around.flush()
+        expected = [b"own"] if is_empty else [b"before", b"own"]
+        if handler == "produce" and moment.where is not None:
+            expected.append(b"in between")
+        assert sorted(around.taken, key=str) == sorted(expected, key=str), moment.where
+        assert around.queue.record_count == len(around.taken)
+        assert around.queue.is_empty
+        count += 1
+    assert count > 1
+
+
+@kinds
+def test_nothing_is_queued_for_a_transaction_that_a_signals_handler_aborts_meanwhile(partition, is_empty):
+    around = Around()
+    for _, moment in every_interrupt(FILES, is_no_moment_for_signals, around.abort):
+        around.begin(partition, is_empty=is_empty)
+        is_queued = True
+        try:
+            attempt(moment, partial(around.add, b"own"))
+        except LookupError:
+            is_queued = False
+        # Purged by the abort, as it was queued before, or refused.
+        assert moment.where is None or around.queue.is_empty, moment.where
+        around.flush()
+        assert around.taken.count(b"own") == is_queued, moment.where
+
+
+def test_a_record_that_a_finalizer_queues_while_all_are_taken_waits_for_the_next_time():
+    around = Around()
+    for _, moment in every_interrupt(FILES, handler=around.produce):
+        around.begin(0, is_empty=False)
+        attempt(moment, around.take_all)
+        around.flush()
+        assert around.taken == [b"before", *([] if moment.where is None else [b"in between"])], moment.where
+
+
+def test_a_record_that_a_finalizer_queues_while_others_expire_stays():
+    around = Around()
+    for _, moment in every_interrupt(FILES, handler=around.produce_elsewhere):
+        around.begin(0, is_empty=False)
+        add(around.queue, "t", 1, b"old")
+        attempt(moment, around.expire)
+        around.flush()
+        assert around.taken == [b"before", b"old", *([] if moment.where is None else [b"in between"])], moment.where
+
+
+def test_what_was_taken_goes_although_the_next_queue_cannot_be_looked_at(monkeypatch):
+    queue = accumulator()
+    for topic in "abc":
+        add(queue, topic, 0, topic.encode())
+
+    def failing(sizes_bytes, keys, values, *rest, **named):
+        if values == [b"b"]:
+            raise MemoryError
+        return fitting(sizes_bytes, keys, values, *rest, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("txnstore.clients.producer.queue.fitting", failing)
+        assert values(queue.take_batches(5, 1000)) == [("a", 0, [b"a"]), ("c", 0, [b"c"])]
+        for _ in range(2):
+            with pytest.raises(MemoryError):
+                queue.take_batches(5, 1000)
+    assert values(queue.take_batches(5, 1000)) == [("b", 0, [b"b"])]
+
+
+def test_a_closed_queue_takes_nothing_of_a_call_that_began_before():
+    queue = accumulator()
+    add(queue, "t", 0, b"before")
+    queue.close("closed")
+    for partition in (0, 1, PARTITION_UNASSIGNED):
+        with pytest.raises(RuntimeError, match="closed"):
+            add(queue, "t", partition, b"after")
+    assert values(queue.take_all()) == [("t", 0, [b"before"])]
+    assert queue.record_count == 1

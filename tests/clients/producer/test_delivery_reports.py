@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from tests.clients.moments import attempt, every_interrupt, is_no_moment_for_signals
 from tests.clients.producer.reporting import NEVER_MS, Reports
 from tests.clients.steps import PATIENCE_SECONDS, create_topic
 from txnstore import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, KafkaError
@@ -193,3 +194,25 @@ def test_failures_alone_are_reported_if_that_is_asked_for_and_all_are_counted_ou
     assert queue.reports.serve() == 1
     assert served.errors == [KafkaError._PURGE_QUEUE]
     assert (queue.accumulator.record_count, queue.accumulator.size_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize("handler", ["serve", "count"])
+def test_each_record_is_counted_out_once_also_if_a_signals_handler_serves_reports_meanwhile(handler):
+    queue = Queue()
+
+    def handle() -> None:
+        if handler == "serve":
+            queue.reports.serve()
+        else:
+            queue.accumulator.settled_count()
+
+    for _, moment in every_interrupt({"producer/queue.py"}, is_no_moment_for_signals, handle):
+        queue, served = Queue(), Reports()
+        queue.add(served, served, served)
+        queue.reports.add(DeliveryReport(queue.take(), base_offset=0))
+        queue.add(served)
+        queue.reports.add(DeliveryReport(queue.take(), base_offset=3))
+        queue.add(served)
+        attempt(moment, queue.reports.serve)
+        assert sorted(message.offset() for _, message in served) == [0, 1, 2, 3], moment.where
+        assert (queue.accumulator.record_count, queue.accumulator.size_bytes) == (1, 1), moment.where

@@ -18,6 +18,7 @@ from txnstore import KafkaError, Producer, TopicPartition
 from txnstore.clients.producer import pipeline as pipeline_module
 from txnstore.db.opening import open_store
 from txnstore.errors import OutcomeUnknown
+from txnstore.log.columns import fitting
 from txnstore.log.topics import delete_topic
 from txnstore.testing.invariants import assert_sound
 from txnstore.transactions.coordinator import TransactionCoordinator
@@ -429,3 +430,23 @@ def test_the_futures_of_a_producer_that_nobody_holds_are_done(url, topic, hold_d
             with pytest.raises(RuntimeError, match="closed"):
                 future.result(PATIENCE_SECONDS)
     assert values(read_to_end(url, topic)) == [b"before"]
+
+
+def test_a_transaction_whose_records_cannot_be_taken_at_once_is_not_committed_in_part(ready, url, monkeypatch):
+    """An error half way, that of a lack of memory for one, is not the end of the sender's thread."""
+    topics = [create_topic(url, name) for name in ("first", "second")]
+    failed = threading.Event()
+
+    def failing(sizes_bytes, keys, values, *rest, **named):
+        if values == [b"second"] and not failed.is_set():
+            failed.set()
+            raise MemoryError
+        return fitting(sizes_bytes, keys, values, *rest, **named)
+
+    monkeypatch.setattr("txnstore.clients.producer.queue.fitting", failing)
+    ready.begin_transaction()
+    for topic in topics:
+        ready.produce(topic, topic.encode())
+    ready.commit_transaction_async().result(PATIENCE_SECONDS)
+    assert failed.is_set()
+    assert [values(read_to_end(url, topic)) for topic in topics] == [[b"first"], [b"second"]]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,9 @@ from tests.clients.steps import (
     time_out,
     values,
 )
+from tests.databases import on_sqlite_alone
 from txnstore import KafkaError, Producer, TopicPartition
+from txnstore.testing.manual_clock import ManualClock
 from txnstore.transactions.recovery import abort_by_administrator
 
 TOPIC = "orders"
@@ -556,3 +559,36 @@ def code_of(call, *arguments):
     refusal = refusal_of(call, *arguments)
     assert refusal is not None
     return refusal.code
+
+
+class ClosingClock(ManualClock):
+    """Closes a producer as the program asks what time it is, once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.closes: Any = None
+
+    def now_ms(self) -> int:
+        if self.closes is not None and threading.current_thread() is threading.main_thread():
+            closes, self.closes = self.closes, None
+            closes()
+        return super().now_ms()
+
+
+@on_sqlite_alone
+@pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_record_whose_producer_is_closed_as_it_is_produced_is_refused(make_producer, url, is_known, is_first):
+    """Another thread closes it, or a signal's handler: nobody would ever send the record or report it."""
+    topic = create_topic(url, "orders")
+    clock = ClosingClock()
+    producer = make_producer({"txnstore.clock": clock, "allow.auto.create.topics": True})
+    if is_known:
+        producer._directory.find([topic])
+    if not is_first:
+        producer.produce(topic, b"before")
+    clock.closes = producer.close
+    with pytest.raises(RuntimeError, match="closed"):
+        producer.produce(topic, b"late")
+    assert len(producer) == 0
+    assert values(read_to_end(url, topic)) == ([] if is_first else [b"before"])

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from tests.clients.bulk_paths import everything, message_module, needs_c
 from tests.tools.memory import assert_nothing_is_kept, called_as_garbage_is_collected
 from txnstore import KafkaError, bulk
-from txnstore.clients.model.message import Message, RecordSource
+from txnstore.clients.model.message import Message, RecordSource, messages_in_python
 from txnstore.clients.model.topic_partition import OFFSET_INVALID
-from txnstore.clients.producer.queue import messages_in_python
 
 pytestmark = needs_c
 

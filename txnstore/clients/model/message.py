@@ -7,7 +7,9 @@ was made from, two tuples, and takes them apart when it is asked.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count as count_from
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, SupportsFloat, SupportsIndex
 
 from txnstore import bulk
@@ -285,6 +287,46 @@ def _checked_timestamp(timestamp: object) -> tuple[int, int]:
     if not isinstance(timestamp, tuple) or len(timestamp) != len(_NO_TIMESTAMP):
         raise TypeError("timestamp must be a tuple of (int, int)")
     return operator.index(timestamp[0]), operator.index(timestamp[1])
+
+
+def messages_in_python(
+    *,
+    message_type: type[Message],
+    callbacks: Iterator[Callable[[Any, Any], object] | None],
+    sources: RecordSource | list[RecordSource],
+    offset: int,
+    timestamps_ms: list[int] | int,
+    keys: list[bytes | None],
+    values: list[bytes | None],
+    queued_seconds: list[float],
+    error: KafkaError | None,
+    done_seconds: float,
+) -> Iterator[tuple[Callable[[Any, Any], object] | None, Message]]:
+    """Yield the callback of each record with its message.
+
+    What is no list is the same for all; the offset is the first one's, or `OFFSET_INVALID`.
+    """
+    return zip(
+        callbacks,
+        map(
+            message_type.delivered,
+            sources if isinstance(sources, list) else repeat(sources),
+            zip(
+                repeat(offset) if offset == OFFSET_INVALID else count_from(offset),
+                timestamps_ms if isinstance(timestamps_ms, list) else repeat(timestamps_ms),
+                keys,
+                values,
+                repeat(None),
+                strict=False,
+            ),
+            zip(repeat(error), [done_seconds - each for each in queued_seconds], repeat(-1), repeat(-1), strict=False),
+        ),
+        strict=False,
+    )
+
+
+#: One or the other: what is called for each batch.
+messages_of: Final = bulk.core.Deliveries if bulk.IN_C else messages_in_python
 
 
 def error_message(

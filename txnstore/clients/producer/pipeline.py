@@ -41,7 +41,7 @@ class SealedTransaction:
     future: Future[None] = field(default_factory=Future)
     queues: dict[tuple[str, int], PartitionQueue] = field(default_factory=dict)
     offsets: dict[str, SentOffsets] = field(default_factory=dict)
-    batches: list[Batch] | None = None
+    batches: list[Batch] = field(default_factory=list)
     """What the queues held, once the sender's thread has looked at it."""
 
     request: ProduceRequest | None = None
@@ -53,12 +53,10 @@ class SealedTransaction:
 
     def take_batches(self, records_max: int) -> list[Batch]:
         """Return the records in batches of at most so many; of an empty transaction none."""
-        if self.batches is None:
-            batches: list[Batch] = []
-            for queue in self.queues.values():
-                while queue.places:
-                    batches.append(queue.take_batch(records_max))
-            self.batches = batches
+        for queue in self.queues.values():
+            while queue.places:
+                # At once: an error half way loses none, and the next call goes on.
+                self.batches.append(queue.take_batch(records_max))
         return self.batches
 
 

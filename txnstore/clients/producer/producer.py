@@ -736,6 +736,7 @@ class Producer:
 
     def _close_now(self, stop_seconds: float) -> None:
         self._is_closed = True
+        self._accumulator.close(CLOSED_TEXT)
         deadline = Deadline(stop_seconds)
         try:
             self._thread.stop(stop_seconds)

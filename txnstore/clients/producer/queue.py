@@ -15,14 +15,19 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, repeat
-from itertools import count as count_from
+from itertools import accumulate
 from operator import attrgetter, length_hint
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
 from txnstore import bulk
 from txnstore.clients.callbacks import EventQueue
-from txnstore.clients.model.message import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, Message, RecordSource
+from txnstore.clients.model.message import (
+    TIMESTAMP_CREATE_TIME,
+    TIMESTAMP_LOG_APPEND_TIME,
+    Message,
+    RecordSource,
+    messages_of,
+)
 from txnstore.clients.model.topic_partition import OFFSET_INVALID
 from txnstore.clients.producer.state import IN_TRANSACTION, TransactionStage
 from txnstore.clients.producer.thread import Alarm
@@ -134,10 +139,10 @@ class PartitionQueue(_QueueParts):
 
     def _taken(self, batch: Batch) -> Batch:
         """Take out what the batch holds."""
-        count = batch.record_count
+        count, size_bytes = batch.record_count, batch.size_bytes
         del self.places[: count * PLACES]
         del self.asked_for[:count]
-        self.size_bytes -= batch.size_bytes
+        self.size_bytes -= size_bytes
         self.notify_at_bytes = self.batch_bytes_max
         return batch
 
@@ -251,6 +256,7 @@ class Accumulator(_AccumulatorParts):
         self.size_bytes = 0
         self.full_text = FULL_TEXT
         """What a full queue says."""
+        self._closed_text: str | None = None
 
         self.queues: dict[tuple[str, int], PartitionQueue] = {}
         """What waits, by topic and partition."""
@@ -277,19 +283,36 @@ class Accumulator(_AccumulatorParts):
             BufferError: the queue is full; serve delivery reports and try again.
             KafkaException: the transaction is over, so the record would belong to no transaction.
         """
+        own_place, asked = (topic, partition), (asked_for,)
+        record = (value, key, timestamp_ms, headers, callback, queued_seconds, size_bytes)
         with self._lock:
-            gate = self.gate
-            if gate is not None and gate.stage is not IN_TRANSACTION:
-                # Another thread may have ended the transaction meanwhile.
-                gate.refuse_record()
             if self.record_count >= self.records_max or self.size_bytes + size_bytes > self.size_bytes_max:
                 self._make_room(size_bytes)
-            queue = self.queues.get((topic, partition))
-            if queue is None or self._unassigned:
-                queue = self._queue_of_new(topic, partition, known, asked_for)
+            while True:
+                # From here on to the last count no call: what a signal's handler or a finalizer does on this thread,
+                # a flush or an abort, comes before all of it or after.  Ctrl-C finds all of it done, or nothing.
+                gate = self.gate
+                if gate is not None and gate.stage is not IN_TRANSACTION:
+                    # Another thread may have ended the transaction meanwhile.
+                    gate.refuse_record()
+                if partition == PARTITION_UNASSIGNED or topic in self._unassigned:
+                    # Not past those that were queued before the topic was known.
+                    if topic in self._unassigned:
+                        queue = self._unassigned[topic]
+                        queue.asked_for += asked
+                        break
+                    self._queue(topic, PARTITION_UNASSIGNED, known)
+                elif own_place in self.queues:
+                    queue = self.queues[own_place]
+                    break
+                else:
+                    self._queue(topic, partition, known)
             places = queue.places
-            # No call in between: Ctrl-C finds all of this done, or nothing.
-            places += (value, key, timestamp_ms, headers, callback, queued_seconds, size_bytes)
+            try:
+                places += record
+            except MemoryError:
+                del queue.asked_for[queue.record_count :]
+                raise
             self.record_count += 1
             self.size_bytes += size_bytes
             queue.size_bytes = waiting_bytes = queue.size_bytes + size_bytes
@@ -307,10 +330,18 @@ class Accumulator(_AccumulatorParts):
 
         Raises:
             BufferError: the queue is full all the same.
+            RuntimeError: it has been closed.
         """
+        if self._closed_text is not None:
+            raise RuntimeError(self._closed_text)
         self.settle()
         if self.record_count >= self.records_max or self.size_bytes + size_bytes > self.size_bytes_max:
             raise BufferError(self.full_text)
+
+    def close(self, closed_text: str) -> None:
+        """Take no record any more, of no call that has begun before either: nobody would send or report it."""
+        with self._lock:
+            self._closed_text, self.records_max = closed_text, -1
 
     def settled_count(self) -> int:
         """Return how many records are queued, in flight, or wait for their report at this moment."""
@@ -320,8 +351,11 @@ class Accumulator(_AccumulatorParts):
 
     def release(self, report: DeliveryReport) -> None:
         """Count out the records of a report that have been served since this was last done."""
-        before, served_count = report.released_count, report.served_count
-        size_bytes = sum(report.batch.sizes_bytes[before:served_count])
+        while True:
+            before, served_count = report.released_count, report.served_count
+            size_bytes = sum(report.batch.sizes_bytes[before:served_count])
+            if report.released_count == before:
+                break  # else a signal's handler has served reports in between, on this thread
         # No call in between: Ctrl-C finds all of this done, or nothing.
         report.released_count = served_count
         self.record_count -= served_count - before
@@ -383,7 +417,7 @@ class Accumulator(_AccumulatorParts):
         Partitions for which `unless` is true are left alone.
         """
         batches: list[Batch] = []
-        left_bytes = size_bytes_max
+        left_bytes, failure = size_bytes_max, None
         for key, queue in list(self.queues.items()):
             if unless is not None and unless(queue.topic, queue.partition):
                 continue
@@ -391,10 +425,16 @@ class Accumulator(_AccumulatorParts):
                 if not queue.places or left_bytes <= 0:
                     break
                 before_bytes = queue.size_bytes
-                batches.append(queue.take_batch(self.batch_records_max))
+                try:
+                    batches.append(queue.take_batch(self.batch_records_max))
+                except Exception as error:  # noqa: BLE001 - what was taken is not lost by it, and the rest is tried again
+                    failure = error
+                    break
                 left_bytes -= before_bytes - queue.size_bytes
             if not queue.places:
                 del self.queues[key]
+        if failure is not None and not batches:
+            raise failure
         return batches
 
     def take_expired(self, queued_before_seconds: float) -> list[Batch]:
@@ -411,18 +451,10 @@ class Accumulator(_AccumulatorParts):
 
     def take_all(self) -> list[Batch]:
         """Take every record that waits."""
-        batches = [queue.take(queue.record_count) for queue in self._all_queues()]
-        self.queues.clear()
-        self._unassigned.clear()
-        return batches
-
-    def _queue_of_new(self, topic: str, partition: int, known: Topic | None, asked_for: int) -> PartitionQueue:
-        """Return where a new record is to wait: not past those that were queued before the topic was known."""
-        queue = self._queue(topic, PARTITION_UNASSIGNED if topic in self._unassigned else partition, known)
-        if queue.partition == PARTITION_UNASSIGNED:
-            # In its place, whatever an interrupted call has left there.
-            queue.asked_for[queue.record_count :] = [asked_for]
-        return queue
+        all_queues = self.queues, self._unassigned
+        # First: what a finalizer queues meanwhile, on this thread, is to be found by the next one.
+        self.queues, self._unassigned = {}, {}
+        return [queue.take(queue.record_count) for queues in all_queues for queue in queues.values() if queue.places]
 
     def _queue(self, topic: str, partition: int, known: Topic | None) -> PartitionQueue:
         queues: dict[Any, PartitionQueue] = self._unassigned if partition == PARTITION_UNASSIGNED else self.queues
@@ -432,7 +464,8 @@ class Accumulator(_AccumulatorParts):
             bytes_max = self.batch_bytes_max
             if known is not None:
                 bytes_max = min(bytes_max, known.settings["max.message.bytes"] * _FILLED_OF_64 // 64)
-            queue = queues[key] = PartitionQueue(topic, partition, bytes_max)
+            # Unless a signal's handler, or a finalizer, has made it meanwhile on the same thread.
+            queue = queues.setdefault(key, PartitionQueue(topic, partition, bytes_max))
         return queue
 
     def _is_full(self, queue: PartitionQueue) -> bool:
@@ -444,48 +477,12 @@ class Accumulator(_AccumulatorParts):
             yield from filter(_PLACES, queues.values())
 
     def _drop_empty(self) -> None:
-        self.queues = {key: queue for key, queue in self.queues.items() if queue.places}
-        self._unassigned = {topic: queue for topic, queue in self._unassigned.items() if queue.places}
-
-
-def messages_in_python(
-    *,
-    message_type: type[Message],
-    callbacks: Iterator[DeliveryCallback | None],
-    sources: RecordSource | list[RecordSource],
-    offset: int,
-    timestamps_ms: list[int] | int,
-    keys: list[bytes | None],
-    values: list[bytes | None],
-    queued_seconds: list[float],
-    error: KafkaError | None,
-    done_seconds: float,
-) -> Iterator[tuple[DeliveryCallback | None, Message]]:
-    """Yield the callback of each record with its message.
-
-    What is no list is the same for all; the offset is the first one's, or `OFFSET_INVALID`.
-    """
-    return zip(
-        callbacks,
-        map(
-            message_type.delivered,
-            sources if isinstance(sources, list) else repeat(sources),
-            zip(
-                repeat(offset) if offset == OFFSET_INVALID else count_from(offset),
-                timestamps_ms if isinstance(timestamps_ms, list) else repeat(timestamps_ms),
-                keys,
-                values,
-                repeat(None),
-                strict=False,
-            ),
-            zip(repeat(error), [done_seconds - each for each in queued_seconds], repeat(-1), repeat(-1), strict=False),
-        ),
-        strict=False,
-    )
-
-
-#: One or the other: what is called for each batch.
-messages_of: Final = bulk.core.Deliveries if bulk.IN_C else messages_in_python
+        all_queues: list[dict[Any, PartitionQueue]] = [self.queues, self._unassigned]
+        for queues in all_queues:
+            for key, queue in list(queues.items()):
+                # No call in between, as above.
+                if not queue.places:
+                    del queues[key]
 
 
 class DeliveryReport:
