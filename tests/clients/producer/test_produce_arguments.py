@@ -341,3 +341,42 @@ def test_without_a_key_a_partitioner_that_is_not_random_takes_the_one_of_the_emp
 def test_a_topic_partition_is_no_topic(producer):
     with pytest.raises(TypeError, match="must be str"):
         producer.produce(TopicPartition(TOPIC, 0), b"v")
+
+
+class Lying(bytes):
+    """Bytes that say other things of themselves than they hold."""
+
+    def __len__(self):
+        return 0
+
+    def __eq__(self, other):
+        raise AssertionError("not asked")
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __bytes__(self):
+        return b"others"
+
+    def __getitem__(self, place):
+        return b"others"
+
+
+class LyingText(str):
+    """The same of text."""
+
+    __slots__ = ()
+
+    def encode(self, *arguments):
+        return "no bytes"
+
+
+@on_sqlite_alone
+def test_bytes_and_texts_of_a_class_of_its_own_are_what_they_hold(producer, url, topic):
+    delivered = []
+    for key, value in ((Lying(b"k"), Lying(b"value")), (LyingText("k"), LyingText("value"))):
+        for _ in range(2):
+            producer.produce(topic, value, key, 0, on_delivery=lambda _, message: delivered.append(message))
+    producer.produce(topic, b"other", b"o", 0)
+    found = written(producer, url, topic)
+    assert [(message.key(), message.value()) for message in found] == [(b"k", b"value")] * 4 + [(b"o", b"other")]
+    assert {type(cell) for message in delivered for cell in (message.key(), message.value())} == {bytes}

@@ -24,10 +24,11 @@ def as_bytes(content: object) -> bytes:
         TypeError: it is neither bytes nor text.
         UnicodeEncodeError: the text holds half of a surrogate pair.
     """
+    # What they hold, whatever methods a class of their own has: they would be called while a batch is made.
     if isinstance(content, bytes):
-        return content
+        return content if type(content) is bytes else bytes.__getitem__(content, slice(None))
     if isinstance(content, str):
-        return content.encode()
+        return str.encode(content)
     if isinstance(content, (bytearray, memoryview)):
         # A copy: the caller may change it before it is sent.
         return bytes(content)
