@@ -319,6 +319,15 @@ def cannot_open(connection):
     sqlite3.connect("/no/such/folder/file.db")
 
 
+def test_a_folder_that_goes_before_the_first_connection_is_no_error_of_pythons(tmp_path):
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    with connect_store(url_of(folder / "store.db"), limits=Limits(retry_timeout_ms=0)) as store:
+        folder.rmdir()
+        with pytest.raises(StoreUnavailable):
+            store.read(list_topics)
+
+
 def test_whoever_finds_that_somebody_else_is_making_the_tables_waits_for_them(tmp_path, monkeypatch):
     """However short the tries of this client are: nothing is wrong."""
     path = tmp_path / "store.db"

@@ -411,12 +411,20 @@ def _may(path: Path, mode: int) -> bool:
     return os.access(path, mode, effective_ids=os.access in os.supports_effective_ids)
 
 
+def _is_mounted_read_only(folder: Path) -> bool:
+    """Return whether the file system of a folder is; one that has gone meanwhile is not."""
+    try:
+        return hasattr(os, "statvfs") and bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+    except OSError:
+        return False
+
+
 def _why_unwritable(error: BaseException | None, path: str) -> StoreReadOnly | None:
     """Return what cannot be written, and what to do, if that is what SQLite means and anybody can tell."""
     if not getattr(error, "sqlite_errorname", "").startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY")):
         return None
     folder = Path(path).resolve().parent
-    if hasattr(os, "statvfs") and os.statvfs(folder).f_flag & os.ST_RDONLY:
+    if _is_mounted_read_only(folder):
         return StoreReadOnly(
             f"the file system of {path!r} is mounted read-only: mount it for writing, or put the file elsewhere;"
             " nothing was changed"
