@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from tests.copies import copy_file
+from tests.tools.silent_port import silent_port
 from txnstore.cli.options import about
 from txnstore.db import migrating, opening
 from txnstore.db.backend import Limits
@@ -16,7 +17,6 @@ from txnstore.db.opening import connect_store, open_store
 from txnstore.db.schema import SCHEMA_VERSION
 from txnstore.errors import SchemaTooNew
 from txnstore.log.topics import create_topic, list_topics
-from txnstore.testing.private_cluster import free_port
 
 
 def test_migrate_makes_the_tables_once(txnstore, txnstore_empty_url):
@@ -105,7 +105,8 @@ def test_migrate_refuses_tables_that_are_not_ours(txnstore, txnstore_empty_url):
 
 def test_migrate_gives_up_on_a_server_that_is_not_there(txnstore, monkeypatch):
     monkeypatch.setattr("txnstore.cli.databases.patient_limits", lambda: Limits(retry_timeout_ms=100))
-    ended = txnstore("migrate", f"postgresql://alice@127.0.0.1:{free_port()}/shop")
+    with silent_port() as port:
+        ended = txnstore("migrate", f"postgresql://alice@127.0.0.1:{port}/shop")
     assert ended.code == 75
     assert "is the server there" in ended.err
 
@@ -116,8 +117,9 @@ def test_of_several_databases_an_error_says_which_one_it_is_about(
 ):
     for module in ("databases", "roles"):
         monkeypatch.setattr(f"txnstore.cli.{module}.patient_limits", lambda: Limits(retry_timeout_ms=100))
-    away = f"postgresql://alice:secret@127.0.0.1:{free_port()}/shop"
-    ended = txnstore(*command, f"{txnstore_postgresql_url},{away}")
+    with silent_port() as port:
+        away = f"postgresql://alice:secret@127.0.0.1:{port}/shop"
+        ended = txnstore(*command, f"{txnstore_postgresql_url},{away}")
     assert ended.code == 75
     assert re.search(r"postgresql://alice:\*+@127\.0\.0\.1:[0-9]+/shop: .*is the server there", ended.err)
 

@@ -7,10 +7,10 @@ import sqlite3
 import pytest
 import typer
 
+from tests.tools.silent_port import silent_port
 from txnstore.cli import output
 from txnstore.cli.program import NAMES, program_with
 from txnstore.clients.model.errors import KafkaError, KafkaException
-from txnstore.testing.private_cluster import free_port
 
 SECRET = "Hunter2SecretWord"
 
@@ -72,7 +72,8 @@ def test_a_server_that_is_not_there_may_be_there_later(txnstore, monkeypatch):
     from txnstore.cli import options
 
     monkeypatch.setattr(options, "_RETRY_TIMEOUT_MS", 100)
-    ended = txnstore("topics", "list", "--url", f"postgresql://alice:{SECRET}@127.0.0.1:{free_port()}/shop")
+    with silent_port() as port:
+        ended = txnstore("topics", "list", "--url", f"postgresql://alice:{SECRET}@127.0.0.1:{port}/shop")
     assert ended.code == 75
     assert SECRET not in ended.err
 

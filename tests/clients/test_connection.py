@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.tools.silent_port import silent_port
 from txnstore.clients import connection as module
 from txnstore.clients.configuration.configuration import admin_configuration
 from txnstore.clients.connection import StoreConnection
@@ -20,7 +20,7 @@ from txnstore.log.topics import create_topic, list_topics
 from txnstore.testing.manual_clock import ManualClock
 
 #: A bound for waiting on threads; nothing takes so long unless it is broken.
-PATIENCE_SECONDS = 30
+PATIENCE_SECONDS = 60
 
 
 def connection_to(url: str, **settings: object) -> StoreConnection:
@@ -93,10 +93,8 @@ def test_a_server_that_is_not_there_is_unavailable_and_its_password_secret(unuse
 
 @pytest.fixture
 def unused_port():
-    with socket.socket() as reserved:
-        # Bound, but nobody listens: connections are refused.
-        reserved.bind(("127.0.0.1", 0))
-        yield reserved.getsockname()[1]
+    with silent_port() as port:
+        yield port
 
 
 def test_schema_and_clock_come_from_the_configuration(url):

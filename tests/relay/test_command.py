@@ -13,6 +13,7 @@ from sqlalchemy import insert
 import txnstore
 from tests.clients.steps import PATIENCE_SECONDS
 from tests.relay.store_side import make_topic, read
+from tests.tools.silent_port import silent_port
 from txnstore import cli
 from txnstore.cli.relay import ends_soon
 from txnstore.db.opening import open_store
@@ -21,7 +22,6 @@ from txnstore.log.topics import get_topic
 from txnstore.relay.errors import PAUSE_FIRST_SECONDS, PAUSE_LAST_SECONDS, KafkaUnavailable, Patience, RelayFailed
 from txnstore.relay.kafka_cluster import KafkaCluster, consumer_settings, producer_settings
 from txnstore.relay.options import check_leaders, relay_id_from, relay_id_to, transactional_id_of
-from txnstore.testing.private_cluster import free_port
 
 SECRET = "Hunter2SecretWord"
 
@@ -101,8 +101,9 @@ def test_an_address_where_nobody_is_is_said_and_may_pass(
     relay, txnstore_sqlite_url, confluent_kafka, monkeypatch, direction
 ):
     monkeypatch.setattr("txnstore.relay.kafka_cluster.ANSWER_SECONDS", 0.3)
-    address = f"127.0.0.1:{free_port()}"
-    code, out, err = relay(txnstore_sqlite_url, direction, address)
+    with silent_port() as port:
+        address = f"127.0.0.1:{port}"
+        code, out, err = relay(txnstore_sqlite_url, direction, address)
     assert (code, out) == (75, "")
     assert f"the Kafka cluster at {address}" in err
 
@@ -137,8 +138,10 @@ def test_a_relay_for_which_kafka_has_no_answer_ends_soon_all_the_same(relay, txn
 def test_a_relay_that_ends_by_itself_is_not_ended():
     stop = threading.Event()
     codes: list[int] = []
+    # That of a relay before may still be about to end.
+    others = set(threading.enumerate())
     with ends_soon(stop, codes.append):
-        (watching,) = (each for each in threading.enumerate() if each.name == "txnstore-relay-end")
+        (watching,) = (each for each in set(threading.enumerate()) - others if each.name == "txnstore-relay-end")
     watching.join(PATIENCE_SECONDS)
     assert not watching.is_alive()
     assert codes == []

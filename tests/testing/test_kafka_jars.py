@@ -11,7 +11,7 @@ import pytest
 
 from tests.tools import kafka_jars
 from tests.tools.kafka_jars import Jar, NoKafkaError, fetch_jars
-from txnstore.testing.private_cluster import free_port
+from tests.tools.silent_port import silent_port
 
 CONTENTS = {f"part{number}": b"jar %d" % number * 1_000 for number in range(4)}
 JARS = [Jar("org.example", name, "1.0", hashlib.sha256(content).hexdigest()) for name, content in CONTENTS.items()]
@@ -107,11 +107,12 @@ def test_what_stays_wrong_is_said(repository, tmp_path, answers, said, asked_cou
 
 @pytest.mark.parametrize("address", ["127.0.0.1:{}", "user:Secret1@127.0.0.1:{}"])
 def test_a_repository_that_is_away_is_asked_once_and_not_named(repository, tmp_path, monkeypatch, address):
-    monkeypatch.setenv(kafka_jars.REPOSITORY_VARIABLE, f"http://{address.format(free_port())}")
     pauses: list[float] = []
     monkeypatch.setattr("tests.tools.kafka_jars.sleep", pauses.append)
-    with pytest.raises(NoKafkaError, match="0 of 4 jars are here") as raised:
-        fetch_jars(tmp_path)
+    with silent_port() as port:
+        monkeypatch.setenv(kafka_jars.REPOSITORY_VARIABLE, f"http://{address.format(port)}")
+        with pytest.raises(NoKafkaError, match="0 of 4 jars are here") as raised:
+            fetch_jars(tmp_path)
     assert not pauses
     assert "Secret1" not in str(raised.value)
     assert "\n" not in str(raised.value)
