@@ -23,7 +23,7 @@ from txnstore.errors import PermissionDenied, StoreBusy, StoreUnavailable
 from txnstore.log.outbox.sequencer import OutboxPoller, drain_outbox, sequence_outbox
 from txnstore.outbox import background
 
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 60.0
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def outbox(url):
         yield found
 
 
-def eventually(condition, timeout_seconds=20.0):
+def eventually(condition, timeout_seconds=PATIENCE_SECONDS):
     """Wait until it holds; a bounded wait."""
     deadline = time.monotonic() + timeout_seconds
     while not condition():
@@ -234,9 +234,8 @@ def test_the_thread_ends_with_an_outbox_that_nobody_holds(url, connect):
     outbox.produce(connect(), "t", b"v")
     (thread,) = threads()
     del outbox
-    gc.collect()
-    thread.join(20)
-    assert not thread.is_alive()
+    # The thread may be at work, and hold it for a moment.
+    eventually(lambda: gc.collect() >= 0 and not thread.is_alive())
 
 
 def test_the_thread_outlives_a_database_that_is_away(txnstore_postgresql_url, caplog, monkeypatch):
@@ -299,7 +298,7 @@ def test_a_child_of_a_fork_has_a_thread_of_its_own(url, store, connect):
         eventually(lambda: values(store) == [b"parent"])
         process = multiprocessing.get_context("fork").Process(target=child_of_a_fork, args=(outbox, url))
         process.start()
-        process.join(30)
+        process.join(PATIENCE_SECONDS)
         assert process.exitcode == 0
         # The parent's thread may have been quicker, and be about to commit.
         eventually(lambda: values(store) == [b"parent", b"child"])
@@ -329,7 +328,7 @@ def test_a_child_of_a_fork_opens_and_sequences_over_connections_of_its_own(url, 
     def in_child(work):
         process = multiprocessing.get_context("fork").Process(target=work, args=(outbox, url))
         process.start()
-        process.join(30)
+        process.join(PATIENCE_SECONDS)
         assert process.exitcode == 0
 
     with Outbox(url, sequencer=False).open() as outbox:
@@ -361,7 +360,7 @@ def test_a_consumer_makes_records_of_what_it_waits_for(url, caller, monkeypatch)
 
 
 def next_value(consumer):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
         message = consumer.poll(1)
         if message is not None and message.error() is None:

@@ -410,10 +410,15 @@ def test_memory_and_counts_stay_as_they_are():
 
     log = Log(0, [(10, 0, 0)])
     turn()
-    before = counts()
-    for _ in range(200):
-        turn()
-    assert all(abs(now - then) < 40 for now, then in zip(counts(), before, strict=True))
+    # Other threads of the process may take up something just then: what turns keep is kept each time.
+    for _ in range(4):
+        before = counts()
+        for _ in range(200):
+            turn()
+        more = [abs(now - then) for now, then in zip(counts(), before, strict=True)]
+        if max(more) < 40:
+            break
+    assert max(more) < 40, more
 
 
 # --- consumers --------------------------------------------------------------------------------------------------------
@@ -619,5 +624,5 @@ def test_a_consumer_that_is_dropped_while_it_is_open_is_collected(log, url):
     assert consumer._core.subscription._lender is not None
     finalizer = consumer._finalizer
     del consumer
-    gc.collect()
-    assert not finalizer.alive
+    # Its thread may be at work, and hold it for a moment.
+    eventually(lambda: gc.collect() >= 0 and not finalizer.alive)

@@ -259,8 +259,8 @@ def test_callbacks_that_are_called_no_more_are_let_go(four, crew):
         known.append(weakref.ref(on_assign))
         a.subscribe(on_assign=on_assign)
         del on_assign
-    gc.collect()
-    assert [one() is not None for one in known] == [*[False] * 9, True]
+    # A thread that joins again may hold those before for a moment.
+    eventually(lambda: gc.collect() >= 0 and [one() is not None for one in known] == [*[False] * 9, True])
     # Those of the subscription under which the partitions were given are called when they go.
     a.subscribe("v")
     crew.until([a], lambda: revoked(0, 1, 2, 3) in a.calls)
@@ -416,11 +416,12 @@ def test_a_consumer_that_is_dropped_without_closing_is_expired(four, crew, log, 
     assert threads
     b = crew.member("b", COOPERATIVE | RARE_HEARTBEATS)
     b.subscribe()
-    eventually(lambda: dropped[0].poll(0.01) is None and len(dropped[0].assignment()) == 2)
-    crew.until([b], lambda: len(b.partitions) == 2)
+    crew.until(
+        [b],
+        lambda: dropped[0].poll(0.01) is None and len(dropped[0].assignment()) == len(b.partitions) == 2,
+    )
     dropped.clear()
-    gc.collect()
-    crew.until([b], lambda: not any(thread.is_alive() for thread in threads))
+    crew.until([b], lambda: gc.collect() >= 0 and not any(thread.is_alive() for thread in threads))
     # Nobody but the other is left to see that its session has run out.
     b2 = crew.member("c", {**COOPERATIVE, **SHORT_SESSION}).subscribe()
     crew.until([b, b2], lambda: len(b.partitions) == len(b2.partitions) == 2)
@@ -429,7 +430,8 @@ def test_a_consumer_that_is_dropped_without_closing_is_expired(four, crew, log, 
 
 def test_whoever_finds_a_member_expired_tells_the_others(four, crew, log, url):
     before = set(threading.enumerate())
-    session = {"session.timeout.ms": 3_000, "heartbeat.interval.ms": 100}
+    # Long enough to be looked at before it has run out, on a busy machine too.
+    session = {"session.timeout.ms": 4_500, "heartbeat.interval.ms": 100}
     dropped = [
         Consumer({"bootstrap.servers": url, "group.id": "readers", "client.id": "dropped", **session, **COOPERATIVE})
     ]
@@ -439,8 +441,7 @@ def test_whoever_finds_a_member_expired_tells_the_others(four, crew, log, url):
     b = crew.member("b", COOPERATIVE | {"heartbeat.interval.ms": 100, "session.timeout.ms": 60_000}).subscribe()
     crew.until([b], lambda: dropped[0].poll(0.01) is None and len(b.partitions) == 2)
     dropped.clear()
-    gc.collect()
-    crew.until([b], lambda: not any(thread.is_alive() for thread in threads))
+    crew.until([b], lambda: gc.collect() >= 0 and not any(thread.is_alive() for thread in threads))
     with contextlib.closing(log.store.waiter()) as waiter:
         # What was told before; on SQLite each commit tells.
         for _ in range(5):
@@ -448,7 +449,8 @@ def test_whoever_finds_a_member_expired_tells_the_others(four, crew, log, url):
                 break
         assert len(b.partitions) == 2
         crew.until([b], lambda: len(b.partitions) == 4)
-        assert waiter.wait(1_500)
+        # Its own lease is renewed later than that.
+        assert waiter.wait(10_000)
 
 
 def test_a_member_hears_of_the_expiry_of_another_by_its_own_heartbeats(four, crew, log, url):
@@ -458,6 +460,5 @@ def test_a_member_hears_of_the_expiry_of_another_by_its_own_heartbeats(four, cre
     dropped[0].subscribe(["t"])
     crew.until([b], lambda: dropped[0].poll(0.01) is None and len(dropped[0].assignment()) == 2)
     dropped.clear()
-    gc.collect()
-    crew.until([b], lambda: b.partitions == [0, 1, 2, 3])
+    crew.until([b], lambda: gc.collect() >= 0 and b.partitions == [0, 1, 2, 3])
     assert [member.client_id for member in log.members()] == ["b"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.clients.consumer.log_writer import eventually
 from tests.clients.producer.pipelined import *  # noqa: F403 - the fixtures
 from tests.clients.producer.pipelined import ABORTABLE, FATAL, begun, failure_of, flags_of, left
 from tests.clients.producer.transactional import TOPIC, committed, read, seen
@@ -425,7 +426,8 @@ def test_the_futures_of_a_producer_that_nobody_holds_are_done(url, topic, hold_d
     with hold_database(url):
         futures = [left(ready, topic, b"%d" % number) for number in range(3)]
         del ready
-        gc.collect()
+        # Its thread may be at work, and hold it for a moment.
+        eventually(lambda: gc.collect() >= 0 and all(future.done() for future in futures))
         for future in futures:
             with pytest.raises(RuntimeError, match="closed"):
                 future.result(PATIENCE_SECONDS)
