@@ -9,23 +9,28 @@ import pytest
 
 from tests.clients.steps import create_topic
 
-#: Measured over this long; a machine that is busy makes it dearer, so the bound is far above what is usual (below 1 %).
+#: Measured over this long; a machine that is busy makes it dearer, so the bound is far above what is usual (below 1 %),
+#: and the cheapest of some measurements counts.
 MEASURED_SECONDS = 2.0
 COST_MAX = 0.05
+MEASUREMENTS_MAX = 5
 
 PROGRAM = """
 import sys, time
 from txnstore import Consumer, Producer, TopicPartition
 
-url, measured_seconds = sys.argv[1], float(sys.argv[2])
+url, measured_seconds, enough, measurements_max = sys.argv[1], *map(float, sys.argv[2:])
 
 
 def measure(name, wait):
     wait()
-    began, cost = time.monotonic(), time.process_time()
-    while time.monotonic() < began + measured_seconds:
-        wait()
-    print(name, (time.process_time() - cost) / (time.monotonic() - began))
+    costs = []
+    while len(costs) < measurements_max and not any(cost < enough for cost in costs):
+        began, cost = time.monotonic(), time.process_time()
+        while time.monotonic() < began + measured_seconds:
+            wait()
+        costs.append((time.process_time() - cost) / (time.monotonic() - began))
+    print(name, min(costs))
 
 
 for name in ("assigned", "subscribed"):
@@ -35,17 +40,17 @@ for name in ("assigned", "subscribed"):
         else:
             consumer.subscribe(["t"])
         for _ in range(4):
-            assert consumer.poll(20).error() is None
+            assert consumer.poll(60).error() is None
         measure(name, lambda: consumer.poll(0.5))
 
 plain = Producer({"bootstrap.servers": url})
 plain.produce("other", b"v")
-assert plain.flush(20) == 0
+assert plain.flush(60) == 0
 transactional = Producer({"bootstrap.servers": url, "transactional.id": "idle"})
-transactional.init_transactions(20)
+transactional.init_transactions(60)
 transactional.begin_transaction()
 transactional.produce("other", b"v")
-assert transactional.flush(20) == 0
+assert transactional.flush(60) == 0
 measure("producers", lambda: plain.poll(0.5))
 """
 
@@ -57,14 +62,14 @@ def test_clients_that_wait_cost_next_to_nothing(url, make_producer):
     producer = make_producer()
     for number in range(4):
         producer.produce("t", b"v", partition=number)
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     producer.close()
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, url, str(MEASURED_SECONDS)],
+        [sys.executable, "-c", PROGRAM, url, *map(str, (MEASURED_SECONDS, COST_MAX, MEASUREMENTS_MAX))],
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     costs = {name: float(cost) for name, cost in map(str.split, done.stdout.splitlines())}

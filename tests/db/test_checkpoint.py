@@ -422,7 +422,8 @@ def test_the_log_stays_short_while_processes_write_and_read(fast_path):
             largest = max(largest, wal_bytes(fast_path))
             pause.wait(0.002)
         assert child.returncode == 0
-    assert WAL_BYTES_DUE < largest < 5 * WAL_BYTES_DUE
+    # Of what is written, which is much more; a reader that is kept waiting in the middle keeps the log from its end.
+    assert WAL_BYTES_DUE < largest < 10 * WAL_BYTES_DUE
     assert Path(fast_path).stat().st_size > 60_000_000
     assert_sound(fast_path)
 

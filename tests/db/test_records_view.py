@@ -232,20 +232,21 @@ def _index_condition(store: Store, select: str) -> str:
 def test_the_time_for_a_record_does_not_grow_with_its_batch(store: Store) -> None:
     total = 20_000
     records = [Record(b"%0100d" % index, key=b"%06d" % index) for index in range(total)]
-    seconds = {}
-    for size in (100, total):
+    seconds: dict[int, list[float]] = {100: [], total: []}
+    for size in seconds:
         filled(store, [encode(records[first : first + size]) for first in range(0, total, size)], f"batches-of-{size}")
-        statement = (
-            f"SELECT count(*), sum(length(value)), sum(length(key)) FROM {{records}} WHERE topic = 'batches-of-{size}'"
-        )
-        durations = []
-        for _ in range(3):
+    # Cut straight out of its batch a record would take 200 times as long; measured is about twice. A machine that was
+    # busy with something else at the wrong moment gets another chance.
+    while len(seconds[total]) < 3 or (min(seconds[total]) >= 20 * min(seconds[100]) and len(seconds[total]) < 10):
+        for size, durations in seconds.items():
+            statement = (
+                "SELECT count(*), sum(length(value)), sum(length(key)) FROM {records}"
+                f" WHERE topic = 'batches-of-{size}'"
+            )
             begin = time.perf_counter()
             assert tuple(query(store, statement)[0]) == (total, total * 100, total * 6)
             durations.append(time.perf_counter() - begin)
-        seconds[size] = min(durations)
-    # Cut straight out of its batch a record would take 200 times as long; measured is about twice.
-    assert seconds[total] < 20 * seconds[100], seconds
+    assert min(seconds[total]) < 20 * min(seconds[100]), seconds
 
 
 @pytest.mark.parametrize("size", [1, 1000])

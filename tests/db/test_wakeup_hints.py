@@ -50,7 +50,7 @@ def test_the_hint_is_no_part_of_the_database_transaction(postgresql, observer):
     )
     listen(observer, postgresql.store)
     postgresql.add()
-    (notification,) = observer.notifies(timeout=20, stop_after=1)
+    (notification,) = observer.notifies(timeout=60, stop_after=1)
     assert statements[0].startswith("BEGIN")
     assert statements[-1] == "COMMIT"
     assert not any("NOTIFY" in statement for statement in statements)
@@ -62,7 +62,7 @@ def test_many_commits_are_told_in_few_hints(postgresql, observer):
     listen(observer, postgresql.store)
     for _ in range(2_000):
         postgresql.store.announce()
-    assert len(list(observer.notifies(timeout=20, stop_after=1))) == 1
+    assert len(list(observer.notifies(timeout=60, stop_after=1))) == 1
     assert len(list(observer.notifies(timeout=1))) < 1_000
 
 
@@ -71,7 +71,7 @@ def announced(postgresql, observer):
     """A store that has told of something, and its announcer, whose thread is told of nothing any more."""
     listen(observer, postgresql.store)
     postgresql.store.announce()
-    assert len(list(observer.notifies(timeout=20, stop_after=1))) == 1
+    assert len(list(observer.notifies(timeout=60, stop_after=1))) == 1
     announcer = postgresql.store._announcer
     until(lambda: announcer._is_free)
     return postgresql.store, announcer
@@ -87,7 +87,7 @@ def test_a_writer_notifies_by_itself_where_nothing_is_under_way(announced, obser
         # Where the answer to the one before has come.
         until(lambda: not announcer._asked or not announcer._connection.pgconn.is_busy() or read_more(announcer))
         store.announce()
-        assert len(list(observer.notifies(timeout=20, stop_after=1))) == 1
+        assert len(list(observer.notifies(timeout=60, stop_after=1))) == 1
     assert announcer._thread is thread
     assert not announcer._due.is_set()
 
@@ -106,7 +106,7 @@ def test_a_notification_that_was_sent_on_a_connection_that_had_broken_is_sent_ag
     for _ in range(2):
         announcer._sends_again_at = 0
         store.announce()
-    assert len(list(observer.notifies(timeout=20, stop_after=1))) == 1
+    assert len(list(observer.notifies(timeout=60, stop_after=1))) == 1
 
 
 def test_a_commit_stands_and_its_hint_is_lost_where_no_thread_can_be_started(
@@ -126,7 +126,7 @@ def test_a_commit_stands_and_its_hint_is_lost_where_no_thread_can_be_started(
     assert postgresql.next_offset() == 1
     # It was remembered, and a thread that can be started tells of it.
     add()
-    assert len(list(observer.notifies(timeout=20, stop_after=1))) == 1
+    assert len(list(observer.notifies(timeout=60, stop_after=1))) == 1
     with monkeypatch.context() as ending:
         ending.setattr(threading.Thread, "start", start)
         store.close()
@@ -137,8 +137,8 @@ def test_without_a_connection_to_listen_on_a_reader_looks_again_and_again(proxie
     with closing(proxied.store.waiter()) as waiter:
         start = time.monotonic()
         assert [waiter.wait(1_000) for _ in range(10)] == [True] * 10
-        # Ever more rarely, and no longer than it was told to.
-        assert time.monotonic() - start < 5
+        # Ever more rarely, and no longer than it was told to: all ten of them would take ten seconds.
+        assert time.monotonic() - start < 9
         assert not waiter.wait(1)
         proxy.accept_connections()
         monkeypatch.setattr(postgresql_connections, "RELISTEN_SECONDS", 0)
@@ -250,10 +250,11 @@ def test_waiters_and_hints_leave_no_thread_and_no_connection(url):
         assert is_woken(waiter)
         assert connections_to(url) > 1
         if store.backend.name == "postgresql":
-            assert set(threading.enumerate()) > threads
+            assert set(threading.enumerate()) - threads
         waiter.close()
         waiter.close()
-    assert set(threading.enumerate()) == threads
+    # Those of other tests may have ended meanwhile.
+    assert set(threading.enumerate()) <= threads
     # A server learns of it a moment later.
     until(lambda: connections_to(url) == 0)
 
@@ -277,15 +278,16 @@ def connections_to(url):
 def cost_of_waiting(waiter, look):
     """Return the share of a processor that a reader takes, who looks whenever it is woken or it is time to.
 
-    It is the least of some measurements: on a busy machine everything takes a little longer now and then.
+    It is the least of some measurements: on a busy machine everything takes a little longer now and then. What counts
+    is the reader's own thread, not what others of this process do.
     """
     costs: list[float] = []
-    while len(costs) < 3 and not any(cost < 0.01 for cost in costs):
-        start, cpu_start = time.monotonic(), time.process_time()
+    while len(costs) < 10 and not any(cost < 0.01 for cost in costs):
+        start, cpu_start = time.monotonic(), time.thread_time()
         while time.monotonic() - start < 2:
             if waiter.wait(1_000):
                 look()
-        costs.append((time.process_time() - cpu_start) / (time.monotonic() - start))
+        costs.append((time.thread_time() - cpu_start) / (time.monotonic() - start))
     return min(costs)
 
 

@@ -182,7 +182,7 @@ def test_a_vote_that_does_not_come_is_in_doubt_and_rolled_back_once_it_is_aborte
     transfer = sqlite_bank.written()
     # A trigger that is deferred to the vote keeps the server busy for longer than is waited.
     transfer.drivers[1].execute(
-        "CREATE FUNCTION nap() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(3); RETURN NULL; END'"
+        "CREATE FUNCTION nap() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(6); RETURN NULL; END'"
     )
     transfer.drivers[1].execute("CREATE TABLE naps (name text)")
     transfer.drivers[1].execute(
@@ -191,7 +191,7 @@ def test_a_vote_that_does_not_come_is_in_doubt_and_rolled_back_once_it_is_aborte
     )
     transfer.drivers[1].execute("INSERT INTO naps VALUES ('slow')")
     with pytest.raises(TransactionAbortable, match=r"savings: its vote is not known \(no answer came in time\)"):
-        transfer.branches.prepare(transfer.producer, timeout_ms=1_000)
+        transfer.branches.prepare(transfer.producer, timeout_ms=2_500)
     transfer.abort()
     # Somebody looks until it has come, or never will.
     deadline = time.monotonic() + 60
@@ -598,7 +598,7 @@ def test_a_branch_that_cannot_be_ended_in_time_says_what_is_decided_and_the_next
     with monkeypatch.context() as patch:
         patch.setitem(branch.address._parameters, "port", "1")
         with pytest.raises(BranchUnfinished, match=r"decided: commit;.*savings .*repeat the call.*recovery") as raised:
-            transfer.finish(commit=True, timeout_ms=1_000)
+            transfer.finish(commit=True, timeout_ms=2_500)
     assert "secret" not in str(raised.value)
     assert raised.value.retriable
     # Only its own branch waits: the log and the other database have it.

@@ -303,7 +303,7 @@ def test_an_actor_that_neither_goes_on_nor_waits_for_a_lock_is_reported():
         # It is let go in the end; nothing else would wake it before.
         explore(
             lambda: Scenario({"sleeper": hang, "waker": lambda: never.wait(0)}, before_step=lambda _: None),
-            timeout_seconds=0.2,
+            timeout_seconds=1.0,
         )
     never.set()
 

