@@ -30,7 +30,7 @@ def test_partitions_that_only_the_controller_knows_are_picked_up(log, make_consu
         assert len(consumer.consume(2, PATIENCE_SECONDS)) == 2
     log.cluster.controller.write(lambda connection: grow_topic(connection, "t", partition_count=3))
     for consumer in consumers:
-        for _ in range(100):
+        for _ in range(600):
             consumer.poll(0.1)
             if len(consumer.assignment()) == 3:
                 break

@@ -25,9 +25,9 @@ from txnstore.clients.consumer.subscription import AssignedPartition, FetchPosit
 from txnstore.model import OffsetAndMetadata
 from txnstore.testing.private_cluster import PrivateCluster
 
-PATIENCE_SECONDS = 20.0
-#: What is not held up comes within this time, on a busy machine too.
-SOON_SECONDS = 10.0
+PATIENCE_SECONDS = 60.0
+#: What is not held up comes within this time, on a busy machine too; what is held up would not come at all.
+SOON_SECONDS = 30.0
 TOPIC = "orders"
 FIRST, SECOND = 0, 1
 
@@ -207,8 +207,13 @@ def test_records_for_a_database_that_stays_away_expire_and_their_producer_goes_o
         assert reports.failed == [(SECOND, KafkaError._MSG_TIMED_OUT)] * 2
         producer.produce(topic, b"fine", partition=FIRST, on_delivery=reports)
         until(producer, lambda: reports.delivered[FIRST][-1] == b"fine", SOON_SECONDS)
-    producer.produce(topic, b"back", partition=SECOND, on_delivery=reports)
-    until(producer, lambda: b"back" in reports.delivered[SECOND] or len(reports.failed) > 2)
+    # On a busy machine its time may be over before the server is found to be back: whoever is told so tries again.
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while b"back" not in reports.delivered[SECOND]:
+        assert time.monotonic() < deadline
+        known = len(reports.failed)
+        producer.produce(topic, b"back", partition=SECOND, on_delivery=reports)
+        until(producer, lambda known=known: b"back" in reports.delivered[SECOND] or len(reports.failed) > known)
     assert reports.delivered[SECOND][-1] == b"back"
 
 

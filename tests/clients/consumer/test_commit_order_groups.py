@@ -100,7 +100,8 @@ def test_a_worker_commits_what_it_read_of_a_transaction_with_what_it_wrote(membe
         worker.close()
     reader = make_consumer({"group.id": "other"})
     reader.assign([TopicPartition("out", 0, 0)])
-    assert texts(reader.consume(len(VALUES) + 1, 1.0)) == VALUES
+    assert texts(reader.consume(len(VALUES), PATIENCE_SECONDS)) == VALUES
+    assert reader.consume(1, 0.5) == []
 
 
 @pytest.mark.usefixtures("history")

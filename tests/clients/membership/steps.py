@@ -25,8 +25,8 @@ COOPERATIVE = {"partition.assignment.strategy": "cooperative-sticky"}
 ROUND_ROBIN = {"partition.assignment.strategy": "roundrobin"}
 EAGER_AND_COOPERATIVE: tuple[dict[str, str], ...] = ({}, COOPERATIVE)
 STRATEGY_NAMES = ("eager", "cooperative")
-#: A member whose place is looked after often, and soon lost.
-SHORT_SESSION = {"session.timeout.ms": 600, "heartbeat.interval.ms": 100}
+#: A member whose place is looked after often, and soon lost, but not by the pauses of a busy machine.
+SHORT_SESSION = {"session.timeout.ms": 2_000, "heartbeat.interval.ms": 100}
 
 Call = tuple[str, tuple[object, ...]]
 
