@@ -93,7 +93,8 @@ def hold_database():
 def _hold(url):
     connection: sqlite3.Connection | psycopg.Connection
     if url.startswith("sqlite"):
-        connection = sqlite3.connect(url.partition(",")[0].removeprefix("sqlite:///"), isolation_level=None)
+        path = url.partition(",")[0].removeprefix("sqlite:///")
+        connection = sqlite3.connect(path, isolation_level=None, timeout=60)
         connection.execute("BEGIN IMMEDIATE")
     else:
         connection = psycopg.connect(connection_string(url))

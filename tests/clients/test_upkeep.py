@@ -22,13 +22,14 @@ from txnstore.maintenance import turns
 from txnstore.maintenance.leases import LEASE_MS
 from txnstore.testing.postgres_server import connection_string
 
-PATIENCE_SECONDS = 30
+PATIENCE_SECONDS = 60
 DAY_MS = 86_400_000
 
 
 @pytest.fixture(autouse=True)
 def _has_not_looked(monkeypatch):
-    """Begin as a process that has not looked at any store yet."""
+    """Begin as a process that has not looked at any store yet, and no more looks at that of the test before."""
+    wait_until(lambda: not any(thread.name == "txnstore-upkeep" for thread in threading.enumerate()))
     monkeypatch.setattr(upkeep, "_next_looks", {})
 
 
