@@ -65,7 +65,7 @@ def test_it_runs_until_a_signal_and_ends_in_good_order(start, request, database,
         if "1 timed out transactions aborted" in line:
             break
     process.send_signal(number)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=60)
     assert process.returncode == 0, "".join(told) + err
     assert "Traceback" not in "".join(told) + err
     assert out == ""
@@ -104,7 +104,7 @@ def test_it_serves_metrics_to_whoever_asks(start, abandoned):
     )
     assert "process_cpu_seconds_total" in scraped
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 0, "".join(told) + err
     assert "Traceback" not in "".join(told) + err
 

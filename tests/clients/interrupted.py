@@ -19,7 +19,7 @@ from txnstore.clients.producer import producer as producer_module
 TOPIC, READ_TOPIC = "t", "read"
 LOOK_SECONDS = 0.005
 TICK_SECONDS = 0.05
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 #: How long a client that is being closed waits here for a database that hangs; by default it is half a minute.
 CLOSE_SECONDS = 0.3
 

@@ -17,7 +17,7 @@ from txnstore.transactions.recovery import abort_timed_out
 from txnstore.transactions.rows import read_row
 
 #: Longer than anything takes that ends at all.
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 #: The group metadata of a consumer that is in no group: generation -1, no member, no instance.
 NO_MEMBER = b"CGMDv2:\xff\xff\xff\xffreaders\x00\x00\x01"
 

@@ -279,12 +279,12 @@ class TestOffsets:
         with Consumer(group(url, enable_auto_commit=False)) as consumer:
             consumer.subscribe(["t"])
             consumer.commit(message=messages(consumer, 2)[-1], asynchronous=False)
-            metadata = consumer.list_topics("t", timeout=10)
+            metadata = consumer.list_topics("t", timeout=60)
             assert metadata.topics["t"].error is None
             partitions = [TopicPartition("t", partition) for partition in metadata.topics["t"].partitions]
             lags = {}
-            for partition in consumer.committed(partitions, timeout=10):
-                low, high = consumer.get_watermark_offsets(partition, timeout=10, cached=False)
+            for partition in consumer.committed(partitions, timeout=60):
+                low, high = consumer.get_watermark_offsets(partition, timeout=60, cached=False)
                 lags[partition.partition] = high - (low if partition.offset < 0 else partition.offset)
         assert lags == {0: 3, 1: 0}
 
@@ -299,11 +299,11 @@ class TestOffsets:
             producer.flush()
         with Consumer(group(url)) as consumer:
             since = 1_700_000_000_000 + 3_600_000 + 1
-            found = consumer.offsets_for_times([TopicPartition("t", 0, since)], timeout=10)
+            found = consumer.offsets_for_times([TopicPartition("t", 0, since)], timeout=60)
             assert [(partition.partition, partition.offset) for partition in found] == [(0, 2)]
             consumer.assign(found)
             assert [message.value() for message in messages(consumer, 2)] == [b"hour 2", b"hour 3"]
-            later = consumer.offsets_for_times([TopicPartition("t", 0, since * 2)], timeout=10)
+            later = consumer.offsets_for_times([TopicPartition("t", 0, since * 2)], timeout=60)
             assert [partition.offset for partition in later] == [OFFSET_END]
 
 
@@ -430,7 +430,7 @@ class TestAdministration:
             admin.create_topics([NewTopic("a", 1, 1)])["a"].result()
         assert caught.value.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS
 
-        metadata = admin.list_topics(timeout=10)
+        metadata = admin.list_topics(timeout=60)
         assert {topic.topic: len(topic.partitions) for topic in metadata.topics.values()} == {"a": 3, "b": 1}
         assert all(broker.host for broker in metadata.brokers.values())
 
@@ -439,7 +439,7 @@ class TestAdministration:
         assert all(partition.leader is not None and partition.isr for partition in described.partitions)
 
         admin.create_partitions([NewPartitions("b", 2)])["b"].result()
-        assert len(admin.list_topics("b", timeout=10).topics["b"].partitions) == 2
+        assert len(admin.list_topics("b", timeout=60).topics["b"].partitions) == 2
 
         resource = ConfigResource(ConfigResource.Type.TOPIC, "b")
         (described_configs,) = admin.describe_configs([resource]).values()
@@ -447,7 +447,7 @@ class TestAdministration:
 
         for future in admin.delete_topics(["a", "b"], operation_timeout=30).values():
             future.result()
-        assert admin.list_topics(timeout=10).topics == {}
+        assert admin.list_topics(timeout=60).topics == {}
 
     def test_the_cluster_is_described(self, url):
         cluster = AdminClient({"bootstrap.servers": url}).describe_cluster().result()

@@ -17,7 +17,7 @@ from txnstore import Consumer, Producer, TopicPartition
 # It is collected until all threads have ended.
 pytestmark = pytest.mark.usefixtures("collects_little")
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 
 
 class Owner:

@@ -139,13 +139,13 @@ PROGRAM = """
     transactional = Producer({"bootstrap.servers": url, "linger.ms": 0, "transactional.id": "x"})
     consumer = Consumer({"bootstrap.servers": url, "group.id": "g", "auto.offset.reset": "earliest"})
     consumer.assign([TopicPartition("read", 0, 0)])
-    assert consumer.poll(20).error() is None
+    assert consumer.poll(60).error() is None
     plain.produce("t", b"v")
-    assert plain.flush(20) == 0
-    transactional.init_transactions(20)
+    assert plain.flush(60) == 0
+    transactional.init_transactions(60)
     transactional.begin_transaction()
     transactional.produce("t", b"v")
-    assert transactional.flush(20) == 0
+    assert transactional.flush(60) == 0
     print("ready", flush=True)
     sys.stdin.readline()
     plain.produce("t", b"v")

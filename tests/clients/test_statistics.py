@@ -7,7 +7,7 @@ import time
 
 from txnstore import TopicPartition
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 
 
 def test_a_producer_tells_its_statistics_from_poll(make_producer):

@@ -26,7 +26,7 @@ from txnstore.cli.program import NAMES, program_with
 from txnstore.clients.model.metadata import ConsumerGroupTopicPartitions, TopicCollection
 from txnstore.maintenance.loop import Maintenance
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 TOPIC = "orders"
 PARTITIONS = 6
 

@@ -31,7 +31,7 @@ def url(site, monkeypatch):
     with AdminClient({"bootstrap.servers": urls}) as admin:
         resource = ConfigResource(ResourceType.BROKER, "0", incremental_configs=[placement])
         for future in admin.incremental_alter_configs([resource]).values():
-            future.result(20)
+            future.result(60)
     return urls
 
 

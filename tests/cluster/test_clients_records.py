@@ -28,7 +28,7 @@ from txnstore.transactions.outcome import Outcome
 # Clients of three databases come and go.
 pytestmark = [pytest.mark.slow_on_postgresql, pytest.mark.crashes]
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 PARTITIONS = 6
 TOPIC = "orders"
 

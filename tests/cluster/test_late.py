@@ -90,7 +90,7 @@ def test_offsets_that_come_while_their_transaction_ends_wait_and_are_refused(sit
             def work(connection) -> None:
                 finish_offsets_from_elsewhere(connection, [EndedElsewhere(marker, [member.group_id], commit=True)])
                 has_begun.set()
-                may_commit.wait(10)
+                may_commit.wait(60)
 
             store.write(work)
 
@@ -105,14 +105,14 @@ def test_offsets_that_come_while_their_transaction_ends_wait_and_are_refused(sit
 
         threads = [threading.Thread(target=end), threading.Thread(target=come_late)]
         threads[0].start()
-        assert has_begun.wait(10)
+        assert has_begun.wait(60)
         threads[1].start()
         # Either it waits for the lock by now, or it has not begun: it must not get through before the end commits.
         threads[1].join(0.3)
         assert threads[1].is_alive()
         may_commit.set()
         for thread in threads:
-            thread.join(15)
+            thread.join(60)
         assert len(refused) == 1
         assert_cluster_sound(cluster, at_rest=True)
 

@@ -17,7 +17,7 @@ from txnstore.groups.administration import find_group
 from txnstore.groups.offsets import commit_offsets
 from txnstore.model import GroupMembership, OffsetAndMetadata
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 TABLES = ("partition_heads", "record_batches", "group_offsets", "producer_states")
 
 

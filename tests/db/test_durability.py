@@ -16,7 +16,7 @@ from txnstore.db.statements import run_on_driver
 from txnstore.testing.postgres_server import connection_string
 from txnstore.testing.private_cluster import PrivateCluster
 
-TIMEOUT = 20.0
+TIMEOUT = 60.0
 
 # Deferred: it runs within COMMIT or PREPARE TRANSACTION, and sees what these go by.
 WATCH = """

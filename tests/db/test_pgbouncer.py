@@ -87,12 +87,12 @@ def running_bouncer(server, pool_size):
     reader = threading.Thread(target=read_log)
     reader.start()
     try:
-        assert is_up.wait(10), "".join(log)
+        assert is_up.wait(60), "".join(log)
         yield port
     finally:
         process.kill()
         process.wait()
-        reader.join(10)
+        reader.join(60)
         lines.close()
         shutil.rmtree(folder)
 
@@ -161,9 +161,9 @@ def test_a_waiting_reader_looks_by_itself_for_its_notification_may_be_lost(throu
     with open_store(through) as reader, open_store(through) as writer:
         waiter = reader.waiter()
         writer.write(lambda connection: create_topic(connection, "orders"), wakes_readers=True)
-        assert waiter.wait(10_000)
+        assert waiter.wait(60_000)
         # And again, without anything new: it is told to look, not kept waiting.
-        assert waiter.wait(10_000)
+        assert waiter.wait(60_000)
         assert [topic.name for topic in reader.read(lambda c: find_topics(c, ["orders"]))] == ["orders"]
         waiter.close()
 

@@ -19,7 +19,7 @@ from txnstore.log.outbox.sequencer import drain_outbox
 from txnstore.participants.adoption import adopt
 from txnstore.testing.private_cluster import PrivateCluster
 
-TIMEOUT = 30.0
+TIMEOUT = 60.0
 GROUP = {"group.id": "g", "auto.offset.reset": "earliest", "enable.auto.commit": False, "session.timeout.ms": 6_000}
 
 

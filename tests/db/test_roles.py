@@ -76,7 +76,7 @@ def test_a_role_that_may_read_and_write_does_everything_that_a_client_does(
         client_path(store)
         with closing(store.waiter()) as waiter:
             client_path(store, "more")
-            assert waiter.wait(10_000)
+            assert waiter.wait(60_000)
 
 
 def test_a_role_that_may_only_read_reads(kept, database, role, role_url, granted):

@@ -167,7 +167,7 @@ def test_what_strangers_planted_in_the_search_path_is_never_called(
             client_path(store)
             with closing(store.waiter()) as waiter:
                 partition_id = client_path(store, "more")
-                assert waiter.wait(10_000)
+                assert waiter.wait(60_000)
                 assert read_news(waiter.rows, {partition_id: 0}, IsolationLevel.READ_COMMITTED, Room(100, 100_000))
         assert owner.execute("SELECT * FROM evil.caught").fetchall() == []
         # The traps do work: a client that trusts its search path falls into one.

@@ -221,7 +221,7 @@ def test_a_unix_socket_is_reached_by_its_folder(txnstore_postgres_server, new_da
         client_path(store)
         waiter = store.waiter()
         client_path(store, "more")
-        assert waiter.wait(10_000)
+        assert waiter.wait(60_000)
         waiter.close()
 
 

@@ -137,11 +137,11 @@ def test_a_commit_whose_writer_was_killed_before_its_hint_is_found_all_the_same(
         while waiting.is_alive():
             bills.add()
             waiting.join(0.02)
-            assert time.monotonic() < began + 10
+            assert time.monotonic() < began + 40
         # Nor is it lost where nobody waited just then.
         settle(waiter)
         assert subprocess.run(program, check=False, timeout=60).returncode == -signal.SIGKILL
-        assert waiter.wait(10_000)
+        assert waiter.wait(40_000)
 
 
 def test_no_time_to_wait_means_to_look_and_return(orders, waiter):
@@ -192,8 +192,8 @@ def test_a_reader_that_no_hint_reaches_looks_by_itself(postgresql):
         settle(waiter)
         postgresql.add(wakes_readers=False)
         start = time.monotonic()
-        assert waiter.wait(20_000)
-        assert time.monotonic() - start < 5
+        assert waiter.wait(60_000)
+        assert time.monotonic() - start < 40
         assert postgresql.next_offset() == 1
 
 
@@ -389,7 +389,7 @@ def test_where_nobody_listens_nobody_is_notified(postgresql, observer):
     assert list(observer.notifies(timeout=SHORT_MS / 1000)) == []
     with closing(postgresql.store.waiter(about(postgresql))):
         postgresql.add()
-        assert len(list(observer.notifies(timeout=20, stop_after=1))) == 1
+        assert len(list(observer.notifies(timeout=60, stop_after=1))) == 1
     until(lambda: not observer.execute("SELECT 1 FROM pg_locks WHERE locktype = 'advisory'").fetchall())
 
 

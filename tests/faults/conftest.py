@@ -36,7 +36,7 @@ from txnstore.transactions.coordinator import TransactionCoordinator
 
 Result = TypeVar("Result")
 
-WAIT_SECONDS = 20
+WAIT_SECONDS = 60
 
 _numbers = itertools.count(1)
 

@@ -20,7 +20,7 @@ import pytest
 from txnstore import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from txnstore.testing.private_cluster import NoServerProgramsError, PrivateCluster
 
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 60.0
 #: How often the server is killed, and how much each client does before and after.
 KILLS = 2
 PROGRESS = 10

@@ -12,7 +12,7 @@ from txnstore.clients.producer import producer as producer_module
 from txnstore.transactions.outcome import Outcome, resolve_outcome
 
 SIDES = pytest.mark.parametrize("side", ["before", "after"])
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 #: The last rounds of a test that cuts at each message are not cut any more.
 UNTOUCHED_AT_THE_END = 2
 

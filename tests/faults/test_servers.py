@@ -51,7 +51,7 @@ def url(cluster):
 @pytest.fixture
 def orders(url, orders_of, topic):
     """The topic on this server, for clients that try again for long enough."""
-    with open_store(url, limits=Limits(retry_timeout_ms=20_000)) as store:
+    with open_store(url, limits=Limits(retry_timeout_ms=60_000)) as store:
         yield orders_of(store, topic)
 
 
@@ -106,7 +106,7 @@ def test_nothing_acknowledged_is_lost_when_the_server_is_killed_and_clients_go_o
     stop.set()
     running.result()
     # The other client's connections died twice without its noticing.
-    impatient.add(b"the end", retry_timeout_ms=20_000)
+    impatient.add(b"the end", retry_timeout_ms=60_000)
     assert orders.values() == [*acknowledged, b"the end"]
     assert acknowledged == [b"%d" % number for number in range(len(acknowledged))]
 
@@ -118,7 +118,7 @@ def test_a_server_that_is_away_for_longer_than_allowed_is_unavailable(cluster, o
             impatient.add(b"a book")
     finally:
         cluster.start()
-    impatient.add(b"a pen", retry_timeout_ms=20_000)
+    impatient.add(b"a pen", retry_timeout_ms=60_000)
     assert orders.values() == [b"a pen"]
 
 

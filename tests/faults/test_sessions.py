@@ -146,7 +146,7 @@ def test_victims_of_a_deadlock_are_tried_again_and_done_once(direct, open_orders
             connection.exec_driver_sql("SET LOCAL deadlock_timeout = 10")
             append(connection, [one.batch(value)])
             if len(tries) <= 2:
-                both_hold_a_lock.wait(20)
+                both_hold_a_lock.wait(60)
             append(connection, [other.batch(value)])
 
         return in_background(lambda: one.store.write(work))

@@ -563,7 +563,7 @@ def test_a_record_of_a_compacted_topic_needs_a_key(log, url):
     errors = []
     for key in (None, b"k"):
         producer.produce(log.name, value=b"v", key=key, partition=0, on_delivery=lambda error, _: errors.append(error))
-        assert producer.flush(20) == 0
+        assert producer.flush(60) == 0
     producer.close()
     assert [error and error.code() for error in errors] == [KafkaError.INVALID_RECORD, None]
     assert log.read() == [(0, b"k", b"v")]
@@ -576,7 +576,7 @@ def test_a_reader_goes_over_what_is_gone_and_its_position_stays_good(log, url):
     try:
         log.run()
         consumer.assign([TopicPartition(log.name, 0, 1)])
-        got = [message.value() for message in consumer.consume(2, 20)]
+        got = [message.value() for message in consumer.consume(2, 60)]
         assert got == [b"3", b"3"]
         assert consumer.position([TopicPartition(log.name, 0)])[0].offset >= 8
     finally:

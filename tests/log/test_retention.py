@@ -396,7 +396,7 @@ def test_a_group_that_fell_behind_goes_on_where_its_reset_says(log, clock, url, 
     consumer = Consumer({"bootstrap.servers": url, "group.id": "late", "auto.offset.reset": reset})
     try:
         consumer.assign([TopicPartition(log.name, 0)])
-        message = consumer.poll(10.0)
+        message = consumer.poll(60.0)
         assert message is not None
         error = message.error()
         assert (message.value() if error is None else error.code()) == expected

@@ -174,14 +174,14 @@ def test_several_loops_at_once_do_everything_once(store, url, clock, partition_i
     begin_together, done = threading.Barrier(len(stores)), []
 
     def look_after(one):
-        begin_together.wait(10)
+        begin_together.wait(60)
         done.append(Maintenance(one).run_once())
 
     threads = [threading.Thread(target=look_after, args=[one]) for one in stores]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert [set(one) for one in done] == [{duty.name for duty in DUTIES}] * 3
     assert sum(one[ABORTED] for one in done) == 10
     for one in stores:

@@ -31,7 +31,7 @@ from txnstore.testing.postgres_server import connection_string
 
 #: A step that no upgrade comes to.
 NEVER = 1_000_000
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 60.0
 OUTDATED = rf"of version {SCHEMA_VERSION}, this txnstore needs {FIRST_LATER}; run `txnstore migrate`"
 TOO_NEW = rf"of version {FIRST_LATER}, this txnstore knows {SCHEMA_VERSION}; upgrade the package"
 
@@ -316,7 +316,7 @@ def test_of_several_that_upgrade_at_once_one_does_and_the_others_wait_for_it(sto
     def look_together(one):
         finding = look(one)
         if finding.schema_version == SCHEMA_VERSION:
-            all_have_looked.wait(10)
+            all_have_looked.wait(PATIENCE_SECONDS)
         return finding
 
     monkeypatch.setattr(opening, "look", look_together)
@@ -343,7 +343,7 @@ def test_of_several_that_open_an_empty_database_at_once_one_makes_the_tables(txn
     begin = threading.Barrier(count)
 
     def open_it(_):
-        begin.wait(10)
+        begin.wait(PATIENCE_SECONDS)
         with open_store(txnstore_empty_url) as one:
             return one.store_uuid
 
@@ -364,15 +364,15 @@ def test_who_upgrades_waits_for_another_process_that_does_and_then_finds_it_done
         thread.start()
         assert somebody_waits_for(other)
         other.commit()
-        thread.join(20)
+        thread.join(PATIENCE_SECONDS)
         assert not thread.is_alive()
         assert opening.look(late).schema_version == FIRST_LATER
 
 
 def somebody_waits_for(connection):
-    """Whether another session comes to wait for a lock of this one, within ten seconds."""
+    """Whether another session comes to wait for a lock of this one, within a minute."""
     waiting = "SELECT pg_sleep(0.01), count(*) FROM pg_locks WHERE pg_backend_pid() = ANY(pg_blocking_pids(pid))"
-    return any(connection.execute(waiting).fetchone()[1] for _ in range(1000))
+    return any(connection.execute(waiting).fetchone()[1] for _ in range(6_000))
 
 
 def test_alembic_tells_of_our_steps_at_debug_and_of_others_as_ever(caplog, code_of_version):

@@ -29,7 +29,7 @@ EXAMPLES = {"sqlite": times(60), "postgresql": times(30)}
 
 PARTITIONS = (0, 1)
 TIMEOUT_MS = 10_000
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 #: So long that nothing is sent before a flush, a commit or the end: what is in the log is what the model says.
 NEVER_MS = 9_000
 LARGE = b"x" * 2_000

@@ -21,7 +21,7 @@ from txnstore.transactions.coordinator import TransactionCoordinator
 
 #: About 3 seconds a database.
 EXAMPLES, STEPS = times(8), 20
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 
 RECORD_COUNTS = st.sampled_from([0, 0, 1, 2])
 

@@ -125,7 +125,7 @@ def messages(url: str, topic: str, *, isolation: str = "read_committed") -> list
         numbers = set(consumer.list_topics(topic).topics[topic].partitions)
         consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in numbers])
         while numbers:
-            message = consumer.poll(10)
+            message = consumer.poll(60)
             assert message is not None
             error = message.error()
             if error is not None:
@@ -148,7 +148,7 @@ def messages(url: str, topic: str, *, isolation: str = "read_committed") -> list
 def committed(url: str, group_id: str, topic: str, partition: int) -> int:
     """Return the offset that a group has committed."""
     with Consumer({"bootstrap.servers": url, "group.id": group_id}) as consumer:
-        (place,) = consumer.committed([TopicPartition(topic, partition)], timeout=5)
+        (place,) = consumer.committed([TopicPartition(topic, partition)], timeout=60)
         return place.offset
 
 
@@ -201,7 +201,7 @@ def _consume(url: str) -> None:
     settings = {"group.instance.id": "desk-1", "session.timeout.ms": 300_000, "auto.offset.reset": "earliest"}
     with Consumer({"bootstrap.servers": url, "group.id": "desks", **settings}) as consumer:
         consumer.subscribe(["orders"])
-        assert consumer.poll(10) is not None
+        assert consumer.poll(60) is not None
 
 
 def _sink(store: Store, query_id: str, partition_id: int) -> None:

@@ -99,14 +99,14 @@ def test_clients_that_were_there_before_are_told_where_the_store_went(url) -> No
     )
     try:
         plain.produce("t", b"before")
-        assert plain.flush(10) == 0
+        assert plain.flush(60) == 0
         assert reports == [None]
         payments.init_transactions()
         payments.begin_transaction()
         payments.produce("t", b"open")
         payments.flush()
         consumer.subscribe(["t"])
-        first = consumer.poll(10)
+        first = consumer.poll(60)
         assert first is not None
         assert first.value() == b"before"
 
@@ -114,14 +114,14 @@ def test_clients_that_were_there_before_are_told_where_the_store_went(url) -> No
 
         reports.clear()
         plain.produce("t", b"after")
-        plain.flush(10)
+        plain.flush(60)
         assert [(error.code(), error.retriable()) for error in reports] == [(KafkaError._INVALID_ARG, False)]
         assert names_new_home(reports[0].str())
         unsequenced.produce("t", b"after", on_delivery=lambda error, _: reports.append(error))
-        unsequenced.flush(10)
+        unsequenced.flush(60)
         assert names_new_home(reports[-1].str())
         for call in (
-            lambda: payments.commit_transaction(5),
+            lambda: payments.commit_transaction(60),
             lambda: consumer.commit(offsets=[TopicPartition("t", 0, 1)], asynchronous=False),
             partial(create, admin),
         ):
@@ -142,7 +142,7 @@ def test_clients_that_were_there_before_are_told_where_the_store_went(url) -> No
         open_store(url)
     assert names_new_home(refused_opening.value)
     with pytest.raises(KafkaException) as refused_client:
-        Producer({"bootstrap.servers": url, "transactional.id": "payments"}).init_transactions(5)
+        Producer({"bootstrap.servers": url, "transactional.id": "payments"}).init_transactions(60)
     assert names_new_home(refused_client.value.args[0].str())
 
 
@@ -197,7 +197,7 @@ def test_who_is_writing_at_that_moment_is_waited_for(url) -> None:
         assert closer.is_alive(), "it was closed while somebody was writing"
         connection.commit()
         connection.close()
-        closer.join(30)
+        closer.join(60)
         assert not closer.is_alive()
         assert store.read(read_move) == MOVE
         assert len(store.read(lambda connection: connection.execute(select(outbox)).all())) == 1
@@ -220,7 +220,7 @@ def test_enlisted_connections_and_outboxes_are_refused_and_commit_nothing(url, t
         payments.enlist(connection)
         payments.produce("t", b"x")
         with pytest.raises(KafkaException, match="is closed"):
-            payments.commit_transaction(5)
+            payments.commit_transaction(60)
         # It gives SQLite's write lock back before it asks for the abort, which is refused as well.
         with pytest.raises(KafkaException, match="is closed"):
             payments.abort_transaction(5)

@@ -162,7 +162,7 @@ def go_on(history, url, opened):
         {"bootstrap.servers": url, "group.id": "accounting", "auto.offset.reset": "error", "enable.auto.commit": False}
     ) as consumer:
         consumer.assign([TopicPartition("orders", 0)])
-        message = consumer.poll(10)
+        message = consumer.poll(60)
         assert message is not None
         assert message.offset() == 7
     assert messages(url, "orders")[-1][0] == 2
@@ -280,7 +280,7 @@ def test_branches_in_other_databases_are_listed_and_nothing_is_closed(urls_up, o
     assert source.read(read_move) is None
     filled_again = Producer({"bootstrap.servers": urls_up[0]})
     filled_again.produce("t", b"still")
-    assert filled_again.flush(10) == 0
+    assert filled_again.flush(60) == 0
     filled_again.close()
     source.write(lambda connection: connection.execute(transaction_branches.delete()))
     move(source, target)

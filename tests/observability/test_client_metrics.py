@@ -21,7 +21,7 @@ from txnstore.observability.client_metrics import BUCKETS_SECONDS, ClientCollect
 from txnstore.observability.wrapping import Onlooker
 from txnstore.transactions.recovery import abort_by_administrator
 
-PATIENCE_SECONDS = 30
+PATIENCE_SECONDS = 60
 
 
 @pytest.fixture

@@ -255,9 +255,9 @@ def test_members_of_a_group_are_counted(url):
     with Consumer({"bootstrap.servers": url, "group.id": "readers", "auto.offset.reset": "earliest"}) as consumer:
         with Client({"bootstrap.servers": url}) as producer:
             producer.produce("orders", b"a")
-            assert producer.flush(20) == 0
+            assert producer.flush(60) == 0
         consumer.subscribe(["orders"])
-        assert consumer.poll(20) is not None
+        assert consumer.poll(60) is not None
         consumer.commit(asynchronous=False)
         collector = StoreCollector(url, timeout_seconds=PATIENCE_SECONDS)
         registry = CollectorRegistry()

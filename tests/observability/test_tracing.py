@@ -24,7 +24,7 @@ from txnstore.observability import tracing
 from txnstore.observability.tracing import LINKS_MAX, TxnStoreInstrumentor, process
 from txnstore.serialization import StringDeserializer, StringSerializer
 
-PATIENCE_SECONDS = 30
+PATIENCE_SECONDS = 60
 
 
 class Spans:

@@ -90,7 +90,7 @@ class Crew:
 
     def kill(self, name: str) -> None:
         self.running[name].kill()
-        self.running[name].join(20)
+        self.running[name].join(60)
         self.kills[name] += 1
 
     def kill_and_start_again(self, seconds: float, has_seen_records: Callable[[], bool]) -> None:
@@ -122,12 +122,12 @@ def test_callers_and_sequencers_that_are_killed_lose_and_double_nothing(url, row
         try:
             for name in ("caller 1", "caller 2", "caller 3", "sequencer 1", "sequencer 2"):
                 crew.start(name)
-            crew.kill_and_start_again(SECONDS, reader.has_seen_records.is_set)
+            crew.kill_and_start_again(SECONDS, lambda: reader.has_seen_records.is_set() and reader.looks > 5)
         finally:
             for name in crew.running:
                 crew.kill(name)
             reader.stopped.set()
-            reader.join(30)
+            reader.join(60)
         assert reader.seen is None, seed
         assert reader.looks > 5
         sequenced_meanwhile = sum(map(len, read_all(store)))

@@ -19,7 +19,7 @@ from txnstore.participants.recovery import raise_failed, recover_branches
 from txnstore.transactions.branch_rows import all_branches
 from txnstore.transactions.recovery import abort_by_administrator
 
-TIMEOUT = 20
+TIMEOUT = 60
 
 
 class Base(DeclarativeBase):

@@ -219,7 +219,7 @@ def test_two_recoveries_at_once_are_harmless(bank):
 
     def recover(url):
         try:
-            start.wait(10)
+            start.wait(60)
             raise_failed(recover_branches(bank.store, url))
         except Exception as error:  # noqa: BLE001 - shown below
             errors.append(error)
@@ -228,7 +228,7 @@ def test_two_recoveries_at_once_are_harmless(bank):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert errors == []
     for number, transfer in enumerate(transfers):
         bank.assert_whole(transfer.name, committed=number % 2 == 0)

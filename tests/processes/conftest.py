@@ -14,7 +14,7 @@ from tests.tools.fork_server import fork_server
 from tests.tools.workload import run_job
 
 #: How long a process may take to end once it is killed, or to say what it was asked.
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 60
 
 
 class Processes:

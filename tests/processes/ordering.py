@@ -24,7 +24,7 @@ from txnstore.log.bounds import read_bounds
 from txnstore.log.commit_order import CommitPosition, fetch_in_commit_order
 
 TOPIC: Final = "t"
-PATIENCE_SECONDS: Final = 20
+PATIENCE_SECONDS: Final = 60
 #: What a member is told whose group has begun anew.
 EXPELLED: Final = (
     KafkaError.ILLEGAL_GENERATION,

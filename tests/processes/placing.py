@@ -12,7 +12,7 @@ from tests.tools.workload import Job
 from txnstore import Consumer, Producer
 from txnstore.log import commit_order
 
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 60
 SETTINGS = {
     "group.id": "placing",
     "auto.offset.reset": "earliest",

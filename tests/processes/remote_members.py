@@ -17,7 +17,7 @@ from txnstore.testing.postgres_server import connection_string
 
 TOPIC, GROUP = "input", "members"
 #: How long a process may take to answer, beside what it was told to wait.
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 60.0
 #: How often a process is stopped until it stands outside of database transactions; how often that is looked at.
 STOPS_MAX, STILL_LOOKS = 20, 6
 

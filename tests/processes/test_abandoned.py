@@ -15,7 +15,7 @@ from txnstore.model import Record
 
 TIMEOUT_MS = 1_000
 LOOK_SECONDS = 0.5
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 60
 
 
 @pytest.mark.slow

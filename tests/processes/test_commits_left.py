@@ -17,7 +17,7 @@ from txnstore.testing.invariants import assert_sound
 
 TOPIC, PARTITIONS = "orders", 3
 KILLS = 5
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 #: How many commits are made before the program is killed, at most.
 COMMITS_MAX = 400
 #: How many commits may be left at a time.

@@ -16,7 +16,7 @@ from txnstore.log.topics import create_topic
 from txnstore.transactions.transaction import abort_if_timed_out
 
 TIMEOUT_MS = 1_000
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 60
 #: How late the abort may come, beside the time that the transaction is allowed to take: one look of the reaper.
 LOOK_SECONDS = 0.05
 

@@ -195,7 +195,7 @@ def test_records_that_were_deleted_before_they_were_copied_are_missed(store, sta
     copy(store, stand_in.cluster())
     side.send("shop", numbered(4, 2))
     (future,) = side.admin.delete_records([side.library.TopicPartition("shop", 0, 4)]).values()
-    future.result(10)
+    future.result(60)
     with pytest.raises(RelayFailed, match="shop-0: in Kafka it begins at 4, after the relay's position 2; --on-gap"):
         copy(store, stand_in.cluster())
     assert copy(store, stand_in.cluster(), on_gap=OnGap.EARLIEST) == 2

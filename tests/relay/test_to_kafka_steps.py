@@ -205,7 +205,7 @@ def test_a_position_that_kafka_has_lost_is_noticed(store, stand_in):
     make_topic(store, "shop")
     put(store, "shop", numbered(2))
     ship(store, stand_in.cluster(), name="x")
-    stand_in.side.admin.delete_consumer_groups(["txnstore-relay-x"])["txnstore-relay-x"].result(10)
+    stand_in.side.admin.delete_consumer_groups(["txnstore-relay-x"])["txnstore-relay-x"].result(60)
     with pytest.raises(RelayFailed, match="Kafka has lost its position"):
         ship(store, stand_in.cluster(), name="x")
 
@@ -217,7 +217,7 @@ def test_a_lost_position_is_noticed_also_if_the_relay_died_after_its_first_commi
     with pytest.raises(Crash, match="commit_transaction"):
         ship(store, stand_in.cluster(library), name="x")
     assert ship(store, stand_in.cluster(), name="x") == 2
-    stand_in.side.admin.delete_consumer_groups(["txnstore-relay-x"])["txnstore-relay-x"].result(10)
+    stand_in.side.admin.delete_consumer_groups(["txnstore-relay-x"])["txnstore-relay-x"].result(60)
     with pytest.raises(RelayFailed, match="Kafka has lost its position"):
         ship(store, stand_in.cluster(), name="x")
 

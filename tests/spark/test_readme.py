@@ -27,5 +27,5 @@ def test_the_programs_read_and_write(spark, tmp_path, capsys):
     assert "seven" in capsys.readouterr().out
     with Consumer({"bootstrap.servers": url, "group.id": "test", "auto.offset.reset": "earliest"}) as consumer:
         consumer.subscribe(["refunds", "copies"])
-        found = sorted((message.topic(), message.value()) for message in consumer.consume(2, timeout=10))
+        found = sorted((message.topic(), message.value()) for message in consumer.consume(2, timeout=60))
     assert found == [("copies", b"seven"), ("refunds", b"SEVEN")]

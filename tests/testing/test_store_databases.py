@@ -67,7 +67,7 @@ def use(server, name):
         producer.commit_transaction()
     with Consumer({"bootstrap.servers": url, "group.id": "readers", "auto.offset.reset": "earliest"}) as consumer:
         consumer.subscribe(["orders"])
-        assert [message.value() for message in consumer.consume(1, timeout=20)] == [b"one"]
+        assert [message.value() for message in consumer.consume(1, timeout=60)] == [b"one"]
         consumer.commit(asynchronous=False)
 
 

@@ -23,7 +23,7 @@ from txnstore.log.partition_rows import draw_commit_number, lock_heads
 from txnstore.model import NO_PRODUCER, Record
 
 Result = TypeVar("Result")
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 60
 
 
 def numbers_in(store: Store, partition_id: int) -> list[int | None]:

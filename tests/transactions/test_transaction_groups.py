@@ -20,7 +20,7 @@ from txnstore.transactions.outcome import Ended, EndRequest, end_within
 from txnstore.transactions.recovery import expire_transactional_ids
 from txnstore.transactions.transaction import GROUP_ROW_PREFIX
 
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 60
 _WAITING = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
 _NUMBERS = select(finished_transactions.c.commit_number).order_by(finished_transactions.c.commit_number)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from txnstore import KafkaError, KafkaException
 
-PATIENCE_SECONDS = 30
+PATIENCE_SECONDS = 60
 
 #: Text that is not a name of anything, with the form in which no database may see it.
 HOSTILE_TEXTS = ("", "a\0b", "\ud800", "x" * 1001, "\U0001f600" * 301)

@@ -16,7 +16,7 @@ from txnstore.admin import (
 )
 from txnstore.config import STORE_SETTINGS, TOPIC_SETTINGS
 
-PATIENCE_SECONDS = 30
+PATIENCE_SECONDS = 60
 SET, DELETE = AlterConfigOpType.SET, AlterConfigOpType.DELETE
 APPEND, SUBTRACT = AlterConfigOpType.APPEND, AlterConfigOpType.SUBTRACT
 TOPIC = ConfigResource("topic", "a")

@@ -16,7 +16,7 @@ from txnstore.log.partition_rows import allocate_producer_id
 from txnstore.log.topics import create_topic
 from txnstore.model import ControlType, ProducerIdentity, Record
 
-PATIENCE_SECONDS = 30
+PATIENCE_SECONDS = 60
 COMMITTED, UNCOMMITTED = IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED
 
 

@@ -27,7 +27,7 @@ def test_records_are_deleted_and_the_low_watermark_is_told(admin, log, make_cons
     consumer = make_consumer()
     # An offset that is gone: the consumer begins where auto.offset.reset says.
     consumer.assign([TopicPartition("t", 0, 1)])
-    assert consumer.poll(20).value() == b"c"
+    assert consumer.poll(60).value() == b"c"
     assert consumer.get_watermark_offsets(TopicPartition("t", 0)) == (2, 3)
 
 

@@ -13,7 +13,7 @@ from txnstore.db.cluster.catalogue import change_store_settings
 from txnstore.db.opening import open_store
 from txnstore.log.topics import get_topic, list_topics
 
-PATIENCE_SECONDS = 30
+PATIENCE_SECONDS = 60
 
 
 def named(value: object) -> str:

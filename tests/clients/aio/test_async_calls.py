@@ -10,7 +10,7 @@ import pytest
 
 from txnstore.clients.aio.calls import AsyncCalls
 
-WAIT_SECONDS = 20
+WAIT_SECONDS = 60
 
 
 def make_calls(max_workers=2, executor=None, *, one_at_a_time=True):

@@ -20,7 +20,7 @@ from txnstore.transactions.transaction import SentOffsets
 _numbers = itertools.count(1)
 
 #: Longer than anything takes that ends at all.
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 
 
 class LogWriter:

@@ -169,7 +169,7 @@ def test_consume_stops_where_partitions_are_to_be_given_back(four, crew, make_co
             consumer.commit(offsets=positions, asynchronous=False)
 
     a.subscribe(["t"], on_revoke=give_back)
-    mine = a.consume(3, 20)
+    mine = a.consume(3, 60)
     assert len(mine) == 3
     (b,) = crew.members("b", **strategy, enable_auto_commit=False)
     places: list[tuple[object, ...]] = [(message.topic(), message.partition(), message.offset()) for message in mine]

@@ -24,7 +24,7 @@ from txnstore.serialization import (
     StringSerializer,
 )
 
-TIMEOUT_SECONDS = 20
+TIMEOUT_SECONDS = 60
 
 
 @pytest.fixture

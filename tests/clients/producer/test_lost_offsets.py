@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from txnstore.transactions.coordinator import TransactionCoordinator
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 
 
 def test_records_that_are_gone_when_the_answer_comes_are_delivered_without_an_offset(make_producer, monkeypatch):

@@ -12,7 +12,7 @@ from txnstore.clients.producer.thread import Alarm, DelayedJob, SenderStopped, S
 from txnstore.deadline import Deadline
 from txnstore.errors import OutcomeUnknown, StoreFull, StoreUnavailable
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 
 
 class Timed:
