@@ -328,6 +328,19 @@ def test_a_folder_that_goes_before_the_first_connection_is_no_error_of_pythons(t
             store.read(list_topics)
 
 
+def test_a_file_that_goes_before_it_is_looked_at_is_no_error_of_pythons(txnstore_sqlite_url):
+    path = Path(txnstore_sqlite_url.removeprefix("sqlite:///"))
+
+    def look(connection):
+        path.unlink()
+        return store.backend.identity(connection)
+
+    limits = Limits(retry_timeout_ms=0)
+    gone = "was moved, deleted or replaced"
+    with open_store(txnstore_sqlite_url, limits=limits) as store, pytest.raises(StoreUnavailable, match=gone):
+        store.read(look)
+
+
 def test_whoever_finds_that_somebody_else_is_making_the_tables_waits_for_them(tmp_path, monkeypatch):
     """However short the tries of this client are: nothing is wrong."""
     path = tmp_path / "store.db"

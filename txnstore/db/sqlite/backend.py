@@ -276,7 +276,11 @@ class SQLiteBackend:
         a network make it of the device's number, which may be another one after a start: the store seems moved then.
         """
         files = run_on_driver(connection, "PRAGMA database_list").rows
-        return self.identity_of(next(path for _, name, path in files if name == "main"))
+        path: str = next(path for _, name, path in files if name == "main")
+        try:
+            return self.identity_of(path)
+        except FileNotFoundError:
+            raise file_has_gone(path) from None
 
     @staticmethod
     def identity_of(path: str) -> str:
