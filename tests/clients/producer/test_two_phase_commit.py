@@ -253,7 +253,8 @@ def test_closing_the_producer_leaves_it_prepared(url, start, recwarn):
     producer = start()
     state = prepared(producer, b"a")
     assert producer.close()
-    assert not recwarn.list
+    # What others have left may be found by the garbage collector just then.
+    assert not [warning for warning in recwarn.list if not issubclass(warning.category, ResourceWarning)]
     assert outcome(state, url) is Outcome.OPEN
     start(keep_prepared_txn=True).complete_transaction(state, PATIENCE_SECONDS)
     assert seen(url) == [b"a"]
