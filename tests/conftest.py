@@ -292,7 +292,7 @@ def sql_program() -> Callable[[str, str], str]:
         else:
             options = ["-X", "-q", "-t", "--csv", "-P", "null=NULL", "-v", "ON_ERROR_STOP=1"]
             command = [_program("psql"), *options, "-d", connection_string(url)]
-        done = subprocess.run(command, input=statements, capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(command, input=statements, capture_output=True, text=True, check=False, timeout=300)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -19,9 +19,9 @@ def restore_dump(url, target_url):
     except NoServerProgramsError as error:
         pytest.skip(f"needs the program pg_dump: {error}")
     command = [str(programs / "pg_dump"), "--format=custom", "--no-owner", "-d", connection_string(url)]
-    dump = subprocess.run(command, capture_output=True, check=True, timeout=60).stdout
+    dump = subprocess.run(command, capture_output=True, check=True, timeout=300).stdout
     command = [str(programs / "pg_restore"), "--no-owner", "-d", connection_string(target_url)]
-    subprocess.run(command, input=dump, capture_output=True, check=True, timeout=60)
+    subprocess.run(command, input=dump, capture_output=True, check=True, timeout=300)
 
 
 def copy_file(url, target_url):

@@ -65,7 +65,7 @@ def test_it_runs_until_a_signal_and_ends_in_good_order(start, request, database,
         if "1 timed out transactions aborted" in line:
             break
     process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 0, "".join(told) + err
     assert "Traceback" not in "".join(told) + err
     assert out == ""
@@ -104,7 +104,7 @@ def test_it_serves_metrics_to_whoever_asks(start, abandoned):
     )
     assert "process_cpu_seconds_total" in scraped
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 0, "".join(told) + err
     assert "Traceback" not in "".join(told) + err
 
@@ -134,7 +134,7 @@ def test_metrics_without_their_package_are_refused_with_its_extra(start, txnstor
         "0",
         before="import sys; sys.modules['prometheus_client'] = None; ",
     )
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 1
     assert "pip install 'txnstore[metrics]'" in err
     assert "Traceback" not in err

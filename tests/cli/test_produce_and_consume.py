@@ -199,7 +199,7 @@ def test_following_ends_with_ctrl_c(start, done):
     done("produce", "orders", stdin=b"new\n")
     assert process.stdout.readline() == "new\n"
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert (process.returncode, out, err) == (130, "", "")
 
 
@@ -224,7 +224,7 @@ def test_a_reader_that_goes_away_is_no_error(start, txnstore, txnstore_sqlite_ur
     process.stdout.readline()
     process.stdout.close()
     process.stdout = None
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert "Traceback" not in err
 
 

@@ -23,7 +23,7 @@ PROGRAM = "from txnstore.cli import main; main()"
 
 def test_python_runs_the_package_as_the_program():
     command = [sys.executable, "-m", "txnstore", "no such command"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert "Usage: txnstore" in ended.stderr
 
@@ -182,7 +182,7 @@ def test_an_error_of_the_program_itself_shows_no_variables(start):
     # What is raised here is a bug as far as the program can tell.
     bug = "import txnstore.cli.databases as database; database.connect_store = 7; "
     process = start("migrate", f"postgresql://alice:{SECRET}@host/shop", before=bug)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 1
     assert "TypeError" in err
     assert SECRET not in err
@@ -210,7 +210,7 @@ def test_an_output_that_cannot_be_written_is_one_line_and_code_1(
     txnstore("topics", "create", "orders")
     txnstore("produce", "orders", stdin=b"3 apples\n")
     process = start(*arguments, before="import os; os.dup2(os.open('/dev/full', os.O_WRONLY), 1); ")
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert err.splitlines()[-1] == "txnstore: the output cannot be written: No space left on device"
     assert "Traceback" not in err
     assert "Exception ignored" not in err
@@ -225,5 +225,5 @@ def test_who_reads_no_further_is_told_nothing(start, txnstore_sqlite_url, monkey
     monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     gone = "import os; read, write = os.pipe(); os.close(read); os.dup2(write, 1); "
     process = start("topics", "list", "--json", "--url", txnstore_sqlite_url, before=gone)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert (process.returncode, err) == (1, "")

@@ -200,7 +200,7 @@ def test_watching_prints_what_is_new_and_ends_with_a_signal(start, opened, url, 
     lines = [process.stdout.readline() for _ in range(1 if as_json else 3)]
     assert any("orders" in line for line in lines)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 1, err
     assert out.count("orders") == 0
     assert "Traceback" not in err

@@ -18,7 +18,7 @@ INSTALL = "import txnstore; txnstore.install_as_confluent_kafka()\n"
 def run(program, *paths):
     """Run a program, with these folders before all others on its path; return what it printed."""
     code = f"import sys; sys.path[:0] = {[str(path) for path in (*paths, CHECKOUT)]}\n{program}"
-    ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 

@@ -363,7 +363,7 @@ def test_the_versions_are_told():
 @pytest.mark.parametrize("statement", ["import txnstore", "import txnstore.error", "from txnstore import KafkaError"])
 def test_importing_the_package_imports_nothing_heavy(statement):
     program = f"{statement}\nimport sys\nprint(*sys.modules)"
-    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=300)
     assert HEAVY & set(answer.stdout.split()) == set()
 
 
@@ -384,7 +384,7 @@ print("sqlalchemy.orm" in sys.modules)
 """
     url = f"sqlite:///{tmp_path}/fresh.db"
     command = [sys.executable, "-c", program, url]
-    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
     assert (ended.stdout, ended.stderr) == ("False\n", "")
 
 
@@ -392,4 +392,4 @@ print("sqlalchemy.orm" in sys.modules)
     "module", ["txnstore.db.url", "txnstore.clients.consumer.consumer", "txnstore.clock", "txnstore.aio"]
 )
 def test_every_module_can_be_the_first_to_be_imported(module):
-    subprocess.run([sys.executable, "-c", f"import {module}"], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", f"import {module}"], check=True, timeout=300)

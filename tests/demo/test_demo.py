@@ -227,7 +227,7 @@ def test_the_next_steps_have_no_password(url, program, tmp_path):
 def test_the_first_step_works(sql_program, sqlite_demo_url):
     """As it is printed, but for the program."""
     command = next_steps(sqlite_demo_url, Path("/tmp"))[0]
-    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False, timeout=300)
     if "not found" in done.stderr:
         pytest.skip("needs the program sqlite3")
     assert (done.returncode, done.stdout) == (0, "0|customer|refund\n")

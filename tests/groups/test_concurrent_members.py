@@ -59,7 +59,7 @@ def test_members_that_come_and_go_at_once_never_share_a_partition(shared_store, 
         def start():
             return WatchedMember(owners, server, server.group_id, [topic], assignors=(assignor,))
 
-        at_once.wait(timeout=30)
+        at_once.wait(timeout=60)
         member = start()
         for _ in range(ROUNDS):
             if chance.random() < 0.1:

@@ -330,7 +330,7 @@ def test_many_join_at_once(server, member, assignor):
     at_once = threading.Barrier(len(members))
 
     def start(each):
-        at_once.wait(timeout=30)
+        at_once.wait(timeout=60)
         each.send()
 
     threads = [threading.Thread(target=start, args=(each,)) for each in members]
@@ -349,7 +349,7 @@ def test_members_that_all_leave_at_once_leave_an_empty_group(server, member):
     at_once = threading.Barrier(len(members))
 
     def end(each):
-        at_once.wait(timeout=30)
+        at_once.wait(timeout=60)
         each.leave()
 
     threads = [threading.Thread(target=end, args=(each,)) for each in members]
@@ -374,11 +374,11 @@ def test_renewing_and_expiring_at_once_never_gives_a_partition_two_owners(server
     at_once = threading.Barrier(2)
 
     def renew():
-        at_once.wait(timeout=30)
+        at_once.wait(timeout=60)
         outcome["renewed"] = server.renew(first.membership)
 
     def expire():
-        at_once.wait(timeout=30)
+        at_once.wait(timeout=60)
         outcome["expired"] = server.expire()
 
     threads = [threading.Thread(target=renew), threading.Thread(target=expire)]

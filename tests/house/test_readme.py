@@ -99,7 +99,7 @@ def test_a_program_runs_and_prints_what_stands_below_it(tmp_path: Path, forked: 
     assert block.language == "python", "above it has to stand which test runs it"
     (tmp_path / "example.py").write_text(block.text, encoding="utf-8")
     done = subprocess.run(
-        [*forked, "-m", "example"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        [*forked, "-m", "example"], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == (block.printed or "")

@@ -233,7 +233,7 @@ def test_auto_creation_by_several_at_once_makes_one_topic(shared_store: Store) -
     def create() -> list[Topic]:
         made = []
         for name in names:
-            barrier.wait(timeout=30)
+            barrier.wait(timeout=60)
             made.append(shared_store.write(lambda connection, name=name: ensure_topic(connection, name)))
         return made
 

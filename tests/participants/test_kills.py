@@ -22,7 +22,7 @@ from txnstore.transactions.coordinator import TransactionCoordinator
 
 pytestmark = pytest.mark.slow
 
-CHILD_TIMEOUT_SECONDS = 60
+CHILD_TIMEOUT_SECONDS = 180
 
 
 def decisive(places: list[str]) -> list[int]:

@@ -43,7 +43,7 @@ def test_a_forked_program_has_arguments_files_variables_and_a_folder_and_its_exi
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == code
     if way != "die":

@@ -22,7 +22,7 @@ from txnstore.spark.local_spark import NoJavaError, find_java
 from txnstore.testing.private_cluster import LOCALHOST, free_port
 
 _LAUNCHER: Final = Path(__file__).with_name("kafka_launcher.py")
-_START_TIMEOUT_SECONDS: Final = 60.0
+_START_TIMEOUT_SECONDS: Final = 180.0
 _STOP_TIMEOUT_SECONDS: Final = 20.0
 _ATTEMPTS: Final = 3
 _LOG_TAIL_BYTES: Final = 2_000

@@ -28,7 +28,7 @@ Argument = TypeVar("Argument")
 Subject = TypeVar("Subject")
 
 #: How long a child may live that is not killed.
-CHILD_TIMEOUT_SECONDS: Final = 60.0
+CHILD_TIMEOUT_SECONDS: Final = 180.0
 
 
 def itself(argument: Any) -> Any:

@@ -72,8 +72,8 @@ _READY: Final = ("ready", "standby")
 _STARTER: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="postgres-starter")
 
 _SUPERUSER: Final = "postgres"
-_START_TIMEOUT_SECONDS: Final = 30.0
-_STOP_TIMEOUT_SECONDS: Final = 30.0
+_START_TIMEOUT_SECONDS: Final = 120.0
+_STOP_TIMEOUT_SECONDS: Final = 120.0
 _RETRY_SECONDS: Final = 0.05
 
 _PORT_IS_TAKEN: Final = re.compile("could not bind")
