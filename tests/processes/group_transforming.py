@@ -18,7 +18,7 @@ from typing import Final
 import txnstore as confluent_kafka
 from tests.tools.workload import Job
 
-CALL_SECONDS: Final = 10.0
+CALL_SECONDS: Final = 60.0
 #: What it does how often: aborts on purpose, gives a transaction up at a rebalance instead of committing it.
 CHANGES_ITS_MIND: Final = 0.07
 GIVES_UP: Final = 0.5

@@ -13,7 +13,7 @@ from typing import Any
 import txnstore as confluent_kafka
 from tests.tools.workload import Job
 
-CALL_SECONDS = 10.0
+CALL_SECONDS = 30.0
 
 
 @dataclass(frozen=True)

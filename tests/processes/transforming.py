@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import txnstore as confluent_kafka
 from tests.tools.workload import Job
 
-CALL_SECONDS = 10.0
+CALL_SECONDS = 60.0
 #: How often a transaction is aborted on purpose.
 CHANGES_ITS_MIND = 0.1
 #: How often, and for how long at most, it dawdles between two steps: that is when it is killed.

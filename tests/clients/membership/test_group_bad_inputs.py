@@ -214,7 +214,7 @@ ANSWERS = {
 }
 SETTINGS: dict[str, dict[str, Any]] = {
     "fenced": {"group.instance.id": "1"},
-    "lapsed": {"max.poll.interval.ms": 100, "session.timeout.ms": 100, "heartbeat.interval.ms": 20},
+    "lapsed": {"max.poll.interval.ms": 500, "session.timeout.ms": 500, "heartbeat.interval.ms": 20},
     "refused": {"partition.assignment.strategy": "roundrobin"},
 }
 #: Where there are others before the member comes.
