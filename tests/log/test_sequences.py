@@ -295,6 +295,9 @@ def test_a_transactional_record_needs_an_open_transaction_that_somebody_will_end
     partition.append(0, b"a", is_transactional=True)
     assert append_uncoordinated(0, b"a").is_duplicate
     assert append_uncoordinated(1, b"b").base_offset == 1
+    # What is open is an older transaction: of both together only one would find how it has ended.
+    with pytest.raises(InvalidTransactionState):
+        append_uncoordinated(0, b"c", epoch=1)
     partition.mark(ControlType.COMMIT, epoch=1)
     with pytest.raises(InvalidTransactionState):
         append_uncoordinated(0, b"c", epoch=1)

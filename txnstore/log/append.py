@@ -563,7 +563,10 @@ def _place(work: LockedPartitions, item: Append, *, coordinated: bool) -> Append
                 head.log_start_offset,
                 is_duplicate=True,
             )
-        is_open = state is not None and state.transaction_first_offset is not None
+        # One of an older epoch is another transaction: what it has written would lose its end in the index.
+        is_open = (
+            state is not None and state.transaction_first_offset is not None and state.epoch >= batch.producer_epoch
+        )
         if batch.is_transactional and not coordinated and not is_open:
             raise InvalidTransactionState(
                 "the batch is not part of an open transaction: append it through the transaction coordinator"
