@@ -385,6 +385,25 @@ def test_a_topic_that_is_deleted_meanwhile_holds_up_nobody(log, clock, monkeypat
     assert log.store.read(lambda c: c.execute(rows).all()) == []
 
 
+def test_what_topics_are_told_while_a_deletion_is_under_way_holds_at_once(log, clock, monkeypatch):
+    log.configure(retention_ms=1_000)
+    log.put(b"a")
+    clock.advance(2_000)
+    made = []
+    found = retention._candidates
+
+    def told_meanwhile(store, *arguments):
+        log.configure(retention_ms=-1)
+        # Of this one no settings were read.
+        made.append(Log(store, clock, retention_ms=-1))
+        made[0].write(made[0].name, 0, b"of long ago", timestamp_ms=0)
+        return list(found(store, *arguments))
+
+    monkeypatch.setattr(retention, "_candidates", told_meanwhile)
+    assert log.run() == 0
+    assert (stored(log, log.partition), stored(made[0], made[0].partition)) == ([0], [0])
+
+
 @pytest.mark.parametrize(("reset", "expected"), [("earliest", b"b"), ("error", KafkaError._AUTO_OFFSET_RESET)])
 def test_a_group_that_fell_behind_goes_on_where_its_reset_says(log, clock, url, reset, expected):
     log.configure(retention_ms=1_000)

@@ -49,6 +49,7 @@ _NAMES: Final = ("cleanup.policy", "retention.bytes", "retention.ms", "txnstore.
 
 _NOW: Final = select(server_now_ms())
 _CONFIGS: Final = select(topic_configs).where(topic_configs.c.name.in_(_NAMES))
+_CONFIGS_OF_TOPIC: Final = _CONFIGS.where(topic_configs.c.topic_id == bindparam("of_topic_id"))
 _OLDEST_MS: Final = (
     select(record_batches.c.max_timestamp_ms)
     .where(record_batches.c.partition_id == partition_heads.c.partition_id)
@@ -187,6 +188,7 @@ class _Candidate:
     """A partition of which something may have to go."""
 
     partition_id: int
+    topic_id: int
     oldest_ms: int
     last_stable_offset: int
     limits: RetentionLimits | None
@@ -252,7 +254,7 @@ def _candidates(store: Store, limits_of: Mapping[int, RetentionLimits | None], n
             limits = limits_of[row.topic_id] if row.oldest_ms is not None and start < end else None
             has_leftovers = row.first_stored_offset is not None and row.first_stored_offset < start
             if has_leftovers or (limits is not None and _may_exceed(row, limits, now_ms)):
-                yield _Candidate(row.partition_id, row.oldest_ms or 0, end, limits, has_leftovers)
+                yield _Candidate(row.partition_id, row.topic_id, row.oldest_ms or 0, end, limits, has_leftovers)
         after_partition_id = rows[-1].partition_id if rows else 0
 
 
@@ -318,7 +320,10 @@ def _expire(
         return left, False
     if limits.size_bytes != UNLIMITED and not count_stored(store, partition_id, portions):
         return left, False
-    storage, batches = store.read(partial(_first_batches, partition_id, candidate.last_stable_offset))
+    found = store.read(partial(_first_batches, candidate))
+    if found is None:
+        return left, False
+    storage, batches = found
     read_offset = None
     if limits.unread_ms != 0:
         read_offset = _read_offset(store, partition_id, read_offsets)
@@ -337,14 +342,21 @@ def _expire(
 
 
 def _first_batches(
-    partition_id: int, last_stable_offset: int, connection: Connection
-) -> tuple[PartitionStorage, Sequence[StoredBatch]]:
-    """Return the first stored batches of a partition, and in the same snapshot what it takes with them."""
-    storage = read_storage(connection, partition_id)
+    candidate: _Candidate, connection: Connection
+) -> tuple[PartitionStorage, Sequence[StoredBatch]] | None:
+    """Return the first stored batches of a partition, and in the same snapshot what it takes with them.
+
+    None: its topic has been told meanwhile to keep something else, or is newer than what was read of all settings.
+    Nothing goes then that it is to keep by now; the next deletion knows what it keeps.
+    """
+    configs = connection.execute(_CONFIGS_OF_TOPIC, {"of_topic_id": candidate.topic_id})
+    if RetentionLimits.of({row.name: row.value for row in configs}) != candidate.limits:
+        return None
+    storage = read_storage(connection, candidate.partition_id)
     page = {
-        "of_partition_id": partition_id,
+        "of_partition_id": candidate.partition_id,
         "from_offset": storage.first_stored_offset,
-        "end_offset": last_stable_offset,
+        "end_offset": candidate.last_stable_offset,
         "batches_max": ROWS_AT_ONCE,
     }
     rows = connection.execute(_FROM_START, page)
