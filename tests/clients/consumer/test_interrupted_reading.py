@@ -133,6 +133,35 @@ def test_a_signal_that_comes_while_poll_makes_a_record_takes_none_with_it(log, m
     assert seen == [b"%d" % number for number in range(len(seen))]
 
 
+@on_sqlite_alone  # As above.
+@pytest.mark.parametrize("method", ["give_back", "release", "let_go"])
+def test_a_second_interrupt_while_the_first_one_gives_back_a_record_takes_it_no_more_than_that(
+    log, make_consumer, monkeypatch, method
+):
+    log.topic()
+    log.write("t", 0, *[b"%d" % number for number in range(5)])
+    consumer = make_consumer({"enable.auto.commit": True, "auto.commit.interval.ms": 0})
+    consumer.assign([TopicPartition("t", 0, OFFSET_BEGINNING)])
+    assert consumer.poll(PATIENCE_SECONDS).offset() == 0
+    message = consumer.poll(PATIENCE_SECONDS)
+    subscription = consumer._core.subscription
+    does = getattr(subscription, method)
+    interrupts = [KeyboardInterrupt]
+
+    def interrupted(*arguments):
+        if interrupts:
+            raise interrupts.pop()
+        return does(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subscription, method, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            consumer._not_returned(message)
+    assert [tp.offset for tp in consumer._core.commits.stored()] == [1]
+    assert [consumer.poll(PATIENCE_SECONDS).offset() for _ in range(4)] == [1, 2, 3, 4]
+    assert [tp.offset for tp in consumer._core.commits.stored()] == [5]
+
+
 class Circle:
     """Goes when garbage is collected."""
 

@@ -281,6 +281,14 @@ class ConsumerCore:
 
     def give_back(self, messages: list[Message]) -> None:
         """Hand out again what a call has gathered that does not return it: it is over."""
+        try:
+            self._give_back(messages)
+        except BaseException:
+            # A second Ctrl-C: nobody else would ever hand them out, and later ones would be stored.
+            self._give_back(messages)
+            raise
+
+    def _give_back(self, messages: list[Message]) -> None:
         with self.arrived:
             self.subscription.give_back(messages)
         self.gathered(messages)
