@@ -297,6 +297,39 @@ def test_a_worker_that_is_rebalanced_in_the_middle_of_a_transaction_aborts_and_r
 
 
 @both_strategies
+@pytest.mark.parametrize("ownership", [{}, AS_IN_KAFKA], ids=["owners", "members"])
+def test_what_was_sent_before_a_rebalance_counts_by_the_membership_of_then(
+    four, crew, make_producer, strategy, ownership
+):
+    """The partition was another's meanwhile: what is sent later does not speak for what was sent before."""
+    # Nothing is pending before the commit.
+    producer = make_producer({"transactional.id": "worker", "linger.ms": 60_000})
+    producer.init_transactions(PATIENCE_SECONDS)
+    settings = {**BY_HAND, **strategy, **ownership}
+    a = crew.member("a", settings).subscribe()
+    crew.until([a], lambda: len(a.records) == 4 * RECORDS)
+    producer.begin_transaction()
+    producer.send_offsets_to_transaction(
+        [TP("t", number, 1) for number in range(4)], a.consumer.consumer_group_metadata(), PATIENCE_SECONDS
+    )
+    b = crew.member("b", settings).subscribe()
+    crew.until_at_rest([a, b], lambda: len(a.partitions) == len(b.partitions) == 2)
+    kept, moved = a.partitions[0], b.partitions[0]
+    b.consumer.commit(offsets=[TP("t", moved, 5)], asynchronous=False)
+    b.close()
+    crew.until_at_rest([a], lambda: a.partitions == [0, 1, 2, 3])
+    with pytest.raises(KafkaException) as caught:  # noqa: PT012 - either call may say it
+        producer.send_offsets_to_transaction([TP("t", kept, 2)], a.consumer.consumer_group_metadata(), PATIENCE_SECONDS)
+        producer.commit_transaction(PATIENCE_SECONDS)
+    error = caught.value.args[0]
+    assert (error.code(), error.txn_requires_abort()) == (KafkaError.ILLEGAL_GENERATION, True)
+    producer.abort_transaction(PATIENCE_SECONDS)
+    assert committed(a, moved, kept) == [5, OFFSET_INVALID]
+    transaction(producer, [TP("t", kept, 2)], a.consumer.consumer_group_metadata())
+    assert committed(a, moved, kept) == [5, 2]
+
+
+@both_strategies
 @pytest.mark.parametrize("commits", [True, False], ids=["commit", "abort"])
 def test_the_next_owner_waits_for_offsets_of_an_open_transaction(four, crew, producer, strategy, commits):
     """They were sent by a member that owned the partition; what becomes of them decides where the next one begins."""

@@ -19,7 +19,7 @@ from txnstore.clients.producer.sender import RECORD_ERRORS, REQUEST_BYTES_MAX
 from txnstore.clients.producer.state import TransactionCall, TransactionStage, transaction_error_of
 from txnstore.deadline import wait_within
 from txnstore.errors import TxnStoreError
-from txnstore.model import ProducerIdentity
+from txnstore.model import GroupMembership, ProducerIdentity
 from txnstore.transactions.outcome import Ended
 from txnstore.transactions.transaction import SentOffsets
 from txnstore.transactions.whole_group import WholeCommit
@@ -40,7 +40,7 @@ class SealedTransaction:
 
     future: Future[None] = field(default_factory=Future)
     queues: dict[tuple[str, int], PartitionQueue] = field(default_factory=dict)
-    offsets: dict[str, SentOffsets] = field(default_factory=dict)
+    offsets: dict[GroupMembership, SentOffsets] = field(default_factory=dict)
     batches: list[Batch] = field(default_factory=list)
     """What the queues held, once the sender's thread has looked at it."""
 

@@ -315,8 +315,8 @@ class TransactionOffsets:
         """Whether they all wait for the commit, which nothing else may come before."""
         self._progress = progress
         self._sender = progress.sender
-        self.sent: dict[str, SentOffsets] = {}
-        """Those that wait, by group."""
+        self.sent: dict[GroupMembership, SentOffsets] = {}
+        """Those that wait, by who has sent them: what a member sends in a later generation says nothing of these."""
         # What nobody can commit any more need not be there any more.
         self._is_lasting = outlives_producer
         #: The groups of which the store holds offsets.
@@ -338,9 +338,9 @@ class TransactionOffsets:
         self.took(self.sent)
         self.sent.clear()
 
-    def took(self, offsets: Mapping[str, SentOffsets]) -> None:
-        """Take note that groups have taken these offsets from their members."""
-        self._taken = {group_id: sent.committer for group_id, sent in offsets.items()}
+    def took(self, committers: Iterable[GroupMembership]) -> None:
+        """Take note that groups have taken offsets from these members."""
+        self._taken = {committer.group_id: committer for committer in committers}
 
     def forget_committers(self) -> None:
         """Ask groups again about their members."""
@@ -401,18 +401,17 @@ class TransactionOffsets:
         return True
 
     def _keep(self, sent: SentOffsets) -> None:
-        group_id = sent.committer.group_id
-        known = self.sent.get(group_id)
+        known = self.sent.get(sent.committer)
         offsets = {**known.offsets, **sent.offsets} if known is not None else sent.offsets
-        self.sent[group_id] = SentOffsets(sent.committer, offsets)
+        self.sent[sent.committer] = SentOffsets(sent.committer, offsets)
         if not self.hold_until_commit:
             self.linger()
 
     def write_all(self) -> None:
         """Make all that wait pending, however long the database is away."""
-        for group_id, sent in list(self.sent.items()):
+        for committer, sent in list(self.sent.items()):
             self._sender.thread.until_answered(partial(self._write, sent))
-            del self.sent[group_id]
+            del self.sent[committer]
 
     def _offsets_by_id(self, positions: Iterable[TopicPartition]) -> dict[int, OffsetAndMetadata]:
         positions = list(positions)
@@ -420,7 +419,7 @@ class TransactionOffsets:
 
     def _write_lingering(self) -> None:
         """Make offsets pending that have waited for the commit for long enough."""
-        for group_id, sent in list(self.sent.items()):
+        for committer, sent in list(self.sent.items()):
             try:
                 self._write(sent)
             except TxnStoreError as error:
@@ -430,7 +429,7 @@ class TransactionOffsets:
                 else:
                     self._progress.fail(transaction_error_of(error, TransactionCall.SEND_OFFSETS))
                 return
-            del self.sent[group_id]
+            del self.sent[committer]
 
     def _write(self, sent: SentOffsets) -> None:
         self._progress.is_written = True
