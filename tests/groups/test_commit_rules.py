@@ -15,7 +15,14 @@ from txnstore.errors import (
     TxnStoreError,
     UnknownMember,
 )
-from txnstore.groups.commit_rules import CommittingMember, GroupView, check_commit, check_group_id, check_offsets
+from txnstore.groups.commit_rules import (
+    CommittingMember,
+    GroupView,
+    check_commit,
+    check_group_id,
+    check_member_commit,
+    check_offsets,
+)
 from txnstore.model import GroupMembership, OffsetAndMetadata
 
 EMPTY = GroupView(generation=4)
@@ -68,6 +75,22 @@ def test_a_row_of_kafkas_table(case: Case, is_transactional: bool) -> None:
     with pytest.raises(error) as raised:
         check_commit(case.group, committer, is_transactional=is_transactional)
     assert type(raised.value) is error
+
+
+@pytest.mark.parametrize("generation", [3, 4])
+@pytest.mark.parametrize("commits_unowned", [True, False])
+def test_a_member_that_is_behind_its_group_commits_nothing_that_it_does_not_own(
+    generation: int, commits_unowned: bool
+) -> None:
+    """Also where it may commit what others own: in a former generation nobody has asked it to give that back yet."""
+    group = GroupView(4, [CommittingMember("member-1", None, 3, '{"owned_ids": [1, 2]}')])
+    committer = GroupMembership("readers", generation, "member-1", commits_unowned=commits_unowned)
+    check_member_commit(group, committer, [1, 2], is_transactional=False)
+    if commits_unowned and generation == group.generation:
+        check_member_commit(group, committer, [2, 3], is_transactional=False)
+    else:
+        with pytest.raises(IllegalGeneration):
+            check_member_commit(group, committer, [2, 3], is_transactional=False)
 
 
 @pytest.mark.parametrize("error", [IllegalGeneration, UnknownMember, FencedInstance])
