@@ -227,8 +227,10 @@ def test_a_consumer_whose_name_another_one_has_is_told_and_does_nothing_more(two
     assert first.poll(0.2) is None
     code = raised(first.commit, offsets=[TP("t", 0, 1)], asynchronous=False).code()
     assert code == KafkaError.FENCED_INSTANCE_ID
-    error = raised(first.subscribe, ["t"])
-    assert (error.code(), error.fatal()) == (KafkaError._FATAL, True)
+    for forgets in (lambda: None, first.unsubscribe):
+        forgets()
+        error = raised(first.subscribe, ["t"])
+        assert (error.code(), error.fatal()) == (KafkaError._FATAL, True)
     assert len(second.commit(asynchronous=False)) == 2
     first.close()
     assert listener.taken() == []

@@ -20,6 +20,8 @@ from tests.clients.membership.steps import (
 )
 from txnstore import KafkaError, KafkaException
 from txnstore.clients.membership.member import ConsumerMember, MemberStage
+from txnstore.errors import UnknownMember
+from txnstore.groups.coordinator import leave
 from txnstore.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.slow_on_postgresql
@@ -152,6 +154,40 @@ def test_closing_a_member_that_was_expired_and_has_not_heard_of_it_disturbs_nobo
     assert b.poll(0.3) is None
     assert b.calls == [assigned(0, 1, 2, 3)]
     b.consumer.commit(offsets=[TP("t", 0, 1)], asynchronous=False)
+
+
+def test_who_unsubscribes_before_it_hears_of_its_loss_commits_nothing_of_that(four, crew, log):
+    """Without a name it could, in a group that all others have left, whatever they had committed."""
+    a = crew.member("a", {"enable.auto.commit": False}).subscribe()
+    crew.until([a], lambda: len(a.records) == 4 * RECORDS)
+    with gate_of(a):
+        leave(log.store, a.consumer._core.group.membership)
+        lose_place(a)
+        a.consumer.unsubscribe()
+        assert log.members() == []
+        for offsets in ({}, {"offsets": [TP("t", 0, 1)]}):
+            error = a.refused("commit", asynchronous=False, **offsets)
+            assert error is not None
+            assert error.code() == KafkaError.UNKNOWN_MEMBER_ID
+        a.poll()
+        assert a.calls == [assigned(0, 1, 2, 3), lost(0, 1, 2, 3)]
+        a.consumer.commit(offsets=[TP("t", 0, 1)], asynchronous=False)
+
+
+def test_who_has_lost_its_place_before_it_has_left_can_commit_by_itself_afterwards(four, crew, log):
+    a = crew.member("a", {"enable.auto.commit": False}).subscribe()
+    crew.until([a], lambda: len(a.records) == 4 * RECORDS)
+    group = a.consumer._core.group
+    with gate_of(a):
+        a.consumer.unsubscribe()
+        leave(log.store, group.membership)
+        # As its next heartbeat is answered.
+        group._refused(UnknownMember(), group._protocol.request())
+        error = a.refused("commit", asynchronous=False)
+        assert error.code() == KafkaError.UNKNOWN_MEMBER_ID
+        a.poll()
+        assert a.calls == [assigned(0, 1, 2, 3), revoked(0, 1, 2, 3)]
+        a.consumer.commit(offsets=[TP("t", 0, 1)], asynchronous=False)
 
 
 class LostBehindFirstLook(deque):
@@ -291,6 +327,20 @@ def test_an_application_that_waits_in_consume_is_not_late(four, crew, log):
     assert a.consumer.consume(1, 1.5 * LATE["max.poll.interval.ms"] / 1000) == []
     assert [member.client_id for member in log.members()] == ["a"]
     assert a.calls == [assigned(0, 1, 2, 3)]
+
+
+@both_strategies
+def test_who_has_unsubscribed_and_is_late_does_not_come_back(four, crew, log, strategy):
+    (a,) = crew.members("a", **LATE, **strategy)
+    crew.until([a], lambda: len(a.records) == 4 * RECORDS)
+    a.consumer.unsubscribe()
+    eventually(lambda: log.members() == [], PATIENCE_SECONDS)
+    # The next poll tells of what was given back, and of nothing else.
+    a.poll()
+    assert (a.calls, a.errors, a.partitions) == ([assigned(0, 1, 2, 3), revoked(0, 1, 2, 3)], [], [])
+    assert not a.consumer._core.group.is_subscribed
+    a.consumer.assign([TP("t", 0)])
+    a.consumer.commit(offsets=[TP("t", 0, 1)], asynchronous=False)
 
 
 def test_a_late_application_that_closes_is_told_that_all_is_lost(four, crew, log):

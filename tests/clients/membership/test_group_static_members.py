@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from tests.clients.consumer.log_writer import PATIENCE_SECONDS
@@ -176,6 +178,26 @@ def test_unsubscribing_gives_the_partitions_back_and_keeps_the_place(pair, crew,
     crew.until([a, b], lambda: a.partitions == [0, 1] and b.partitions == [2, 3])
     assert sorted(member.group_instance_id or "" for member in log.members()) == ["1", "2"]
     assert b.errors == a.errors == []
+
+
+def test_who_subscribes_again_joins_behind_its_own_commits(four, crew):
+    """Its next member id would fence them."""
+    a = come(crew, "a", "1")
+    crew.until([a], lambda: len(a.records) == 4 * RECORDS)
+    core, goes_on = a.consumer._core, threading.Event()
+    core.worker.submit(lambda: goes_on.wait(PATIENCE_SECONDS))
+    a.consumer.unsubscribe()
+    with core.arrived:
+        a.poll(0)
+        assert a.calls[-1] == revoked(0, 1, 2, 3)
+        a.subscribe()
+        work, _ = core.group.next_work()
+    assert work is None
+    goes_on.set()
+    crew.until([a], lambda: a.partitions == [0, 1, 2, 3])
+    committed = a.consumer.committed([TP("t", number) for number in range(4)], PATIENCE_SECONDS)
+    assert [partition.offset for partition in committed] == [RECORDS] * 4
+    assert a.errors == []
 
 
 def test_static_and_other_members_share_a_group(four, crew):

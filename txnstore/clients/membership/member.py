@@ -39,7 +39,7 @@ from txnstore.clients.model.message import error_message
 from txnstore.clients.outlet import Outlet
 from txnstore.clients.worker import Worker
 from txnstore.errors import FencedInstance, IllegalGeneration, TxnStoreError, UnknownMember
-from txnstore.groups.group import MemberAnswer
+from txnstore.groups.group import MemberAnswer, Partitions
 from txnstore.model import NO_GENERATION, GroupMembership, PartitionName
 
 #: A request that failed is repeated after a pause, which grows from the first to the second of these.
@@ -118,6 +118,10 @@ class ConsumerMember:
         """The one of the subscription under which the partitions were given, if there is a newer subscription."""
         self._membership: GroupMembership | None = None
         """Who the consumer is in commits: what it was told last, also after it has lost its place."""
+        self._untold: RebalanceEvent | None = None
+        """What takes partitions away, until the application was told of it: they are committed by no other name."""
+        self._revoking: RebalanceEvent | None = None
+        """What the group wants back, while the application is told: it may close the consumer within that."""
         self._protocol = MemberProtocol(requests.new_identity)
         self._lease = Lease(options.session_timeout_ms / 1000, outlet)
         self._has_to_join = False
@@ -205,7 +209,8 @@ class ConsumerMember:
                 return
             self._topics = ()
             self._protocol.drop_answer()
-            if self._stage is MemberStage.LEAVING:
+            if self._stage in (MemberStage.LEAVING, MemberStage.FENCED):
+                # Whoever is fenced stays so: another subscription would fence the one that has the name now.
                 return
             if self._stage is not MemberStage.MEMBER or not self._protocol.owned:
                 self._leave()
@@ -214,7 +219,7 @@ class ConsumerMember:
             kept = self._protocol.owned - self._protocol.revoked
             # What is being given back is the group's once that is done, and it leaves then.
             if kept:
-                self._inbox.put(self._event(RebalanceKind.REVOKE, kept))
+                self._take_away(RebalanceKind.REVOKE, kept)
 
     def leave_now(self) -> None:
         """Leave for good, without asking the application."""
@@ -252,7 +257,8 @@ class ConsumerMember:
                 self._plan(at_once=self._protocol.has_missed_news or (is_new and not self._protocol.is_settled))
                 return None
             if change.is_revocation:
-                return self._event(RebalanceKind.REVOKE, change.partitions)
+                self._revoking = self._untold = self._event(RebalanceKind.REVOKE, change.partitions)
+                return self._revoking
             self._former_listener = None
             return self._event(RebalanceKind.ASSIGN, change.partitions)
 
@@ -263,7 +269,13 @@ class ConsumerMember:
     def served(self, event: RebalanceEvent) -> None:
         """Go on after the application was told of the event and has done what it had to do."""
         with self._lock:
+            if event is self._untold:
+                self._untold = None
+            if event is self._revoking:
+                self._revoking = None
             if event.incarnation != self._protocol.incarnation:
+                if self._stage is MemberStage.OUT:
+                    self._forget_name()
                 return
             if event.kind is RebalanceKind.ASSIGN:
                 self._protocol.complete()
@@ -279,7 +291,7 @@ class ConsumerMember:
 
     def _is_done_leaving(self) -> bool:
         is_unsubscribed = self._stage is MemberStage.LEAVING and not self._topics
-        return is_unsubscribed and self._protocol.owned <= self._protocol.revoked
+        return is_unsubscribed and self._revoking is None and self._protocol.owned <= self._protocol.revoked
 
     def _release(self, event: RebalanceEvent) -> None:
         """Let the group have what the application gave back; on the worker."""
@@ -507,9 +519,13 @@ class ConsumerMember:
         except Exception as error:  # noqa: BLE001 - its session ends by itself
             self._on_error(error)
         finally:
-            with self._lock:
-                self._is_leaving_under_way = False
-                self._work_due.notify_all()
+            self._gone()
+
+    def _gone(self) -> None:
+        """Let the consumer join again."""
+        with self._lock:
+            self._is_leaving_under_way = False
+            self._work_due.notify_all()
 
     # --- answers and failures -----------------------------------------------------------------------------------------
 
@@ -574,12 +590,21 @@ class ConsumerMember:
         identity = self._protocol.identity if self._stage in HAS_PLACE else None
         self._stage = MemberStage.OUT
         self._begin_anew()
-        # A consumer that manages its partitions itself commits without a name.
-        self._membership = None
+        self._forget_name()
         self._depart(identity)
+
+    def _forget_name(self) -> None:
+        """Commit without a name, as a consumer that manages its partitions itself, once it has none of the group's."""
+        if self._untold is None:
+            self._membership = None
 
     def _lapse(self, now: float) -> None:
         identity = self._protocol.identity
+        if self._stage is MemberStage.LEAVING and not self._topics:
+            # It only had to leave, and no poll() is to bring it back.
+            self._lose(MemberStage.OUT)
+            self._depart(identity)
+            return
         interval_ms = int(self._options.max_poll_seconds * 1000)
         late_ms = int((now - self._outlet.polled_at) * 1000) - interval_ms
         text = f"Application maximum poll interval ({interval_ms}ms) exceeded by {late_ms}ms"
@@ -592,7 +617,7 @@ class ConsumerMember:
         """Own no partitions any more: they are another member's, or will be."""
         kept = self._protocol.owned - self._protocol.revoked
         if kept and self._stage is not MemberStage.LEAVING:
-            self._inbox.put(self._event(RebalanceKind.LOST, kept))
+            self._take_away(RebalanceKind.LOST, kept)
         self._stage = stage
         self._begin_anew()
 
@@ -607,9 +632,14 @@ class ConsumerMember:
         self._outlet.close()
 
     def _depart(self, identity: GroupMembership | None) -> None:
-        """Tell the group that the member is gone; a static one stays in it until its session ends (KIP-345)."""
-        if identity is not None and identity.group_instance_id is None:
-            self._is_leaving_under_way = self._submit(lambda: self._leave_group(identity))
+        """Tell the group that the member is gone; a static one stays in it until its session ends (KIP-345).
+
+        Either comes behind the commits that were submitted before, and the next join behind that: the next member id of
+        a static one would fence them.
+        """
+        if identity is not None:
+            is_static = identity.group_instance_id is not None
+            self._is_leaving_under_way = self._submit(self._gone if is_static else lambda: self._leave_group(identity))
 
     def _plan(self, *, at_once: bool) -> None:
         """Set when the next request is due."""
@@ -640,6 +670,11 @@ class ConsumerMember:
         is_former = kind is not RebalanceKind.ASSIGN and self._former_listener is not None
         listener = self._former_listener if is_former and self._former_listener else self._listener
         return RebalanceEvent(kind, keys, listener, self._protocol.incarnation)
+
+    def _take_away(self, kind: RebalanceKind, kept: Partitions) -> None:
+        """Tell the application that this, which is all that it still has of the group, goes."""
+        self._untold = self._event(kind, kept)
+        self._inbox.put(self._untold)
 
     def _report(self, error: KafkaError) -> None:
         self._inbox.put(MessageEvent(error_message(error)))
