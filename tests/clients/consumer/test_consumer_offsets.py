@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -48,6 +49,20 @@ def test_a_commit_without_arguments_commits_what_was_handed_out_once(reader):
     assert [(tp.topic, tp.partition, tp.offset, tp.error) for tp in answer] == [("t", 0, 3, None)]
     assert committed(consumer) == 3
     assert raised(consumer.commit, asynchronous=False).code() == KafkaError._NO_OFFSET
+
+
+def test_what_is_assigned_again_is_read_on_behind_the_own_commits_of_before(reader):
+    consumer = reader({"enable.auto.commit": True})
+    assert texts(consumer.consume(3, PATIENCE_SECONDS)) == [b"0", b"1", b"2"]
+    core, goes_on = consumer._core, threading.Event()
+    core.worker.submit(lambda: goes_on.wait(PATIENCE_SECONDS))
+    with core.arrived:
+        # What is stored is committed, behind what the worker does now.
+        consumer.assign([TP("t", 0), TP("t", 1, 0)])
+        (begins,) = core.subscription.to_resolve(time.monotonic())
+    assert begins.partition.number == 1
+    goes_on.set()
+    assert texts(consumer.consume(7, PATIENCE_SECONDS)) == [b"%d" % number for number in range(3, 10)]
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])

@@ -77,6 +77,12 @@ class OffsetCommits:
         self._options = options
         self._membership = membership
         self._on_error = on_error
+        self._last: Future[CommitResult] | None = None
+
+    @property
+    def under_way(self) -> Future[CommitResult] | None:
+        """The last commit, which is done behind all others; None: all are done."""
+        return None if self._last is None or self._last.done() else self._last
 
     def stored(self, partitions: Sequence[AssignedPartition] | None = None) -> list[TopicPartition]:
         """Return the stored offsets of the partitions, by default of all; OFFSET_INVALID: nothing to commit."""
@@ -97,7 +103,9 @@ class OffsetCommits:
             RuntimeError: the worker has been closed.
         """
         membership, read_ids = self._membership(), self._read_ids(offsets, removed)
-        return self._worker.submit(lambda: self._commit(membership, offsets, read_ids))
+        with self._lock:
+            self._last = future = self._worker.submit(lambda: self._commit(membership, offsets, read_ids))
+        return future
 
     def commit_on(self, callers: CallersConnection, offsets: Sequence[TopicPartition]) -> list[TopicPartition]:
         """Commit the offsets in the caller's database transaction, on the caller's thread; negative ones are left out.

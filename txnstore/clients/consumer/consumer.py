@@ -297,10 +297,7 @@ class Consumer(Polls):
             if callback is not None:
                 callback(self, event.topic_partitions())
         finally:
-            if not core.is_assigned_by_application:
-                core.change_assignment(event)
-            core.is_losing = False
-            core.group.served(event)
+            core.end_rebalance(event)
 
     # --- the subscription and the assignment --------------------------------------------------------------------------
 

@@ -40,7 +40,7 @@ from txnstore.clients.membership.member import ConsumerMember
 from txnstore.clients.membership.requests import GroupRequests
 from txnstore.clients.model.errors import KafkaError, KafkaException, joined_error_of, kafka_error_of
 from txnstore.clients.model.message import Message, error_message
-from txnstore.clients.model.topic_partition import TopicPartition
+from txnstore.clients.model.topic_partition import OFFSET_STORED, TopicPartition
 from txnstore.clients.outlet import new_outlet
 from txnstore.clients.overdue_help import ASK_SECONDS_MIN, end_overdue
 from txnstore.clients.statistics import Statistics
@@ -211,10 +211,28 @@ class ConsumerCore:
         return self.subscription.find(partition.topic, partition.partition)
 
     def add(self, partitions: Iterable[TopicPartition]) -> None:
-        """Read these partitions as well, from their offsets on."""
+        """Read these partitions as well, from their offsets on; from committed ones once own commits are done."""
+        committing, waiting = self.commits.under_way, list[AssignedPartition]()
         for partition in partitions:
             self.subscription.add(partition.topic, partition.partition, self.options.positions.of(partition))
+            added = self.find(partition)
+            if committing is not None and added is not None and added.start == OFFSET_STORED:
+                added.retry_at = math.inf
+                waiting.append(added)
+        if committing is not None and waiting:
+            committing.add_done_callback(lambda _: self._begin(waiting))
         self.read_on()
+
+    def _begin(self, waiting: Sequence[AssignedPartition]) -> None:
+        """Let partitions be read, unless the application has sought there since."""
+        if self.fetcher.is_closing:
+            # The worker drops its jobs, under a lock of its own.
+            return
+        with self.arrived:
+            for partition in waiting:
+                if partition.start == OFFSET_STORED and partition.retry_at == math.inf:
+                    partition.retry_at = 0.0
+            self.fetcher.start()
 
     def remove(self, partitions: Iterable[TopicPartition]) -> None:
         """Read these partitions no more, and commit what is stored of them unless they are lost."""
@@ -253,6 +271,21 @@ class ConsumerCore:
                 self.remove(partitions)
             else:
                 self.clear()
+
+    def end_rebalance(self, event: RebalanceEvent) -> None:
+        """Do what the application was told of and has not done itself, and let the group go on."""
+        try:
+            self._end_rebalance(event)
+        except BaseException:
+            # An interrupt. The group would wait for ever; and what is done already is not done twice.
+            self._end_rebalance(event)
+            raise
+
+    def _end_rebalance(self, event: RebalanceEvent) -> None:
+        if not self.is_assigned_by_application:
+            self.change_assignment(event)
+        self.is_losing = False
+        self.group.served(event)
 
     def read_on(self) -> None:
         """Let the fetching thread look for work."""

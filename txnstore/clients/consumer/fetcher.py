@@ -125,6 +125,11 @@ class Fetcher:
         yield from list(self._further.values())
 
     @property
+    def is_closing(self) -> bool:
+        """Whether nothing is read any more."""
+        return self._closing
+
+    @property
     def held_back_since(self) -> float | None:
         """Since when an open transaction keeps the reader from records; None: it does not."""
         if not self._further:
