@@ -42,9 +42,14 @@ class AtomicSubscription(Subscription):
         self._on_transaction_end = on_transaction_end
         self._last: AssignedPartition | None = None
         self._is_begun = False
+        """Whether something of the transaction has been handed out here."""
         self._is_cut = False
         self._partners: Sequence[AssignedPartition] = ()
-        """Among which the transaction is whole: what is assigned of its database since it began."""
+        """Among which the transaction is whole: what was assigned of its database when it began."""
+        self._added: list[AssignedPartition] = []
+        """What has been assigned since, and is of its database as long as it is not known to be of another one."""
+        self._leader: int | None = None
+        """The number of its database."""
         self._expected: set[AssignedPartition] = set()
         """Those of which it is not known yet what comes next where they begin."""
         self._awaited: set[AssignedPartition] = set()
@@ -69,10 +74,13 @@ class AtomicSubscription(Subscription):
     # --- what changes what comes next --------------------------------------------------------------------------------
 
     def add(self, topic: str, number: int, position: int) -> None:
-        """Assign a partition; until it is known what comes next there, nothing is handed out."""
+        """Assign a partition; until it is known what comes next there, no transaction begins, and none ends."""
         self.return_kept()
         super().add(topic, number, position)
-        self._expect(self._partitions[topic, number])
+        added = self._partitions[topic, number]
+        if self.transaction is not None:
+            self._added.append(added)
+        self._expect(added)
 
     def remove(self, topic: str, number: int) -> AssignedPartition | None:
         """Remove a partition; a transaction that is being handed out goes on in the others, and is not whole."""
@@ -272,14 +280,17 @@ class AtomicSubscription(Subscription):
             chosen.is_ready = True
             self._ready.append(chosen)
 
-    def _begin(self, transaction: Committed, partners: Sequence[AssignedPartition], *, is_begun: bool) -> None:
+    def _begin(self, transaction: Committed, partners: Sequence[AssignedPartition], *, is_begun: bool = False) -> None:
         self.transaction, self._is_begun, self._is_cut = transaction, is_begun, False
-        self._partners = partners
+        self._partners, self._added, self._leader = partners, [], partners[0].leader
 
     def _next_of(self, transaction: Committed) -> AssignedPartition | None:
         """Return where the transaction goes on; it is over if that is nowhere and nothing is awaited."""
         is_over = True
-        for partition in self._partners:
+        partners = self._partners
+        if self._added:
+            partners = [*partners, *(one for one in self._added if one.leader in (None, self._leader))]
+        for partition in partners:
             head = _head(partition)
             if head is not None and not _is_same(_commit_of(head), transaction):
                 continue
@@ -320,7 +331,9 @@ class AtomicSubscription(Subscription):
         begun = [one for one in commits.values() if one.number in behind and one.producer is not None]
         half = min(begun, key=_number_of, default=None)
         if half is not None:
-            self._begin(half, partitions, is_begun=True)
+            # Others may be assigned before the first record of it is taken.
+            is_begun = any(one.chunk is not None and _is_same(commit, half) for one, commit in commits.items())
+            self._begin(half, partitions, is_begun=is_begun)
             return self._next_of(half)
         for partition in partitions:
             if partition.waiting and partition not in commits and not partition.is_paused:
@@ -341,7 +354,7 @@ class AtomicSubscription(Subscription):
                     return partition
                 is_shared = any(one.is_paused and _is_same(other, commit) for one, other in commits.items())
                 if not unread and not is_shared:
-                    self._begin(commit, partitions, is_begun=False)
+                    self._begin(commit, partitions)
                     return self._next_of(commit)
                 transactions_wait = True
         return None
