@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -41,14 +42,25 @@ from txnstore.db.callers.enlisted import EnlistedConnection
 from txnstore.db.callers.on_caller_connection import is_same_store
 from txnstore.db.opening import open_store
 from txnstore.db.postgresql import commit_function
-from txnstore.errors import InvalidRequest, StoreBusy, TxnStoreError
+from txnstore.errors import InvalidRequest, StoreBusy, TxnStoreError, WriteConflict
+from txnstore.log.append import Append
+from txnstore.log.codec import encode
 from txnstore.log.topics import create_topic
-from txnstore.model import NO_PRODUCER, ProducerIdentity
+from txnstore.model import NO_PRODUCER, ProducerIdentity, Record
+from txnstore.participants.branches import register_branches
 from txnstore.testing.invariants import assert_sound
 from txnstore.testing.manual_clock import ManualClock
 from txnstore.testing.postgres_server import connection_string
+from txnstore.transactions.branch_rows import RegisteredBranch
 from txnstore.transactions.outcome import Ended, EndRequest, end_within
 from txnstore.transactions.whole_within import end_whole_within
+from txnstore.transactions.writers import (
+    TransactionWriter,
+    append_as_writer,
+    begin_transaction,
+    join_transaction,
+    report_writer,
+)
 
 
 @dataclass
@@ -331,6 +343,49 @@ def test_a_repeatable_read_goes_the_general_way(txnstore_postgresql_url) -> None
         assert world.application.places == [None]
         world.application.driver.close()
         assert_sound(store, at_rest=True)
+
+
+def write_as(world: WorldWithRows, writer: TransactionWriter) -> None:
+    batch = encode([Record(b"a writer's")], producer=writer.identity, base_sequence=0, is_transactional=True)
+    append_as_writer(world.store, writer, [Append(world.topic.partition_ids[0], batch)])
+
+
+def register_a_branch(world: WorldWithRows, writer: TransactionWriter) -> None:
+    branch = RegisteredBranch("gid", "payments", writer.transaction, "elsewhere:5432/bank", "7:1")
+    work = partial(register_branches, "payments", writer.transaction, [branch], [])
+    world.store.write(work)
+
+
+#: What changes who takes part in the open transaction of a producer, one writer of which was there before.
+CHANGES = {
+    "joins": lambda world, writer: join_transaction(world.store, "payments", writer.transaction),
+    "writes": write_as,
+    "reports": lambda world, writer: report_writer(world.store, writer),
+    "is to vote": register_a_branch,
+}
+
+
+def test_a_snapshot_that_does_not_know_who_takes_part_by_now_commits_nothing(txnstore_postgresql_url) -> None:
+    """What it has not seen would stay open for ever, or end otherwise than the transaction."""
+    with open_store(txnstore_postgresql_url) as store:
+        world = started(store, txnstore_postgresql_url)
+        driver = world.application.driver
+        for change in CHANGES.values():
+            producer = world.producers["payments"]
+            begin_transaction(store, "payments", producer)
+            writer = join_transaction(store, "payments", producer)
+            driver.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+            taken = world.application.begin(world)
+            change(world, writer)
+            with pytest.raises(WriteConflict):
+                world.application.end(taken, EndRequest("payments", producer))
+            taken.roll_back()
+            driver.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+            ended = world.application.commit(world, EndRequest("payments", producer))
+            world.producers["payments"] = ended.identity
+        store.write(lambda connection: connection.exec_driver_sql("DELETE FROM txnstore.transaction_branches"))
+        assert_sound(store, at_rest=True)
+        driver.close()
 
 
 def test_a_store_without_the_function_takes_the_general_way(txnstore_postgresql_url) -> None:

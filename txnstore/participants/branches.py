@@ -42,6 +42,7 @@ from txnstore.db.store import Store
 from txnstore.errors import BranchEndedOtherwise, BranchUnfinished, TransactionAbortable, TxnStoreError
 from txnstore.model import ProducerIdentity
 from txnstore.participants.branch_rules import BranchState, End, check_move, end_of, new_gid
+from txnstore.transactions import rows
 from txnstore.transactions.branch_rows import (
     RegisteredBranch,
     branches_by_gid,
@@ -371,6 +372,8 @@ def register_branches(
     transaction = LockedTransaction.lock(connection, transactional_id)
     transaction.begin(producer)
     transaction.save("AddBranches")
+    # Also where it was open before: a decision by a snapshot that does not know of them is refused.
+    rows.touch_row(connection, transactional_id, transaction.now_ms)
     insert_branches(connection, branches)
     forget_branches(connection, ended_gids)
 

@@ -2,7 +2,8 @@
 
 A writer has a producer id of its own and the epoch of the transaction, so its batches are numbered, recognised and
 ended like any producer's; and whatever it sends once the transaction is over is fenced by that epoch.  Its request
-locks the coordinator's row, as all requests of a transactional id do: it comes before a decision or after it.
+locks the coordinator's row, as all requests of a transactional id do: it comes before a decision or after it.  Whoever
+joins or begins to write changes the row: a decision by a snapshot from before, which sees none of it, is refused.
 
     writer = join_transaction(store, "transfer-1", producer)      # in any process
     append_as_writer(store, writer, appends, report=True)
@@ -80,6 +81,7 @@ def join_transaction(
     def work(connection: Connection) -> TransactionWriter:
         locked = rows.lock_row(connection, transactional_id)
         check_open(locked.row, transactional_id, transaction, now_ms=locked.now_ms)
+        rows.touch_row(connection, transactional_id, locked.now_ms)
         return enter_writer(connection, transactional_id, transaction, client)
 
     return write_in_time(store, cluster, transactional_id, work, retry_timeout_ms=retry_timeout_ms)
@@ -179,9 +181,10 @@ def _append(
         appended = place_all(work, appends, coordinated=True)
         check_unreported(writer, is_new=not all(place.is_duplicate for place in appended), has_reported=has_reported)
         work.save()
-        rows.add_writer_partitions(
-            connection, writer, {place.partition_id for place in appended if place.begins_transaction}
-        )
+        begun = {place.partition_id for place in appended if place.begins_transaction}
+        if begun:
+            rows.add_writer_partitions(connection, writer, begun)
+            rows.touch_row(connection, writer.transactional_id, locked.now_ms)
     if report and not has_reported:
         rows.set_reported(connection, writer)
     return appended
