@@ -9,7 +9,7 @@ from sqlalchemy import delete, update
 
 from txnstore.db.opening import open_store
 from txnstore.db.postgresql import branches as postgresql_branches
-from txnstore.db.postgresql.branches import list_prepared
+from txnstore.db.postgresql.branches import end_prepared, list_prepared
 from txnstore.db.postgresql.exchange import AnswerKind, ServerAnswer, exchange
 from txnstore.db.schema import transaction_branches, transactions
 from txnstore.errors import (
@@ -34,6 +34,7 @@ from txnstore.participants.branch_rules import (
     end_of,
 )
 from txnstore.participants.recovery import raise_failed, recover_branches
+from txnstore.transactions.branch_rows import decide_branches
 from txnstore.transactions.coordinator import TransactionCoordinator
 
 
@@ -49,6 +50,8 @@ def test_what_is_decided_to_commit_is_committed(bank):
 def test_what_is_decided_to_abort_is_rolled_back(bank):
     transfer = bank.prepared()
     transfer.decide(commit=False)
+    # It is decided once.
+    bank.store.write(lambda connection: decide_branches(connection, transfer.name, transfer.producer, commit=True))
     transfer.die()
     assert [(len(done.committed), len(done.rolled_back)) for done in bank.recover()] == [(0, 1), (0, 1)]
     bank.assert_whole(transfer.name, committed=False)
@@ -75,12 +78,18 @@ def test_what_the_home_does_not_know_was_never_decided_to_commit(bank):
     assert [table.gids() for table in bank.tables] == [table.foreign_gids for table in bank.tables]
 
 
-def test_what_is_not_decided_though_its_transaction_is_over_is_aborted_first(bank):
+def test_what_is_not_decided_though_its_transaction_is_over_is_aborted_first(bank, monkeypatch):
     """Damage; a commit of the same branch later could not be taken back."""
     transfer = bank.prepared()
     transfer.decide(commit=False)
     bank.store.write(lambda connection: connection.execute(update(transaction_branches).values(outcome=None)))
     transfer.die()
+
+    def end_decided(driver, gid, **how):
+        assert [row.commit for row in bank.rows() if row.gid == gid] == [False]
+        return end_prepared(driver, gid, **how)
+
+    monkeypatch.setattr(recovery, "end_prepared", end_decided)
     assert [len(done.rolled_back) for done in bank.recover()] == [1, 1]
     bank.assert_whole(transfer.name, committed=False)
 

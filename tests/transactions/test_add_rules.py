@@ -24,6 +24,7 @@ from txnstore.transactions.protocol import (
     TransactionMetadata,
     TransactionState,
     add_to_transaction,
+    check_open,
 )
 
 S = TransactionState
@@ -162,6 +163,12 @@ def test_a_transaction_that_was_prepared_before_takes_no_more_records(new_row: N
     """Its records have an epoch of their own: others would never be seen, or hide them."""
     with pytest.raises(InvalidTransactionState):
         add(new_row(S.ONGOING, begin_epoch=4), holds_all=False)
+
+
+def test_nor_do_the_writers_that_had_joined_it(new_row: NewRow) -> None:
+    check_open(new_row(S.ONGOING), "payments", CURRENT, now_ms=NOW_MS)
+    with pytest.raises(ProducerFenced):
+        check_open(new_row(S.ONGOING, producer_epoch=6), "payments", CURRENT, now_ms=NOW_MS)
 
 
 @pytest.mark.parametrize("state", [S.DEAD, S.PREPARE_EPOCH_FENCE], ids=lambda state: state.kafka_name)

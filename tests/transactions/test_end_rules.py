@@ -119,6 +119,9 @@ def test_another_producer_id_is_refused_whatever_its_epoch(
     for epoch in (5, 4, 32766):
         with pytest.raises(InvalidProducerIdMapping):
             end(new_row(state, previous_producer_id=6), ProducerIdentity(9, epoch), commit=commit)
+    # One that was replaced repeats its last end until its successor has ended something.
+    with pytest.raises(InvalidProducerIdMapping):
+        end(new_row(state, producer_id=8, previous_producer_id=7), ProducerIdentity(7, 32766), commit=commit)
 
 
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])

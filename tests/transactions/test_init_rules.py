@@ -35,6 +35,7 @@ from txnstore.transactions.protocol import (
     check_change,
     complete,
     fence_and_abort,
+    fence_at_rest,
 )
 
 S = TransactionState
@@ -332,3 +333,11 @@ def test_without_keep_prepared_a_prepared_transaction_is_aborted(new_row: NewRow
     """Kafka's forced termination is this (KAFKA-19003)."""
     action, row = two_phase(new_row(S.ONGOING, timeout_ms=TIMEOUT_NEVER_MS))
     assert (action, row.state) == (InitAction.ABORT_FIRST, S.PREPARE_ABORT)
+
+
+@pytest.mark.parametrize("state", AT_REST_STATES)
+def test_whoever_is_fenced_at_rest_is_replaced_at_the_last_epoch(new_row: NewRow, state: TransactionState) -> None:
+    """Nothing could begin with an epoch above it: its marker would have none."""
+    row = new_row(state, producer_epoch=32766)
+    fenced = fence_at_rest(row, now_ms=NOW_MS, allocate=lambda: 8)
+    assert (fenced.identity, fenced.previous_producer_id) == (ProducerIdentity(8, 0), 7)

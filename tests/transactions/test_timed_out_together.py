@@ -193,6 +193,7 @@ def test_nobody_waits_for_one_that_somebody_is_at_work_on(own_bench) -> None:
 
     def work(connection: Connection) -> TimedOut:
         lock_row(connection, locked.transactional_id)
+        assert not abort_if_timed_out(bench.store, locked.transactional_id, waits=False)
         return abort_all(bench, [locked, free])
 
     assert bench.store.write(work) == TimedOut((free.transactional_id,), busy=(locked.transactional_id,))

@@ -30,9 +30,9 @@ from txnstore.transactions.listing import (
     hanging_transactions,
     list_transactions,
 )
-from txnstore.transactions.protocol import EPOCH_EXHAUSTED, TransactionState
+from txnstore.transactions.protocol import EPOCH_EXHAUSTED, EPOCH_MAX, TransactionState
 from txnstore.transactions.recovery import OpenInPartition, abort_by_administrator, abort_open_transaction, recover
-from txnstore.transactions.rows import participants_of
+from txnstore.transactions.rows import Participants, markers_of, participants_of
 from txnstore.transactions.transaction import abort_if_timed_out
 from txnstore.transactions.writers import (
     TransactionWriter,
@@ -302,6 +302,12 @@ def test_the_last_epoch_of_a_producer_id_has_room_for_the_writers_markers(bench)
     with pytest.raises(ProducerFenced):
         writer.send(first, b"late")
     check(bench)
+
+
+def test_however_many_have_taken_it_over_all_markers_have_the_last_epoch(new_row) -> None:
+    decided = new_row(TransactionState.PREPARE_COMMIT, producer_epoch=40_000)
+    markers = markers_of(decided, Participants([1], {9: [2], 10: [3]}, {9: True, 10: False}), {9})
+    assert [marker.producer.epoch for marker in markers] == [EPOCH_MAX] * 3
 
 
 def test_a_batch_whose_answer_was_lost_is_recognised_also_after_the_report(bench) -> None:
