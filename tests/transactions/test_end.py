@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
+from txnstore.db.store import RowsMissedError
 from txnstore.errors import (
     InvalidProducerIdMapping,
     InvalidRequest,
@@ -14,7 +16,8 @@ from txnstore.errors import (
     TxnStoreError,
 )
 from txnstore.model import ControlType, IsolationLevel, ProducerIdentity
-from txnstore.transactions.protocol import TransactionState
+from txnstore.transactions.protocol import TransactionState, fence_at_rest
+from txnstore.transactions.rows import save_row
 
 S = TransactionState
 
@@ -276,3 +279,14 @@ def test_transactions_of_many_ids_do_not_touch_each_other(bench) -> None:
     assert bench.bounds(partition_id).last_stable_offset == 3
     producers[3].commit()
     assert bench.read(partition_id) == [b"0", b"1", b"3"]
+
+
+@pytest.mark.parametrize("changed", [{"producer_epoch": 7}, {"state": S.COMPLETE_ABORT}], ids=["epoch", "state"])
+def test_a_row_that_is_not_as_it_was_read_is_not_written_over(bench, changed) -> None:
+    producer = bench.started()
+    row = bench.row(producer.transactional_id)
+    read = replace(row, **changed)
+    step = fence_at_rest(read, now_ms=row.last_update_ms, allocate=lambda: 8)
+    with pytest.raises(RowsMissedError):
+        bench.store.write(lambda connection: save_row(connection, [step], before=read, reason="test"))
+    assert bench.row(producer.transactional_id) == row
