@@ -283,7 +283,8 @@ class Accumulator(_AccumulatorParts):
             BufferError: the queue is full; serve delivery reports and try again.
             KafkaException: the transaction is over, so the record would belong to no transaction.
         """
-        own_place, asked = (topic, partition), (asked_for,)
+        own_place = topic, partition
+        asked: tuple[int, ...] = ()
         record = (value, key, timestamp_ms, headers, callback, queued_seconds, size_bytes)
         with self._lock:
             if self.record_count >= self.records_max or self.size_bytes + size_bytes > self.size_bytes_max:
@@ -295,18 +296,19 @@ class Accumulator(_AccumulatorParts):
                 if gate is not None and gate.stage is not IN_TRANSACTION:
                     # Another thread may have ended the transaction meanwhile.
                     gate.refuse_record()
-                if partition == PARTITION_UNASSIGNED or topic in self._unassigned:
-                    # Not past those that were queued before the topic was known.
-                    if topic in self._unassigned:
-                        queue = self._unassigned[topic]
-                        queue.asked_for += asked
+                if topic not in self._unassigned:
+                    try:
+                        queue = self.queues[own_place]
                         break
-                    self._queue(topic, PARTITION_UNASSIGNED, known)
-                elif own_place in self.queues:
-                    queue = self.queues[own_place]
-                    break
+                    except KeyError:
+                        self._queue(topic, partition, known)
+                elif not asked:
+                    asked = (asked_for,)
                 else:
-                    self._queue(topic, partition, known)
+                    # Not past those that were queued before the topic was known.
+                    queue = self._unassigned[topic]
+                    queue.asked_for += asked
+                    break
             places = queue.places
             try:
                 places += record
