@@ -7,6 +7,7 @@ import pytest
 from tests.clients.producer.transactional import *  # noqa: F403 - the fixtures
 from tests.clients.steps import PATIENCE_SECONDS
 from txnstore import KafkaException
+from txnstore.clients.producer import sender as sender_module
 
 ABORTABLE, FATAL = (True, False), (False, True)
 
@@ -32,6 +33,12 @@ def failure_of(future):
     with pytest.raises(KafkaException) as failure:
         future.result(PATIENCE_SECONDS)
     return failure.value.args[0]
+
+
+@pytest.fixture(autouse=True)
+def records_wait_for_their_commit(monkeypatch):
+    """However long a busy machine takes from one to the other: what was sent before is not left to the pipeline."""
+    monkeypatch.setattr(sender_module, "COMMIT_COMES_SECONDS", 3_600.0)
 
 
 @pytest.fixture
