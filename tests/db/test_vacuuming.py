@@ -8,6 +8,7 @@ from contextlib import closing
 import psycopg
 import pytest
 
+from tests.tools.log_records import records_of_this_thread
 from txnstore.db.opening import open_store
 from txnstore.db.postgresql import vacuuming
 from txnstore.log.append import Append, append
@@ -150,6 +151,6 @@ def test_who_does_not_own_the_tables_leaves_them_alone(txnstore_postgres_server,
     granted(name, role, "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA txnstore TO {role}")
     with open_store(txnstore_postgres_server.url(name, role, "secret")) as stranger:
         assert stranger.reclaim() == 0
-    assert not caplog.records
+    assert not records_of_this_thread(caplog)
     assert store.reclaim() == 1
     granted(name, role, "DROP OWNED BY {role}")

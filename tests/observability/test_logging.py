@@ -9,6 +9,7 @@ import re
 import pytest
 from sqlalchemy import make_url
 
+from tests.tools.log_records import records_of_this_thread
 from tests.tools.readmes import TOP
 from tests.transactions.bench import Producer
 from txnstore.db.opening import open_store
@@ -135,7 +136,7 @@ def test_no_field_holds_a_password(txnstore_postgresql_url, caplog):
     working = MaintenanceDuty("working", ABORT_INTERVAL, lambda: lambda _: 1)
     with open_store(txnstore_postgresql_url) as store, caplog.at_level(logging.INFO, "txnstore"):
         Maintenance(store, duties=[failing, working]).run_once()
-    assert [(record.event, record.duty) for record in caplog.records] == [
+    assert [(record.event, record.duty) for record in records_of_this_thread(caplog)] == [
         ("duty_failed", "failing"),
         ("duty_done", "working"),
     ]

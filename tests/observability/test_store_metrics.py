@@ -289,7 +289,8 @@ def test_a_store_that_is_away_is_not_up_and_is_again_when_it_is_back(url, tmp_pa
             told = scraped(registry)
             assert told.pop("txnstore_scrape_seconds")
             assert told == {"txnstore_up": {(): 0}}
-    assert [record.event for record in caplog.records] == ["metrics_unavailable"]
+    # Threads of other tests may say something too.
+    assert sum(getattr(record, "event", "") == "metrics_unavailable" for record in caplog.records) == 1
     collector._url, collector._timeout_seconds = url, PATIENCE_SECONDS
     assert scraped(registry)["txnstore_up"] == {(): 1}
     collector.close()

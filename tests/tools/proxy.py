@@ -30,7 +30,7 @@ from typing import Final, Self
 
 from sqlalchemy.engine import make_url
 
-from txnstore.testing.private_cluster import LOCALHOST, free_port
+from txnstore.testing.private_cluster import LOCALHOST
 
 _LENGTH: Final = struct.Struct("!I")
 _CODE: Final = struct.Struct("!I")
@@ -490,7 +490,11 @@ class Proxy:
         self._reply_count = 0
         self._listener: socket.socket | None = None
         self._acceptor: threading.Thread | None = None
-        self._port = free_port()
+        # Holds the port while nobody listens: no other program can take it meanwhile.
+        self._reserved = socket.socket()
+        self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._reserved.bind((LOCALHOST, 0))
+        self._port = self._reserved.getsockname()[1]
         self.accept_connections()
 
     @property
@@ -586,6 +590,7 @@ class Proxy:
         """End everything; may be called again."""
         self.refuse_connections()
         self.cut_connections()
+        self._reserved.close()
 
     def _accept(self, listener: socket.socket) -> None:
         # The listener is shut down to end this.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import threading
 
 import pytest
 
 from tests.clients.configuration.configured import SECRET, TRANSACTIONAL, URL, consumer, producer, refusal_of
+from tests.tools.log_records import records_of_this_thread
 from txnstore.clients.configuration.configuration import (
     admin_configuration,
     producer_configuration,
@@ -64,7 +64,7 @@ def test_a_message_lingers_shorter_than_it_may_wait():
 def test_a_heartbeat_is_never_longer_than_the_session(caplog):
     assert consumer(**{"session.timeout.ms": 1000})["heartbeat.interval.ms"] == 333
     assert consumer(**{"session.timeout.ms": 1})["heartbeat.interval.ms"] == 1
-    assert not caplog.records
+    assert not records_of_this_thread(caplog)
     with caplog.at_level(logging.WARNING):
         assert consumer(**{"session.timeout.ms": 3000, "heartbeat.interval.ms": 3000})["heartbeat.interval.ms"] == 1000
     assert "heartbeats are sent every 1000 ms" in caplog.text
@@ -126,8 +126,7 @@ def test_keys_of_brokers_are_accepted_dropped_and_logged_in_one_line(caplog):
                 "api.version.request": "true", "sasl.mechanisms": "PLAIN", "client.rack": "a"}  # fmt: skip
     with caplog.at_level(logging.DEBUG):
         configuration = producer(**settings)
-    # Other threads of the process may say something too.
-    (record,) = [record for record in caplog.records if record.thread == threading.get_ident()]
+    (record,) = records_of_this_thread(caplog)
     assert record.levelno == logging.DEBUG
     assert record.getMessage().endswith(
         ": api.version.request, client.rack, sasl.mechanism, sasl.password, socket.keepalive.enable, ssl.ca.location"
@@ -145,20 +144,20 @@ def test_keys_of_brokers_are_accepted_dropped_and_logged_in_one_line(caplog):
 )
 def test_a_key_of_the_other_client_is_accepted_with_a_warning(make, name, value, text, caplog):
     make(**{name: value})
-    (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+    (record,) = [record for record in records_of_this_thread(caplog) if record.levelno == logging.WARNING]
     assert text in record.getMessage()
 
 
 def test_the_users_logger_gets_what_there_is_to_log(caplog):
     logger = logging.getLogger("the.users")
     producer(**{"logger": logger, "group.id": "g"})
-    assert [record.name for record in caplog.records] == ["the.users"]
+    assert [record.name for record in records_of_this_thread(caplog)] == ["the.users"]
 
 
 def test_an_admin_client_takes_keys_of_both(caplog):
     settings = {"bootstrap.servers": URL, "group.id": "g", "linger.ms": 3}
     assert admin_configuration((settings,), {})["linger.ms"] == 3
-    assert not caplog.records
+    assert not records_of_this_thread(caplog)
 
 
 # --- the database's URL -----------------------------------------------------------------------------------------------
