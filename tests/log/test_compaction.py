@@ -229,6 +229,8 @@ def test_an_open_transaction_holds_back_what_is_old_enough_too(log, clock):
     slow.put((b"a", b"2"))
     log.put((b"a", b"3"))
     clock.advance(2_000)
+    # Whether or not something is too young.
+    assert log.run() == 0
     log.put((b"a", b"4"))
     assert log.run() == 0
     slow.end(commit=True)
@@ -340,6 +342,24 @@ def test_a_portion_goes_on_where_the_last_one_stopped_and_others_may_be_at_work_
     assert log.rows(partition_storage)[0].compacted_offset == 0
     compact_portion(log.store, batches_max=1)
     assert log.rows(partition_storage)[0].compacted_offset == 6
+    log.assert_storage_is_true()
+
+
+def test_a_topic_that_is_told_to_keep_every_record_is_compacted_no_further(log, monkeypatch):
+    monkeypatch.setattr(portions_module, "ROWS_AT_ONCE", 2)
+    monkeypatch.setattr(Portions, "_adapt", lambda *_: None)
+    for number in range(6):
+        log.put((b"a", b"%d" % number))
+    # Three pages for the keys, then the first that is changed; the pass waits in this process for the next call.
+    for _ in range(4):
+        compact_portion(log.store, batches_max=1)
+    log.configure(cleanup_policy="delete")
+    for _ in range(3):
+        compact_portion(log.store, batches_max=1)
+    assert [offset for offset, *_ in log.read()] == [2, 3, 4, 5]
+    log.configure(cleanup_policy="compact")
+    log.run()
+    assert [offset for offset, *_ in log.read()] == [5]
     log.assert_storage_is_true()
 
 

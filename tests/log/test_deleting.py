@@ -191,6 +191,14 @@ def test_batches_are_deleted_in_portions(log, partition_id, monkeypatch):
     assert taken == [2, 2, 2, 0]
     assert stored(log, partition_id) == [6]
     assert delete_below_log_start(log.store, partition_id) == 0
+    # A portion that is full of few large ones ends there, too.
+    portions.rows, portions.size_bytes = 10, 1
+    for number in range(2):
+        log.write(log.topic_name, 0, b"%d" % number)
+    log.store.write(lambda connection: advance_log_start(connection, partition_id, 9))
+    taken.clear()
+    assert delete_below_log_start(log.store, partition_id, portions) == 3
+    assert taken == [1, 1, 1, 0]
 
 
 def test_rows_that_could_not_be_deleted_are_taken_by_the_next_deletion(log, partition_id, monkeypatch):

@@ -80,6 +80,8 @@ def test_transactions_of_several_producers_that_lie_among_each_other_are_told_ap
     log.plain(b"p3")  # 3
     log.write("A", b"a4")  # 4
     log.write("C", b"c5")  # 5
+    # However often it has written since, it began there.
+    assert log.read() == ([], 0)
     log.abort("A")  # 6
     assert log.read() == ([], 2)
     log.write("A", b"a7")  # 7: the next transaction of the same producer
@@ -415,6 +417,11 @@ def test_a_page_ends_before_the_offset_that_is_given(log: Log, isolation: Isolat
     assert log.page(2, isolation, end_offsets=ends).batches == ()
     assert log.page(2, isolation, end_offsets=ends).next_offset == 2
     assert log.page(0, isolation, end_offsets={log.id: 99}).next_offset == 4
+    # What compaction has taken in front of the end brings nothing from behind it.
+    gone = record_batches.delete().where(record_batches.c.partition_id == log.id, record_batches.c.last_offset == 2)
+    log.store.write(lambda connection: connection.execute(gone))
+    page = log.page(0, isolation, end_offsets={log.id: 3})
+    assert (values_of(page), page.next_offset) == ([b"a"], 3)
 
 
 def test_postgresql_sends_payloads_in_binary_form(

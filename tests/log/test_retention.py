@@ -434,6 +434,8 @@ def test_a_group_in_commit_order_keeps_what_began_before_its_place_and_was_commi
     log.commit("quick", 5)
     committed = {log.partition: OffsetAndMetadata(3, offset_in_transaction=0)}
     log.store.write(lambda connection: commit_offsets(connection, GroupMembership("slow"), committed))
+    further = {log.partition: OffsetAndMetadata(5, offset_in_transaction=0)}
+    log.store.write(lambda connection: commit_offsets(connection, GroupMembership("the last by name"), further))
     clock.advance(2_000_000_000_000)
     assert log.run() == 1
     assert log.bounds == (1, 5, 5)

@@ -225,15 +225,17 @@ def test_rule_1_a_repetition_that_is_cut_differently_is_refused(partition: Parti
 
 def test_rules_2_3_and_5_a_newer_epoch_begins_at_0_and_ends_the_older_one(partition: Partition) -> None:
     partition.append(0, b"a")
+    partition.append(1, b"a")
     with pytest.raises(OutOfOrderSequence):
-        partition.append(1, b"b", epoch=1)
+        partition.append(2, b"b", epoch=1)
     partition.append(0, b"b", epoch=1)
-    for first in (0, 1):
+    for first in (0, 2):
         with pytest.raises(InvalidProducerEpoch):
             partition.append(first, b"late")
-    # The same sequence number in the new epoch is another batch.
+    # The same sequence numbers in the new epoch are other batches.
     assert partition.append(0, b"b", epoch=1).is_duplicate
-    assert partition.values() == [b"a", b"b"]
+    assert not partition.append(1, b"c", epoch=1).is_duplicate
+    assert partition.values() == [b"a", b"a", b"b", b"c"]
 
 
 def test_rule_4_sequences_wrap_from_2147483647_to_0(partition: Partition) -> None:

@@ -26,7 +26,7 @@ from itertools import compress
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import Connection, and_, bindparam, delete, func, select, update
+from sqlalchemy import Connection, and_, bindparam, delete, exists, func, select, update
 
 from txnstore.config import TOPIC_SETTINGS, Settings, is_compacted, settings_in_force
 from txnstore.db.portions import Portions
@@ -96,6 +96,14 @@ _MAY_HAVE_GAPS: Final = HotStatement(
         (partition_storage.c.compacted_offset > 0)
         | partition_storage.c.unfinished_pass.is_not(None)
         | and_(topic_configs.c.name == "cleanup.policy", topic_configs.c.value.contains("compact"))
+    )
+)
+_IS_COMPACTED: Final = select(
+    exists().where(
+        partitions.c.partition_id == bindparam("of_partition_id"),
+        topic_configs.c.topic_id == partitions.c.topic_id,
+        topic_configs.c.name == "cleanup.policy",
+        topic_configs.c.value.contains("compact"),
     )
 )
 _OF_PARTITION: Final = record_batches.c.partition_id == bindparam("of_partition_id")
@@ -194,6 +202,10 @@ _DELETE_FINISHED: Final = delete(finished_transactions).where(
     finished_transactions.c.partition_id == bindparam("of_partition_id"),
     finished_transactions.c.marker_offset == bindparam("of_last_offset"),
 )
+
+
+class _CompactedNoMore(Exception):
+    """The topic has been told to keep every record since its pass was begun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,8 +311,8 @@ def _passes(store: Store, portions: Portions) -> Iterator[_Progress]:
     for each in sorted(due, key=lambda partition: -partition.dirty_ratio):
         try:
             yield from _Pass(store, each, portions).steps()
-        except UnknownTopicOrPartition:
-            # The topic was deleted meanwhile.
+        except (UnknownTopicOrPartition, _CompactedNoMore):
+            # The topic was deleted meanwhile, or keeps everything now.
             continue
         except TxnStoreError as error:
             failure = failure or error
@@ -632,6 +644,8 @@ class _Pass:
         storage = lock_storage(connection, self.due.partition_id)
         if storage is None:
             raise UnknownTopicOrPartition(f"the topic of partition id {self.due.partition_id} was deleted meanwhile")
+        if not connection.execute(_IS_COMPACTED, {"of_partition_id": self.due.partition_id}).scalar_one():
+            raise _CompactedNoMore
         missed: list[int] = []
         for change in changes:
             batch = change.batch
