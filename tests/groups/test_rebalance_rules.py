@@ -196,13 +196,14 @@ def test_who_is_removed_frees_what_it_had():
     assert (empty.generation, empty.assignor, state_of(empty)) == (4, None, GroupState.EMPTY)
 
 
+@pytest.mark.parametrize("later", [0, 1], ids=["the same request", "the next one"])
 @pytest.mark.parametrize("assignor", ["range", "cooperative-sticky"])
-def test_a_lost_answer_is_given_again(assignor):
+def test_a_lost_answer_is_given_again(assignor, later):
     group, step = group_of("a", "b", assignors=(assignor,))
     group = remove(group, ["b"], COUNTS)
     owned = some(0, 1) if assignor == "cooperative-sticky" else frozenset()
     group, first = beat(group, "a", step + 1, 3, owned)
-    group, again = beat(group, "a", step + 2, 3, owned)
+    group, again = beat(group, "a", step + 1 + later, 3, owned)
     assert told(first) == told(again) == (OWN, ALL, frozenset())
 
 
@@ -235,6 +236,13 @@ def test_what_a_member_claims_without_having_been_given_it_is_taken_away():
     assert group.members["b"].owned == some(2, 3)
 
 
+def test_a_generation_that_was_confirmed_stays_so():
+    """What the member sends in an older one, however late, is no commit of the present."""
+    group, step = group_of("a", "b", assignors=("cooperative-sticky",))
+    group, _ = beat(group, "a", step + 1, 1, some(0, 1))
+    assert group.members["a"].generation == group.generation == 2
+
+
 def test_what_has_not_left_its_owner_yet_need_not_leave_it_after_all():
     group, step = group_of("b", assignors=("cooperative-sticky",))
     group = join(group, report("a"), details("cooperative-sticky"), COUNTS, members_expired=False).group
@@ -243,9 +251,10 @@ def test_what_has_not_left_its_owner_yet_need_not_leave_it_after_all():
     assert told(answer) == (OWN, ALL, frozenset())
 
 
-def test_what_is_its_share_but_still_anothers_is_taken_away_too():
-    group, _ = group_of("a", assignors=("cooperative-sticky",))
-    group = join(group, report("b"), details("cooperative-sticky"), COUNTS, members_expired=False).group
+@pytest.mark.parametrize("assignor", ["range", "cooperative-sticky"])
+def test_what_is_its_share_but_still_anothers_is_taken_away_too(assignor):
+    group, _ = group_of("a", assignors=(assignor,))
+    group = join(group, report("b"), details(assignor), COUNTS, members_expired=False).group
     assert group.members["b"].assignment == some(2, 3)
     group, answer = beat(group, "b", 1, 2, some(2, 3))
     assert told(answer) == (REVOKE, frozenset(), some(2, 3))
