@@ -244,6 +244,22 @@ def test_an_alarm_that_was_interrupted_before_anybody_was_woken_rings_the_next_t
             with pytest.raises(KeyboardInterrupt):
                 alarm.ring()
         monkeypatch.setattr(alarm._rung, "notify_all", lambda: heard.append(1))
+        alarm.ring()
+    assert heard == [1]
+
+
+def test_an_alarm_that_is_rung_while_the_thread_goes_to_sleep_anew_rings_the_next_time(monkeypatch):
+    """As where a signal's handler flushes in the middle of it: that waits, and lets the thread run meanwhile."""
+    lock = threading.RLock()
+    alarm, heard = Alarm(lock), []
+
+    def sleep_anew():
+        heard.append(1)
+        alarm._sleeps_until = math.inf
+
+    alarm._sleeps_until = math.inf
+    monkeypatch.setattr(alarm._rung, "notify_all", sleep_anew)
+    with lock:
         for _ in range(2):
             alarm.ring()
-    assert heard == [1]
+    assert heard == [1, 1]

@@ -84,9 +84,9 @@ class Alarm:
     def ring(self, at_seconds: float = -math.inf) -> None:
         """Wake the thread if it would sleep beyond this moment, when there is something to do; by default now."""
         if at_seconds < self._sleeps_until:
-            # In this order: after a Ctrl-C in between the next one is heard.
+            # The sleeper alone notes when that is over: after a Ctrl-C in here the next one is heard, and also after a
+            # signal's handler in here that waited for the thread, which may sleep anew by now.
             self._rung.notify_all()
-            self._sleeps_until = -math.inf
 
 
 class DelayedJob:
