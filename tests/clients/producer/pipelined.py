@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from tests.clients.producer.transactional import *  # noqa: F403 - the fixtures
 from tests.clients.steps import PATIENCE_SECONDS
 from txnstore import KafkaException
 from txnstore.clients.producer import sender as sender_module
+from txnstore.clients.producer.thread import SenderThread
+from txnstore.deadline import Deadline
 
+#: How long a thread that has answered may take to look for other work.
+IDLE_SECONDS = 5
 ABORTABLE, FATAL = (True, False), (False, True)
 
 
@@ -39,6 +45,21 @@ def failure_of(future):
 def records_wait_for_their_commit(monkeypatch):
     """However long a busy machine takes from one to the other: what was sent before is not left to the pipeline."""
     monkeypatch.setattr(sender_module, "COMMIT_COMES_SECONDS", 3_600.0)
+
+
+@pytest.fixture(autouse=True)
+def the_thread_is_done_with_what_was_answered(monkeypatch):
+    """The sender's thread may still be in a job that it has answered: a commit is sealed only once it is out of it."""
+    run_here = SenderThread.run_here
+
+    def once_idle(self, job):
+        # Not for ever: some tests hold the thread in its job.
+        deadline = Deadline(IDLE_SECONDS)
+        while (self._is_working or self._jobs) and deadline.left_seconds() > 0:
+            time.sleep(0.001)
+        return run_here(self, job)
+
+    monkeypatch.setattr(SenderThread, "run_here", once_idle)
 
 
 @pytest.fixture
