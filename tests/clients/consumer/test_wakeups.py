@@ -275,3 +275,26 @@ def test_a_reader_in_commit_order_is_woken_by_the_commit_of_what_is_there_for_lo
     open_.end(commit=True)
     assert consumer.poll(PATIENCE_SECONDS).value() == b"early"
     assert fetches == []
+
+
+@pytest.mark.usefixtures("nobody_looks")
+def test_what_is_heard_of_while_something_else_is_due_is_not_forgotten(log, waiting, monkeypatch):
+    log.topic()
+    consumer = waiting()
+    due: list[str] = []
+    has_fresh_work = fetcher.FetchThread._has_fresh_work
+
+    def due_meanwhile(thread):
+        # Once, as it has heard of the commit; it comes to nothing.
+        if threading.current_thread() is not threading.main_thread() and due:
+            due.pop()
+            return True
+        return has_fresh_work(thread)
+
+    monkeypatch.setattr(fetcher.FetchThread, "_has_fresh_work", due_meanwhile)
+    for _ in range(3):
+        eventually(lambda: consumer._core.fetcher._first._is_listening)
+        due.append("a partition that cannot be resolved")
+        log.write("t", 0, b"news")
+        assert consumer.poll(PATIENCE_SECONDS).value() == b"news"
+        assert due == []

@@ -206,6 +206,8 @@ class FetchThread:
         self._thread = BackgroundThread(fetcher.name if is_first else f"{fetcher.name}-{database_id}")
         self._closing = False
         self._is_listening = False
+        #: Whether it has heard of a commit since it read last: nobody tells of it again.
+        self._has_heard = False
         self._waiter: Waiter | None = None
         self._subjects = NOTHING
         self._read_at = 0.0
@@ -292,6 +294,7 @@ class FetchThread:
                 asks_outbox=is_at_end and self._outbox.asks(),
                 waiter=self._waiter if is_at_end else None,
             )
+            self._read_at, self._has_heard = time.monotonic(), False
             self._apply(self._without_held(outcomes))
             if self._reader.outbox_waits:
                 self._outbox.move()
@@ -327,8 +330,11 @@ class FetchThread:
         subjects = Subjects(group_ids=self._group_ids)
         # What it hears besides costs a look now and then; to listen anew would cost the server one at each turn.
         waiter, is_new = self._waiter_for(self._subjects if self._subjects.meets(subjects) else subjects)
-        if is_new or self._listen(waiter, min(due_seconds, LISTEN_SECONDS_MAX)):
+        had_heard, self._has_heard = self._has_heard, False
+        if is_new or self._listen(waiter, min(due_seconds, LISTEN_SECONDS_MAX)) or self._has_heard:
             self._expect_news()
+        # Of what is read later it may have been news, too.
+        self._has_heard |= had_heard
 
     @property
     def _listens_for_group(self) -> bool:
@@ -367,7 +373,8 @@ class FetchThread:
             return True
         look_again_seconds = self._look_again_seconds * self._look_again_factor - (now - self._read_at)
         self._rest_after_vain_reads(now, min(due_seconds, look_again_seconds, answer_seconds))
-        if self._listen(waiter, min(due_seconds, max(0.0, look_again_seconds), answer_seconds)):
+        wait_seconds = min(due_seconds, max(0.0, look_again_seconds), answer_seconds)
+        if self._has_heard or self._listen(waiter, wait_seconds):
             self._look_again_factor = 1.0
             self._is_told = True
             self._expect_news()
@@ -414,7 +421,8 @@ class FetchThread:
                 return False
             self._is_listening = True
         try:
-            return waiter.wait(int(timeout_seconds * 1000) + 1) and not (self._closing or self._has_fresh_work())
+            self._has_heard |= waiter.wait(int(timeout_seconds * 1000) + 1)
+            return self._has_heard and not (self._closing or self._has_fresh_work())
         finally:
             self._is_listening = False
 
@@ -446,7 +454,7 @@ class FetchThread:
         return [outcome for outcome in outcomes if outcome not in held]
 
     def _apply(self, outcomes: list[ReadOutcome]) -> None:
-        now = self._read_at = time.monotonic()
+        now = time.monotonic()
         brought_nothing = not any(isinstance(outcome, PageDelivered) and outcome.page.chunks for outcome in outcomes)
         was_told, self._is_told = self._is_told, False
         self._vain_reads = self._vain_reads + was_told if brought_nothing else 0
