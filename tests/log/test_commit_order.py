@@ -93,6 +93,10 @@ def test_an_open_transaction_holds_nobody_back_and_an_aborted_one_never_comes(lo
     assert page.next_position == CommitPosition(page.bounds.high_watermark)
     log.commit("A")
     assert read_all(log, page.next_position) == [(0, b"open")]
+    # One that begins just before the reader's place comes, too.
+    at = log.write("B", b"just before")
+    log.commit("B")
+    assert read_all(log, CommitPosition(at + 1)) == [(at, b"just before")]
 
 
 def test_what_was_open_comes_at_its_marker_however_long_ago_it_began(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,10 +153,10 @@ def test_a_tombstone_stays_for_delete_retention_ms_after_the_pass_that_made_it_t
     clock.advance(DAY_MS)
     assert log.run() == 0
     log.assert_storage_is_true()
-    # A key that comes again is a key like any other.
-    log.put((b"a", b"new"))
+    # A key that comes again is a key like any other, and the first tombstone behind those that go stays.
+    log.put((b"b", None), (b"a", b"new"))
     log.run()
-    assert log.table() == {b"a": b"new", b"b": b"2"}
+    assert log.read() == [(4, b"b", None), (5, b"a", b"new")]
 
 
 def test_a_tombstone_that_is_not_the_newest_goes_at_once(log):

@@ -21,7 +21,7 @@ from txnstore.log.deleting import delete_records
 from txnstore.log.partition_storage import BATCH_HEADER_BYTES, batch_bytes
 from txnstore.log.retention import UNLIMITED, RetentionLimits, StoredBatch, delete_expired_batches, expired_through
 from txnstore.log.topics import change_topic_configs, delete_topic, lock_topic_configs
-from txnstore.model import GroupMembership, OffsetAndMetadata
+from txnstore.model import INTERNAL_GROUP_PREFIX, GroupMembership, OffsetAndMetadata
 from txnstore.testing.invariants import partition_violations
 
 NOW_MS = 1_000_000
@@ -286,6 +286,20 @@ def test_what_groups_have_not_read_stays_for_as_long_as_the_topic_says(log, cloc
     clock.advance(1)
     assert log.run() == 2
     assert log.bounds == (3, 3, 3)
+
+
+def test_what_groups_have_read_is_found_page_after_page_and_our_own_groups_count_for_nothing(log, clock, monkeypatch):
+    for name in ("_COMMITTED", "_PARTITIONS"):
+        monkeypatch.setattr(retention, name, getattr(retention, name).limit(1))
+    monkeypatch.setattr(retention, "LISTED_MAX", 1)
+    later = Log(log.store, clock, retention_ms=1_000, txnstore_retention_unread_ms=-1)
+    later.put(b"a")
+    later.put(b"b")
+    for group_id, of, offset in (("a", log, 0), ("a", later, 1), ("b", later, 2)):
+        of.commit(group_id, offset)
+    later.commit(f"{INTERNAL_GROUP_PREFIX}reader", 0)
+    clock.advance(2_000)
+    assert later.run() == 1
 
 
 def test_groups_hold_nothing_back_where_the_topic_does_not_say_so(log, clock):

@@ -204,7 +204,8 @@ _DELETE_FINISHED: Final = delete(finished_transactions).where(
 )
 
 
-class _CompactedNoMore(Exception):
+# Named like what others use: at the interpreter's end private names go first, while a pass may still be waiting.
+class CompactedNoMore(Exception):
     """The topic has been told to keep every record since its pass was begun."""
 
 
@@ -311,7 +312,7 @@ def _passes(store: Store, portions: Portions) -> Iterator[_Progress]:
     for each in sorted(due, key=lambda partition: -partition.dirty_ratio):
         try:
             yield from _Pass(store, each, portions).steps()
-        except (UnknownTopicOrPartition, _CompactedNoMore):
+        except (UnknownTopicOrPartition, CompactedNoMore):
             # The topic was deleted meanwhile, or keeps everything now.
             continue
         except TxnStoreError as error:
@@ -645,7 +646,7 @@ class _Pass:
         if storage is None:
             raise UnknownTopicOrPartition(f"the topic of partition id {self.due.partition_id} was deleted meanwhile")
         if not connection.execute(_IS_COMPACTED, {"of_partition_id": self.due.partition_id}).scalar_one():
-            raise _CompactedNoMore
+            raise CompactedNoMore
         missed: list[int] = []
         for change in changes:
             batch = change.batch
