@@ -22,7 +22,7 @@ from txnstore.errors import (
 )
 from txnstore.groups import coordinator, rows
 from txnstore.groups.group import AnswerStatus, GroupState, MemberDetails, Report
-from txnstore.groups.offsets import add_pending_offsets, check_committer, commit_offsets
+from txnstore.groups.offsets import add_pending_offsets, check_committer, commit_offsets, commit_offsets_at_once
 from txnstore.log.topics import delete_topic, find_topics
 from txnstore.model import NO_GENERATION, GroupMembership, OffsetAndMetadata, PartitionName, ProducerIdentity
 
@@ -178,7 +178,15 @@ def by_itself(server, membership, partition):
         raise IllegalGeneration
 
 
-COMMITS = pytest.mark.parametrize("commit", [by_itself, in_a_transaction])
+def by_one_statement(server, membership, partition):
+    """Commit as consumers do: at once where the database can, and what that leaves in the general way."""
+    (topic,) = server.store.read(lambda connection: find_topics(connection, [partition.topic]))
+    offsets = {topic.partition_id(partition.partition): OffsetAndMetadata(1)}
+    if not commit_offsets_at_once(server.store, membership, offsets):
+        by_itself(server, membership, partition)
+
+
+COMMITS = pytest.mark.parametrize("commit", [by_itself, by_one_statement, in_a_transaction])
 
 
 @COMMITS
