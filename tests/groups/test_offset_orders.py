@@ -152,14 +152,15 @@ def test_of_two_open_transactions_the_second_cannot_hold_an_offset_of_the_other_
     assert group.committed() == own
 
 
+@pytest.mark.parametrize("at_once", [False, True])
 @BOTH
 def test_what_is_committed_plainly_while_a_transaction_is_open_holds(
-    group: Group, own: OffsetAndMetadata, other: OffsetAndMetadata
+    group: Group, own: OffsetAndMetadata, other: OffsetAndMetadata, at_once: bool
 ) -> None:
     producer = group.producer()
-    producer.send_offsets(group.sent(own))
+    producer.send_offsets(group.sent(own), has_begun=not at_once)
     group.commit(other)
-    producer.commit()
+    producer.commit(has_begun=True, open_group_id=group.group_id if at_once else None)
     assert group.committed() == other
 
 
