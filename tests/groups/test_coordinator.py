@@ -160,6 +160,25 @@ def test_a_static_member_is_back_without_a_rebalance(server, member):
     assert told(first)[-1] == ("lost", [0, 1])
 
 
+def test_a_look_finds_that_another_was_silent_for_too_long(server, shared_clock, member):
+    first, _ = settled(member(), member())
+
+    def looks():
+        return server.store.read(lambda connection: coordinator.has_news(connection, first.membership))
+
+    assert not looks()
+    shared_clock.advance(TIMEOUT_MS)
+    assert looks()
+
+
+def test_a_member_that_has_not_confirmed_a_generation_does_not_renew_in_it(server, member):
+    (first,) = settled(member())
+    member().poll()
+    first.send()
+    told = replace(first.membership, generation=first.membership.generation + 1)
+    assert not server.store.write(lambda connection: coordinator.renew(connection, told))
+
+
 # --- commits ---------------------------------------------------------------------------------------------------------
 
 
