@@ -274,6 +274,44 @@ def test_records_that_may_be_others_by_now_are_not_returned_however_many_are_kep
 
 
 @pytest.mark.usefixtures("large")
+def test_what_is_kept_is_not_returned_by_a_call_that_hears_meanwhile_that_the_partitions_are_lost(reader, monkeypatch):
+    """It has waited with all of a transaction for an answer of its group: it may deliver again, for it has no place."""
+    consumer = reader()
+    assert values_of(next_of(consumer)) == [b"before"]
+    core, takes, waits = consumer._core, _Gathering._take, _Gathering._wait
+    is_lost = False
+
+    def take(gathering):
+        has_taken = takes(gathering)
+        if len(kept_by(consumer)) == 2 * BATCHES:
+            # As if the group had not answered for as long as a session is.
+            core.outlet.lease_ends_at = -math.inf
+        return has_taken
+
+    def wait(gathering, deadline):
+        nonlocal is_lost
+        subscription = core.subscription
+        is_complete = len(kept_by(consumer)) == 2 * BATCHES and subscription.transaction is not subscription.handed_out
+        if is_lost or not is_complete:
+            return waits(gathering, deadline)
+        is_lost = True
+        core.group._lease.drop()
+        core.inbox.put(CallbackEvent(consumer.unassign))
+        return True
+
+    monkeypatch.setattr(_Gathering, "_take", take)
+    monkeypatch.setattr(_Gathering, "_wait", wait)
+
+    def ask() -> bool:
+        assert consumer.consume_transaction(0) is None
+        return is_lost
+
+    eventually(ask)
+    assert consumer.consume_transaction(0) is None
+    assert (kept_by(consumer), consumer.assignment()) == ([], [])
+
+
+@pytest.mark.usefixtures("large")
 def test_what_a_call_gathers_behind_what_was_kept_is_not_committed_before_it_returns(reader, log):
     consumer = reader({"enable.auto.commit": True, "auto.commit.interval.ms": 5})
     assert values_of(next_of(consumer)) == [b"before"]

@@ -159,8 +159,8 @@ class _Gathering:
         transaction = subscription.handed_out
         if not subscription.kept or (transaction is not None and subscription.transaction is transaction):
             return False
-        # The records are not the consumer's any more once the group may have given them to others.
-        return self._core.group.may_deliver
+        # The records are not the consumer's any more once the group may have given them to others, or has said so.
+        return self._core.group.may_deliver and not self._core.inbox.events
 
     def _take(self) -> bool:
         """Keep one more record; return False if none is at hand."""
