@@ -123,6 +123,7 @@ class Member:
 
     def _assigned(self, _: object, partitions: list[TopicPartition]) -> None:
         numbers = [partition.partition for partition in partitions]
+        self._notes.note("asks for", numbers)
         committed = self._consumer.committed(partitions, PATIENCE_SECONDS)
         self._notes.note("is given", numbers, positions_of(committed))
 

@@ -39,6 +39,10 @@ class Life:
     """Of each of its partitions how many records are behind it."""
 
     committed: dict[int, int] = field(default_factory=dict)
+    known: dict[int, int] = field(default_factory=dict)
+    """Of each partition what had been committed for certain when it asked where to begin: until it notes the answer it
+    may lose the partition to another one that commits more."""
+
     given: dict[int, int] = field(default_factory=dict)
     """Of each partition that it gave back how many records were to be committed by then."""
 
@@ -65,6 +69,7 @@ class GroupCheck:
     def check(self, lives: Iterable[Notes], committed: Any) -> None:
         """Each goes on where the last commit says, until all is committed; all notes are of one clock."""
         steps: dict[str, Callable[..., None]] = {
+            "asks for": self._asks_for,
             "is given": self._is_given,
             "got": self._got,
             "commits": self._commits,
@@ -87,13 +92,16 @@ class GroupCheck:
 
     # --- the notes
 
+    def _asks_for(self, life: Life, numbers: list[int]) -> None:
+        life.known |= {number: self._committed[number] for number in numbers}
+
     def _is_given(self, life: Life, numbers: list[int], positions: Any) -> None:
         starts = dict.fromkeys(numbers, 0) | self._indices(positions)
         for number, index in starts.items():
             assert number not in life.reached
-            assert index >= self._committed[number], f"{number} goes on at {index}, below what was committed"
+            assert index >= life.known[number], f"{number} goes on at {index}, below what was committed"
             assert index in self._asked[number], f"{number} goes on at {index}, which nobody has committed"
-            self._committed[number] = index
+            self._committed[number] = max(self._committed[number], index)
         life.committed |= starts
         self._change(life, life.reached | starts)
         self.facts["given"] += bool(numbers)

@@ -19,7 +19,7 @@ from tests.clients.consumer.log_writer import LogWriter
 from tests.processes.group_ordering import GO_ON, GROUP, LEAVE, read_in_group
 from tests.processes.group_ordering_checks import GroupCheck
 from tests.processes.ordering import LAST, TOPIC, notes_of, positions_of, write_plainly, write_transactions
-from tests.processes.ordering_checks import check_writers, in_order_of_markers
+from tests.processes.ordering_checks import Partition, check_writers, in_order_of_markers
 from tests.tools.campaigns import times
 from tests.tools.workload import Job
 from txnstore import Consumer, TopicPartition
@@ -214,3 +214,23 @@ def test_whoever_comes_goes_or_is_killed_each_member_gets_transactions_whole_and
         error.add_note(f"seed {campaign.seed}")
         raise
     assert min(facts["committed"], facts["given"]) > 0
+
+
+@pytest.mark.parametrize("asks_at", [1, 8])
+def test_where_a_member_begins_counts_from_when_it_has_asked_for_it(asks_at):
+    """Until it notes the answer it may have lost the partition to one that has committed more."""
+    partition = Partition(keys=[(0, 0), (1, 0)], records=[(0, "a/0"), (1, "a/1")])
+    late = [[asks_at, "asks for", [0]], [9, "is given", [0], []], [10, "loses", [0]]]
+    other = [
+        [2, "asks for", [0]],
+        [3, "is given", [0], []],
+        [4, "got", [[0, 0, "a/0"], [0, 1, "a/1"]], False],
+        [5, "commits", [[0, 2, 0]]],
+        [6, "has committed", [[0, 2, 0]]],
+    ]
+    check = GroupCheck([partition], [[0, "asks", "a", {}], [1, "committed", "a"]])
+    if asks_at == 1:
+        check.check([late, other], [(0, 2, 0)])
+        return
+    with pytest.raises(AssertionError, match="0 goes on at 0, below what was committed"):
+        check.check([late, other], [(0, 2, 0)])
