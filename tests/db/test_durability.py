@@ -50,6 +50,11 @@ def watch(url, table):
         connection.execute(WATCH.format(table=table))
 
 
+def watch_also(url, table):
+    with closing(connect(url)) as connection:
+        connection.execute("CREATE" + WATCH.rpartition("CREATE")[2].format(table=table))
+
+
 def seen(url):
     """Return what the commits since the last look went by."""
     with closing(connect(url)) as connection:
@@ -130,22 +135,27 @@ def voting_server():
         yield server
 
 
-def test_a_vote_of_another_database_and_the_decision_are_as_lasting(watched_url, voting_server):
+@pytest.mark.parametrize("durability", ["full", "database"])
+def test_a_vote_of_another_database_and_the_decision_are_as_lasting(watched_url, voting_server, durability):
+    """Whatever risk is taken otherwise: of a decision that is lost the other database would keep its share."""
     elsewhere = voting_server.url("postgres")
     set_for_database(watched_url, "off")
     with closing(connect(elsewhere)) as connection:
-        connection.execute("CREATE TABLE public.own (name text)")
+        connection.execute("DROP TABLE IF EXISTS public.own, public.seen; CREATE TABLE public.own (name text)")
+        connection.execute("DROP FUNCTION IF EXISTS public.see")
     watch(elsewhere, "public.own")
-    with (
-        closing(psycopg.connect(connection_string(elsewhere))) as driver,
-        Producer({"bootstrap.servers": watched_url, "transactional.id": "t"}) as producer,
-    ):
+    watch_also(watched_url, "txnstore.transaction_branches")
+    produce(watched_url)
+    settings = {"bootstrap.servers": watched_url, "transactional.id": "t", "txnstore.durability": durability}
+    with closing(psycopg.connect(connection_string(elsewhere))) as driver, Producer(settings) as producer:
         producer.init_transactions(TIMEOUT)
+        seen(watched_url)
         with producer.transaction():
             producer.enlist(driver)
             driver.execute("INSERT INTO public.own VALUES ('x')")
             producer.produce("topic", "x")
     assert seen(elsewhere) == {"on"}
+    # The branch's registration, and the decision.
     assert seen(watched_url) == {"on"}
 
 
