@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import pytest
 from sqlalchemy import delete, update
@@ -20,6 +21,7 @@ from txnstore.errors import (
     StoreUnavailable,
     TxnStoreError,
 )
+from txnstore.model import ProducerIdentity
 from txnstore.participants import recovery
 from txnstore.participants.branch_rules import (
     CURES,
@@ -49,9 +51,12 @@ def test_what_is_decided_to_commit_is_committed(bank):
 
 def test_what_is_decided_to_abort_is_rolled_back(bank):
     transfer = bank.prepared()
+    own = transfer.producer
+    for other in ProducerIdentity(own.producer_id + 1, own.epoch), ProducerIdentity(own.producer_id, own.epoch + 1):
+        bank.store.write(partial(decide_branches, transactional_id=transfer.name, producer=other, commit=True))
     transfer.decide(commit=False)
     # It is decided once.
-    bank.store.write(lambda connection: decide_branches(connection, transfer.name, transfer.producer, commit=True))
+    bank.store.write(partial(decide_branches, transactional_id=transfer.name, producer=own, commit=True))
     transfer.die()
     assert [(len(done.committed), len(done.rolled_back)) for done in bank.recover()] == [(0, 1), (0, 1)]
     bank.assert_whole(transfer.name, committed=False)

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING, NoReturn, cast
 
 import pytest
 from sqlalchemy import event, select, update
 
 from tests.tools.elsewhere import Elsewhere
 from txnstore.db.schema import pending_markers
-from txnstore.errors import InvalidProducerIdMapping, UnknownTopicOrPartition
+from txnstore.errors import InvalidProducerIdMapping, StoreUnavailable, UnknownTopicOrPartition
 from txnstore.model import ControlType
 from txnstore.transactions import recovery
+from txnstore.transactions.delivery import PendingDelivery, deliver
 from txnstore.transactions.protocol import TransactionState
 from txnstore.transactions.recovery import complete_all_decided
+from txnstore.transactions.rows import marker_of
 from txnstore.transactions.transaction import complete_decided
+
+if TYPE_CHECKING:
+    from txnstore.db.cluster.cluster import Cluster
 
 S = TransactionState
 
@@ -166,3 +172,24 @@ def test_an_id_that_cannot_be_completed_keeps_no_other_one_from_it(own_bench, mo
     with pytest.raises(UnknownTopicOrPartition):
         complete_all_decided(own_bench.store)
     assert own_bench.read(own_bench.partition_ids[1]) == [b"a"]
+
+
+class Unreachable:
+    """A cluster whose controller is away, of a client that has looked up nothing yet."""
+
+    def leaders_of(self, _: object) -> NoReturn:
+        raise StoreUnavailable("the controller is away")
+
+    def known_leaders(self, _: object) -> dict[int, int]:
+        return {}
+
+    def each(self, calls: dict[int, Callable[[], None]]) -> dict[int, None]:
+        return dict.fromkeys(calls)
+
+
+def test_a_marker_for_nobody_knows_where_is_not_taken_for_delivered(new_row) -> None:
+    decided = new_row(S.PREPARE_COMMIT)
+    left = PendingDelivery(decided, [marker_of(decided, 1)], [])
+    (delivered,) = deliver(cast("Cluster", Unreachable()), 1, [left])
+    assert not delivered.is_news
+    assert isinstance(delivered.error, StoreUnavailable)

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from sqlalchemy import select
 
+from txnstore.db.schema import group_offsets
 from txnstore.db.store import RowsMissedError
 from txnstore.errors import (
     InvalidProducerIdMapping,
@@ -290,3 +292,15 @@ def test_a_row_that_is_not_as_it_was_read_is_not_written_over(bench, changed) ->
     with pytest.raises(RowsMissedError):
         bench.store.write(lambda connection: save_row(connection, [step], before=read, reason="test"))
     assert bench.row(producer.transactional_id) == row
+
+
+@pytest.mark.parametrize("begins", [False, True], ids=["begun before", "begun with them"])
+def test_offsets_remember_the_epoch_of_their_transaction(bench, offsets_of: Callable, begins: bool) -> None:
+    producer = bench.started()
+    began = producer.identity
+    if not begins:
+        producer.send(bench.partition_ids[0], b"a")
+    producer.commit(offsets=[offsets_of(bench.prefix, {bench.partition_ids[1]: 1})])
+    of_group = group_offsets.c.group_id == bench.prefix
+    statement = select(group_offsets.c.producer_id, group_offsets.c.producer_epoch).where(of_group)
+    assert bench.store.read(lambda connection: connection.execute(statement).one()) == (began.producer_id, began.epoch)

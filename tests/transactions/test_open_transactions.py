@@ -28,7 +28,7 @@ from txnstore.db.schema import (
     transaction_partitions,
     transactions,
 )
-from txnstore.errors import InvalidProducerEpoch, ProducerFenced, TransactionAbortable
+from txnstore.errors import InvalidProducerEpoch, InvalidTransactionState, ProducerFenced, TransactionAbortable
 from txnstore.log.append import Append, append
 from txnstore.log.bounds import read_bounds
 from txnstore.log.codec import encode
@@ -405,6 +405,19 @@ def test_of_many_that_are_to_be_ended_those_that_are_known_or_over_go_by_themsel
     assert abort_open_transactions(store, [OpenInPartition(partition_id, newer)]) == 1
     bounds = store.read(lambda connection: read_bounds(connection, [partition_id]))[partition_id]
     assert bounds.last_stable_offset == bounds.high_watermark
+
+
+def test_what_the_coordinator_does_not_list_is_aborted_with_the_rest_and_nothing_by_what_is_not_open(
+    store, partition_id
+):
+    listed, idle = store.write(lambda connection: create_topic(connection, "others", partition_count=2)).partition_ids
+    coordinator, producer = begin(store, listed, "known")
+    store.write(lambda connection: append(connection, [Append(partition_id, batch_of(producer))], coordinated=True))
+    with pytest.raises(InvalidTransactionState):
+        abort_open_transaction(store, OpenInPartition(idle, producer))
+    coordinator.append("known", producer, [])
+    abort_open_transaction(store, OpenInPartition(partition_id, producer))
+    assert_sound(store, at_rest=True)
 
 
 def test_the_end_of_what_a_producer_left_hanging_leaves_its_next_transaction_open(store, partition_id):
