@@ -136,7 +136,7 @@ def test_no_field_holds_a_password(txnstore_postgresql_url, caplog):
     working = MaintenanceDuty("working", ABORT_INTERVAL, lambda: lambda _: 1)
     with open_store(txnstore_postgresql_url) as store, caplog.at_level(logging.INFO, "txnstore"):
         Maintenance(store, duties=[failing, working]).run_once()
-    assert [(record.event, record.duty) for record in records_of_this_thread(caplog)] == [
+    assert [(vars(record)["event"], vars(record)["duty"]) for record in records_of_this_thread(caplog)] == [
         ("duty_failed", "failing"),
         ("duty_done", "working"),
     ]

@@ -342,10 +342,11 @@ def test_a_lost_answer_is_asked_for_again_one_by_one(ready, hold_database, monke
     lost = []
 
     def losing(self, transactional_id, commits, **named):
+        if is_made:
+            # A database that is still busy is asked again, and its answer to that is lost.
+            assert commit_several(self, transactional_id, commits, **named) is not None
         monkeypatch.setattr(TransactionCoordinator, "commit_several", commit_several)
         lost.append(len(commits))
-        if is_made:
-            assert commit_several(self, transactional_id, commits, **named) is not None
         raise OutcomeUnknown
 
     reports: list[Report] = []
@@ -368,8 +369,9 @@ def test_a_commit_that_stands_is_told_though_another_process_has_started(
     commit_several = TransactionCoordinator.commit_several
 
     def losing(self, transactional_id, commits, **named):
-        monkeypatch.setattr(TransactionCoordinator, "commit_several", commit_several)
+        # A database that is still busy is asked again, and its answer to that is lost.
         assert commit_several(self, transactional_id, commits, **named) is not None
+        monkeypatch.setattr(TransactionCoordinator, "commit_several", commit_several)
         make_transactional()
         raise OutcomeUnknown
 
