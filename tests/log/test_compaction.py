@@ -392,11 +392,15 @@ def test_who_goes_on_with_a_pass_leaves_the_marker_of_a_record_that_was_left(log
     (storage,) = log.rows(partition_storage)
     # Between the record and its marker.
     assert json.loads(storage.unfinished_pass)[2] == 2
+    # What has come since is for the next pass, which goes over all of it.
+    log.put((b"a", b"2"))
     log.run()
     assert log.rows(partition_storage)[0].unfinished_pass is None
     assert [row.marker_offset for row in log.rows(finished_transactions)] == [2]
-    assert log.read() == [(0, b"a", b"1"), (3, b"b", b"2")]
+    assert log.read() == [(0, b"a", b"1"), (3, b"b", b"2"), (4, b"a", b"2")]
     assert log.store.read(lambda c: partition_violations(c, log.partition)) == []
+    log.run()
+    assert log.read() == [(3, b"b", b"2"), (4, b"a", b"2")]
 
 
 def test_a_lag_that_is_made_longer_holds_for_who_goes_on_with_a_pass(log, clock, monkeypatch):
