@@ -46,16 +46,10 @@ from txnstore.log.cluster_topics import create_topic
 from txnstore.log.codec import encode
 from txnstore.model import GroupMembership, OffsetAndMetadata, Record
 from txnstore.testing.invariants import assert_cluster_sound
+from txnstore.transactions.administration import OpenInPartition, abort_open_transaction
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.outcome import Outcome, resolve_outcome
-from txnstore.transactions.recovery import (
-    OpenInPartition,
-    abort_by_administrator,
-    abort_open_transaction,
-    abort_overdue,
-    abort_timed_out,
-    recover,
-)
+from txnstore.transactions.recovery import abort_by_administrator, abort_overdue, abort_timed_out, recover
 
 
 def ids(cluster) -> list[tuple[int, bool]]:

@@ -36,6 +36,7 @@ from txnstore.log.partition_rows import producers_of_partition
 from txnstore.model import GroupMembership, IsolationLevel, OffsetAndMetadata, ProducerIdentity, Record
 from txnstore.testing.invariants import assert_cluster_sound
 from txnstore.transactions import rows
+from txnstore.transactions.administration import OpenInPartition, abort_open_transaction, abort_open_transactions
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.listing import HANGING_MARGIN_MS, hanging_in_cluster
 from txnstore.transactions.open_transactions import each_held
@@ -43,10 +44,7 @@ from txnstore.transactions.outcome import Outcome, resolve_outcome
 from txnstore.transactions.protocol import TransactionState
 from txnstore.transactions.recovery import (
     AGAIN_MS,
-    OpenInPartition,
     abort_by_administrator,
-    abort_open_transaction,
-    abort_open_transactions,
     abort_overdue_in,
     abort_timed_out,
     expire_producers,

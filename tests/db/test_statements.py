@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import BigInteger, bindparam, case, delete, event, func, insert, literal, select, update
+from sqlalchemy import BigInteger, bindparam, case, delete, event, func, insert, literal, literal_column, select, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from tests.clients.consumer.log_writer import eventually
 from txnstore.db.backend import Access
-from txnstore.db.ddl import Flag
+from txnstore.db.ddl import Flag, String
 from txnstore.db.opening import open_store
 from txnstore.db.schema import databases, partition_heads, producer_states, transaction_groups, transaction_log
 from txnstore.db.statements import HotStatement, are_among, is_listed, run_on_driver
@@ -58,6 +58,14 @@ ARE_LISTED = is_listed("partition_ids", partition_heads.c.partition_id)
 PAIRS_ARE_LISTED = is_listed("pairs", partition_heads.c.partition_id, partition_heads.c.next_offset)
 LISTED = HotStatement(select(partition_heads.c.partition_id).where(ARE_LISTED).order_by(partition_heads.c.partition_id))
 LISTED_PAIRS = HotStatement(select(partition_heads.c.partition_id).where(PAIRS_ARE_LISTED))
+MOVE_LISTED = HotStatement(update(partition_heads).where(ARE_LISTED).values(next_offset=bindparam("new_next_offset")))
+#: What all of its rows have in common stands in the statement.
+INSERT_ALIKE_AT_ONCE = HotStatement(
+    insert(transaction_groups).from_select(
+        ["transactional_id", "group_id"], select(literal_column("'a'"), bindparam("of_group_id", type_=String))
+    ),
+    may_be_listed=True,
+)
 #: What an array's text has a meaning for.
 AWKWARD_TEXTS = ["", " ", "NULL", "null", "{", "}", ",", '"', "\\", '\\"', "a\nb", "é😀", "'", "%s", "%(x)s", "{a,b}"]
 
@@ -189,6 +197,25 @@ def test_so_many_rows_are_inserted_in_order(heads: Store, listened: list[str] | 
     assert heads.write(lambda connection: INSERT_GROUPS.run_each(connection, entries)) == count
     names = select(transaction_groups.c.group_id)
     assert sorted(heads.read(lambda c: c.execute(names).scalars().all())) == [entry["group_id"] for entry in entries]
+
+
+@pytest.mark.parametrize("count", [1, 2, 30])
+def test_rows_that_have_something_in_common_are_inserted(heads: Store, listened: list[str] | None, count: int) -> None:
+    entries = [{"of_group_id": f"{number:03}"} for number in range(count)]
+    assert heads.write(lambda connection: INSERT_ALIKE_AT_ONCE.run_each(connection, entries)) == count
+    found = heads.read(lambda c: c.execute(select(transaction_groups)).all())
+    assert sorted(found) == [("a", f"{number:03}") for number in range(count)]
+
+
+@pytest.mark.parametrize("ids", [[], [7], list(range(1, 31)), list(range(1, 1500))])
+def test_what_is_listed_is_changed_however_long_the_list(heads: Store, listened: list[str] | None, ids: list[int]):
+    wanted = [number for number in ids if number <= 30]
+    of = ARE_LISTED.parameters(ids)
+    for new_offset in (70, 71):
+        move = {**of, "new_next_offset": new_offset}
+        assert heads.write(lambda connection, move=move: MOVE_LISTED.run(connection, move)) == len(wanted)
+        moved = [row.partition_id for row in heads.read(HEADS.rows) if row.next_offset == new_offset]
+        assert sorted(moved) == wanted
 
 
 def test_a_key_that_the_database_gives_out_is_given_in_the_order_of_the_rows(

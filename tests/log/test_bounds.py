@@ -11,9 +11,10 @@ from sqlalchemy import update
 from txnstore.db.schema import partition_heads, record_batches
 from txnstore.db.store import Store
 from txnstore.errors import CorruptBatch, InvalidTimestamp, UnknownTopicOrPartition
-from txnstore.log.append import Append, Marker, append, write_markers
+from txnstore.log.append import Append, Marker, append
 from txnstore.log.bounds import Bounds, OffsetAndTimestamp, last_stable_offset, offset_for_time, read_bounds
 from txnstore.log.codec import encode
+from txnstore.log.markers import write_markers
 from txnstore.log.partition_rows import allocate_producer_id
 from txnstore.log.topics import create_topic
 from txnstore.model import ControlType, IsolationLevel, ProducerIdentity, Record

@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, delete, select
 
+from tests.tools.lists import be_many
 from txnstore.db.schema import finished_transactions, producer_states, record_batches
 from txnstore.db.store import Store
 from txnstore.errors import InvalidProducerEpoch, TransactionCoordinatorFenced, UnknownTopicOrPartition
 from txnstore.log import partition_rows
-from txnstore.log.append import Append, Marker, append, finished_since, write_markers
+from txnstore.log.append import Append, Marker, append, finished_since
 from txnstore.log.bounds import Bounds, read_bounds
 from txnstore.log.codec import decode, encode
-from txnstore.log.partition_rows import allocate_producer_id, producers_of_partition, read_producer_states
+from txnstore.log.markers import write_markers
+from txnstore.log.partition_rows import allocate_producer_id, producers_of_partition, read_marked_producers
 from txnstore.log.sequences import ProducerInPartition
 from txnstore.log.topics import create_topic
 from txnstore.model import ControlType, ProducerIdentity, Record
@@ -236,6 +238,14 @@ def test_the_entry_keeps_the_last_stable_offset_at_the_moment_of_the_end(partiti
     assert partition.last_stable_offset == 9
 
 
+@pytest.fixture(params=[False, True], ids=["few", "as many"])
+def as_many(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a few go the way of many, too, whose values go to a server in lists."""
+    if request.param:
+        be_many(monkeypatch)
+
+
+@pytest.mark.usefixtures("as_many")
 def test_markers_of_several_producers_in_one_call_see_each_other(partition: Partition) -> None:
     for producer in (0, 1, 2):
         partition.write(producer)
@@ -244,6 +254,7 @@ def test_markers_of_several_producers_in_one_call_see_each_other(partition: Part
     assert partition.finished() == [(0, 0, 3, 1, 1), (2, 2, 4, 1, 1), (1, 1, 5, 1, 6)]
 
 
+@pytest.mark.usefixtures("as_many")
 def test_markers_for_several_partitions_stand_in_each(partition: Partition) -> None:
     partition.write(0)
     other = partition.ids[1]
@@ -257,6 +268,27 @@ def test_markers_for_several_partitions_stand_in_each(partition: Partition) -> N
     assert partition.finished() == [(0, 1, 2, 0, 3)]
     partition.id = partition.ids[0]
     assert partition.finished() == [(0, 0, 1, 0, 2)]
+
+
+@pytest.mark.usefixtures("as_many")
+def test_markers_of_producers_that_are_not_known_and_two_of_one_that_is_stand_in_one_call(partition: Partition) -> None:
+    partition.write(0)
+    partition.write(1)
+    markers = [
+        partition.marker(0, ABORT),
+        partition.marker(2, COMMIT),
+        partition.marker(0, ABORT, epoch=2),
+        partition.marker(1, COMMIT),
+    ]
+    partition.store.write(lambda connection: write_markers(connection, markers))
+    assert partition.finished() == [(0, 0, 2, 0, 1), (1, 1, 5, 1, 6)]
+    assert partition.violations() == []
+    states = partition.store.read(lambda connection: producers_of_partition(connection, partition.id))
+    assert {(state.producer_id, state.epoch, state.recent_batches) for state in states} == {
+        (partition.producer_ids[0], 2, ()),
+        (partition.producer_ids[1], 1, ()),
+        (partition.producer_ids[2], 1, ()),
+    }
 
 
 def test_no_markers_are_nothing(partition: Partition) -> None:
@@ -283,6 +315,7 @@ def test_the_index_is_read_from_an_offset_on(partition: Partition) -> None:
     assert len(partition.store.read(lambda connection: connection.execute(everything).all())) == 3
 
 
+@pytest.mark.usefixtures("as_many")
 def test_the_ends_of_few_of_many_transactions_read_few_and_still_know_what_is_oldest(
     partition: Partition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,7 +324,7 @@ def test_the_ends_of_few_of_many_transactions_read_few_and_still_know_what_is_ol
     read: list[int] = []
 
     def noted(*arguments: Any, **options: Any) -> Any:
-        found = read_producer_states(*arguments, **options)
+        found = read_marked_producers(*arguments, **options)
         read.append(len(found))
         return found
 
@@ -300,7 +333,7 @@ def test_the_ends_of_few_of_many_transactions_read_few_and_still_know_what_is_ol
         partition.write(producer)
     opened = dict(enumerate(range(40)))
     order = random.sample(range(40), 40)
-    monkeypatch.setattr("txnstore.log.append.read_producer_states", noted)
+    monkeypatch.setattr("txnstore.log.markers.read_marked_producers", noted)
     wanted = []
     while order:
         ended, order = order[: (count := random.choice([1, 1, 3]))], order[count:]
@@ -327,13 +360,14 @@ def test_the_ends_of_few_of_many_transactions_read_few_and_still_know_what_is_ol
     assert entries == wanted
 
 
+@pytest.mark.usefixtures("as_many")
 def test_ends_in_several_partitions_read_no_more_of_each_than_ends_in_one(
     partition: Partition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[int] = []
 
     def noted(*arguments: Any, **options: Any) -> Any:
-        found = read_producer_states(*arguments, **options)
+        found = read_marked_producers(*arguments, **options)
         read.append(len(found))
         return found
 
@@ -343,7 +377,7 @@ def test_ends_in_several_partitions_read_no_more_of_each_than_ends_in_one(
         partition.sequences.clear()
         for producer in range(12):
             partition.write(producer)
-    monkeypatch.setattr("txnstore.log.append.read_producer_states", noted)
+    monkeypatch.setattr("txnstore.log.markers.read_marked_producers", noted)
     ended = [
         Marker(partition_id, ProducerIdentity(partition.producer_ids[producer], 1), ABORT)
         for partition_id, producers in zip(partition.ids, ((0, 2), (11, 0, 1)), strict=True)
@@ -358,8 +392,9 @@ def test_ends_in_several_partitions_read_no_more_of_each_than_ends_in_one(
     assert [entry[4] for entry in partition.finished()] == [0, 1, 2]
 
 
-def test_what_is_open_in_several_partitions_is_found_by_its_index(shared_store: Store) -> None:
-    statement = partition_rows._states_and_oldest(3)
+@pytest.mark.parametrize("of_markers", [False, True])
+def test_what_is_open_in_several_partitions_is_found_by_its_index(shared_store: Store, of_markers: bool) -> None:
+    statement = partition_rows._states_and_oldest(3, is_many=False, of_markers=of_markers)
     of: dict[str, Any] = {"keys": [(1, 2), (2, 3)]}
     for place in range(3):
         of |= {f"of_partition_id_{place}": place, f"open_max_{place}": 2}

@@ -64,16 +64,12 @@ from txnstore.maintenance.duties import DUTIES
 from txnstore.maintenance.turns import MaintenanceDuty, Portion
 from txnstore.model import NO_GENERATION, GroupMembership, IsolationLevel, OffsetAndMetadata, ProducerIdentity, Record
 from txnstore.observability.store_figures import FigureLimits, read_cluster_figures
+from txnstore.transactions.administration import OpenInPartition, abort_open_transaction
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.listing import describe_transaction, hanging_transactions
 from txnstore.transactions.open_transactions import each_open_in
 from txnstore.transactions.outcome import read_outcome, resolve_outcome
-from txnstore.transactions.recovery import (
-    OpenInPartition,
-    abort_open_transaction,
-    abort_timed_out,
-    complete_all_decided,
-)
+from txnstore.transactions.recovery import abort_timed_out, complete_all_decided
 from txnstore.transactions.together import abort_together, complete_together
 from txnstore.transactions.writers import append_as_writer, join_transaction, report_writer
 

@@ -38,16 +38,12 @@ from txnstore.model import ClientProcess, ProducerIdentity, Record
 from txnstore.testing.invariants import assert_sound
 from txnstore.testing.postgres_server import connection_string
 from txnstore.transactions import listing, open_transactions
+from txnstore.transactions.administration import OpenInPartition, abort_open_transaction, abort_open_transactions
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.listing import hanging_transactions
 from txnstore.transactions.open_transactions import each_held, each_open, each_open_in
 from txnstore.transactions.protocol import TransactionState
-from txnstore.transactions.recovery import (
-    OpenInPartition,
-    abort_open_transaction,
-    abort_open_transactions,
-    abort_overdue,
-)
+from txnstore.transactions.recovery import abort_overdue
 from txnstore.transactions.writers import append_as_writer, join_transaction
 
 PATIENCE_SECONDS = 60.0

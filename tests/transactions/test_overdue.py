@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, event
 
-from txnstore.db import portions
 from txnstore.errors import StoreBusy, StoreUnavailable, UnknownTopicOrPartition
 from txnstore.transactions import recovery, rows, together
 from txnstore.transactions.protocol import FenceReason, TransactionState
@@ -114,10 +113,11 @@ def test_those_that_cannot_be_aborted_now_keep_no_other_one_open(own_bench, monk
     monkeypatch.setattr(recovery, "LOOKED_AT_FIRST", 3)
     monkeypatch.setattr(recovery, "HELP_SECONDS", 0.0)
     monkeypatch.setattr(recovery, "FOUND_MAX", 2)
+    monkeypatch.setattr(recovery, "ABORTED_IN_A_ROW", 2)
     monkeypatch.setattr(recovery, "_TIMED_OUT", recovery._TIMED_OUT.limit(3))
     monkeypatch.setattr(recovery, "ABORTED_FIRST", 2)
     monkeypatch.setattr(recovery, "ABORTED_MIN", 1)
-    monkeypatch.setattr(portions, "ROWS_AT_ONCE", 2)
+    monkeypatch.setattr(recovery, "ABORTED_MAX", 2)
     stuck = [begin(bench, 1_000).transactional_id for _ in range(7)]
     bench.clock.advance(1)
     free = [begin(bench, 1_000).transactional_id for _ in range(3)]
@@ -155,7 +155,7 @@ def test_however_slow_a_portion_is_the_next_one_takes_some(own_bench, monkeypatc
     monkeypatch.setattr(recovery, "ABORTED_MIN", 2)
     monkeypatch.setattr(recovery, "ABORTED_FIRST", 1)
     monkeypatch.setattr(recovery, "HELP_SECONDS", 60.0)
-    monkeypatch.setattr(portions, "ROWS_AT_ONCE", 1)
+    monkeypatch.setattr(recovery, "ABORTED_MAX", 1)
     names = [begin(bench, 1_000).transactional_id for _ in range(6)]
     bench.clock.advance(1_001)
     taken: list[list[str]] = []
@@ -219,3 +219,43 @@ def test_a_look_reads_nothing_of_what_is_at_rest_or_in_time(shared_store, statem
     plan = shared_store.read(explain)
     assert index in plan
     assert condition in plan.replace(" ", ""), plan
+
+
+def test_those_that_somebody_is_at_work_on_come_last_and_together(own_bench, monkeypatch) -> None:
+    """Maintenance in two processes: who comes second does not ask for one after the other what the first has done."""
+    bench = own_bench
+    names = [begin(bench, 1_000).transactional_id for _ in range(6)]
+    bench.clock.advance(1_001)
+    taken: list[list[str]] = []
+
+    def abort_others(some, locality, connection) -> TimedOut:
+        taken.append(list(some))
+        if len(taken) == 1:
+            # Locked by somebody who is done soon.
+            free, busy = some[::2], some[1::2]
+            return replace(together.abort_together(free, locality, connection), busy=busy)
+        return together.abort_together(some, locality, connection)
+
+    def abort_one(*_: object, **__: object) -> bool:
+        raise AssertionError("nobody waits for one of them")
+
+    monkeypatch.setattr(recovery, "abort_together", abort_others)
+    monkeypatch.setattr(recovery, "abort_if_timed_out", abort_one)
+    monkeypatch.setattr(recovery, "ABORTED_FIRST", 4)
+    monkeypatch.setattr(recovery, "ABORTED_MAX", 4)
+    monkeypatch.setattr(recovery, "ABORTED_MIN", 4)
+    assert sorted(recovery.abort_timed_out(bench.store)) == sorted(names)
+    assert taken[:2] == [names[:4], names[4:]]
+    assert sorted(taken[-1]) == sorted(names[1:4:2])
+
+
+def test_it_is_known_when_the_time_of_the_next_one_is_up(own_bench) -> None:
+    bench = own_bench
+    assert recovery.next_timeout_ms(bench.store) is None
+    begin(bench, 5_000)
+    begin(bench, 1_000)
+    assert recovery.next_timeout_ms(bench.store) == 1_001
+    bench.clock.advance(1_001)
+    assert recovery.next_timeout_ms(bench.store) == 0
+    recovery.abort_timed_out(bench.store)
+    assert recovery.next_timeout_ms(bench.store) == 4_000

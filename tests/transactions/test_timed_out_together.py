@@ -21,12 +21,14 @@ from txnstore.db.schema import (
     transaction_writers,
     transactions,
 )
+from txnstore.db.store import RowsMissedError
 from txnstore.errors import InvalidProducerIdMapping, ProducerFenced, TransactionAbortable
 from txnstore.log.append import Append
 from txnstore.log.codec import encode
 from txnstore.model import Record
 from txnstore.testing.invariants import assert_sound
-from txnstore.transactions.protocol import EPOCH_EXHAUSTED, FenceReason, TransactionState
+from txnstore.transactions import protocol
+from txnstore.transactions.protocol import EPOCH_EXHAUSTED, FenceReason, TransactionState, complete, fence_and_abort
 from txnstore.transactions.rows import lock_row
 from txnstore.transactions.together import TimedOut, abort_together
 from txnstore.transactions.transaction import abort_if_timed_out
@@ -120,6 +122,49 @@ def test_they_leave_the_rows_that_they_leave_one_by_one(store, clock) -> None:
     assert one == other
     assert all(not some for some in one[0][-1:])
     assert_sound(store, at_rest=True)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        pytest.param({"last_producer_epoch": -1}, id="as it began"),
+        pytest.param({"producer_epoch": 7, "last_producer_epoch": 6, "begin_epoch": 7}, id="after some"),
+        pytest.param({"producer_epoch": 7, "begin_epoch": 5}, id="taken over"),
+        pytest.param({"producer_epoch": EPOCH_EXHAUSTED - 1, "begin_epoch": EPOCH_EXHAUSTED - 1}, id="one epoch left"),
+        pytest.param({"producer_epoch": EPOCH_EXHAUSTED, "begin_epoch": EPOCH_EXHAUSTED}, id="no epoch left"),
+        pytest.param({"previous_producer_id": 3, "fence_reason": "admin", "fence_detail": "a"}, id="with a past"),
+    ],
+)
+def test_a_row_becomes_what_the_rules_make_of_it(own_bench, columns: dict[str, Any]) -> None:
+    bench = own_bench
+    producer = bench.started(timeout_ms=TIMEOUT_MS)
+    producer.send(bench.partition_ids[0], b"a")
+    bench.set_row(producer.transactional_id, **columns)
+    before = bench.row(producer.transactional_id)
+    bench.clock.advance(TIMEOUT_MS + 5)
+    now_ms = bench.clock.now_ms()
+    abort_all(bench, [producer])
+    after = bench.row(producer.transactional_id)
+    detail = "it was open for 1005 ms, longer than its timeout of 1000 ms"
+    decided = fence_and_abort(before, FenceReason.TIMEOUT, detail, now_ms=now_ms, allocate=lambda: after.producer_id)
+    assert after == complete(decided, now_ms=now_ms)
+    assert bench.journal(producer.transactional_id)[-2:] == [
+        (S.PREPARE_ABORT, decided.producer_epoch),
+        (S.COMPLETE_ABORT, after.producer_epoch),
+    ]
+
+
+def test_a_statement_that_misses_one_is_an_error_and_none_is_aborted(own_bench, monkeypatch) -> None:
+    bench = own_bench
+    late, in_time = bench.started(timeout_ms=TIMEOUT_MS), bench.started(timeout_ms=60_000)
+    for producer in (late, in_time):
+        producer.send(bench.partition_ids[0], b"a")
+    bench.clock.advance(TIMEOUT_MS + 1)
+    monkeypatch.setattr(protocol, "deadline_of", lambda *_: 0)
+    with pytest.raises(RowsMissedError, match="transactions hit 1 rows where 2 were to be hit"):
+        abort_all(bench, [late, in_time])
+    assert {bench.row(producer.transactional_id).state for producer in (late, in_time)} == {S.ONGOING}
+    assert bench.markers(bench.partition_ids[0]) == []
 
 
 def test_each_producer_is_told_and_goes_on(own_bench) -> None:

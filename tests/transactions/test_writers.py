@@ -24,6 +24,7 @@ from txnstore.log.fetch import fetch
 from txnstore.log.topics import delete_topic
 from txnstore.model import ControlType, IsolationLevel, Record
 from txnstore.testing.invariants import assert_sound
+from txnstore.transactions.administration import OpenInPartition, abort_open_transaction
 from txnstore.transactions.listing import (
     TransactionFilter,
     describe_transaction,
@@ -31,7 +32,7 @@ from txnstore.transactions.listing import (
     list_transactions,
 )
 from txnstore.transactions.protocol import EPOCH_EXHAUSTED, EPOCH_MAX, TransactionState
-from txnstore.transactions.recovery import OpenInPartition, abort_by_administrator, abort_open_transaction, recover
+from txnstore.transactions.recovery import abort_by_administrator, recover
 from txnstore.transactions.rows import Participants, markers_of, participants_of
 from txnstore.transactions.transaction import abort_if_timed_out
 from txnstore.transactions.writers import (

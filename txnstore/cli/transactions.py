@@ -45,6 +45,7 @@ from txnstore.log.sequences import ProducerInPartition
 from txnstore.log.topics import get_topic
 from txnstore.model import ClientProcess, ProducerIdentity
 from txnstore.participants.recovery import RecoveredBranches, recover_branches
+from txnstore.transactions.administration import OpenInPartition, abort_open_transaction, abort_open_transactions
 from txnstore.transactions.branch_rows import RegisteredBranch, all_branches
 from txnstore.transactions.coordinator import TransactionCoordinator, check_transactional_id
 from txnstore.transactions.listing import (
@@ -57,7 +58,6 @@ from txnstore.transactions.listing import (
 )
 from txnstore.transactions.open_transactions import HeldOffsets, OpenTransaction, each_held, each_open
 from txnstore.transactions.protocol import STORED, TransactionState
-from txnstore.transactions.recovery import OpenInPartition, abort_open_transaction, abort_open_transactions
 
 app: Final = typer.Typer(name="transactions", no_args_is_help=True, help="List, describe and abort transactions.")
 

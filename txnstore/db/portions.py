@@ -10,6 +10,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from copy import copy
 from dataclasses import replace
 from typing import Final, TypeVar
 
@@ -41,12 +42,14 @@ class Portions:
         *,
         seconds: float = math.inf,
         held_seconds: float = HELD_SECONDS,
+        rows_max: int | None = None,
         stop: threading.Event | None = None,
         monotonic_seconds: Callable[[], float] = time.monotonic,
     ) -> None:
         """Begin no portion once so many seconds have passed, or `stop` is set; by default go on until all is done.
 
-        A portion is to hold its locks for about `held_seconds`.
+        A portion is to hold its locks for about `held_seconds`, and takes `rows_max` rows at most: by default
+        ROWS_AT_ONCE.
         """
         self.is_bounded = seconds < math.inf
         """Whether others wait for the end: then portions begin small, and no lock is waited for."""
@@ -61,9 +64,17 @@ class Portions:
         """Whether whoever does the portions has heard that no further one may begin: something may be left."""
 
         self._held_seconds = held_seconds
+        self._rows_max = ROWS_AT_ONCE if rows_max is None else rows_max
         self._stop = stop
         self._monotonic_seconds = monotonic_seconds
         self._until_seconds = monotonic_seconds() + seconds
+
+    def resized(self, rows: int, *, rows_max: int, held_seconds: float) -> Portions:
+        """Return portions of another size that may begin as long as these: for what has rows of another kind."""
+        resized = copy(self)
+        resized.rows = rows
+        resized._rows_max, resized._held_seconds = rows_max, held_seconds  # noqa: SLF001 - of its own class
+        return resized
 
     @property
     def left_seconds(self) -> float:
@@ -126,5 +137,5 @@ class Portions:
             self.rows = max(1, self.rows // 2)
             self.size_bytes = max(1, self.size_bytes // 2)
         elif held_seconds < self._held_seconds / 2:
-            self.rows = min(ROWS_AT_ONCE, 2 * self.rows)
+            self.rows = min(self._rows_max, 2 * self.rows)
             self.size_bytes = min(BYTES_AT_ONCE, 2 * self.size_bytes)

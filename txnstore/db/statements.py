@@ -63,6 +63,8 @@ _FILLED_ABOVE: Final = 4
 #: An array as PostgreSQL writes it.
 _NO_VALUES: Final = "{}"
 _INTEGERS: Final = {int}
+_TEXTS: Final = {str}
+_ESCAPED: Final = re.compile(r'["\\]')
 _NO_PARAMETERS: Final[Mapping[str, Any]] = MappingProxyType({})
 _NAMED_PLACE: Final = re.compile(r"%\((\w+)\)s")
 _KINDS: Final[dict[tuple[Any, ...], _Kind]] = {}
@@ -370,7 +372,8 @@ class _Renderings:
         if found is None and sum(lengths) <= _LISTED_MAX and len(self._by_lengths) < _TEXTS_MAX:
             lists = {name: parameters[name] for name in self._lists}
             # Core wants to see values for all of it; only how many there are matters.
-            found = self._render(self._compile(self._statement.params(parameters), render_postcompile=True), lists)
+            given = _given(self._statement, parameters)
+            found = self._render(self._compile(given, render_postcompile=True), lists)
             self._by_lengths[lengths] = found
         return found
 
@@ -426,6 +429,18 @@ class _Renderings:
         return make_processed
 
 
+def _given(statement: Any, parameters: Mapping[str, Any]) -> Any:
+    """Return the statement with values, which Core gives to none that writes."""
+    if not statement.is_dml:
+        return statement.params(parameters)
+
+    def give(bind: BindParameter[Any]) -> None:
+        if bind.key in parameters:
+            bind.value, bind.required = parameters[bind.key], False
+
+    return visitors.cloned_traverse(statement, _NO_PARAMETERS, {"bindparam": give})
+
+
 def _compiled(statement: Any, dialect: Dialect, **options: Any) -> Any:
     columns = None
     if isinstance(statement, Insert) and statement.select is None:
@@ -440,7 +455,7 @@ def _at_once(statement: Any, dialect: Dialect) -> tuple[Sequence[str], HotStatem
     values = (_place_of_array(name, type_) for name, type_ in types.items())
     columns = (column(name, type_) for name, type_ in types.items())
     given = func.unnest(*values).table_valued(*columns).render_derived(name="given")
-    if isinstance(statement, Insert):
+    if isinstance(statement, Insert) and statement.select is None:
         listed: Any = insert(statement.table).from_select(list(types), select(*given.c))
     else:
         # A value that the statement waits for is a column of what is given.
@@ -468,8 +483,12 @@ def _place_of_array(name: str, type_: TypeEngine[Any]) -> BindParameter[Any]:
 
 def _array(values: list[Any]) -> str:
     """Return an array as PostgreSQL writes it: the driver makes one in ten times the time."""
-    if set(map(type, values)) == _INTEGERS:
+    types = set(map(type, values))
+    if types == _INTEGERS:
         return f"{{{str(values)[1:-1]}}}"
+    if types == _TEXTS and not _ESCAPED.search("".join(values)):
+        between = '","'
+        return f'{{"{between.join(values)}"}}'
     return "{" + ",".join(map(_element, values)) + "}"
 
 

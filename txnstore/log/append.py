@@ -50,6 +50,7 @@ from txnstore.log.partition_rows import (
     save_producer_states,
 )
 from txnstore.log.sequences import (
+    MarkedProducer,
     ProducerInPartition,
     RecentBatch,
     check_append,
@@ -649,37 +650,15 @@ def _find(connection: Connection, item: Append) -> Appended | None:
     )
 
 
-def write_markers(connection: Connection, markers: Sequence[Marker]) -> None:
-    """Write markers; each transaction is then over in its partition, in the order given.
-
-    A marker that is there already is not written again (KAFKA-19999).
-
-    Raises:
-        UnknownTopicOrPartition: a partition is not in this database.
-        InvalidProducerEpoch: the partition has seen a newer epoch of the producer.
-        TransactionCoordinatorFenced: the partition has a marker of a newer coordinator.
-    """
-    if not markers:
-        return
-    work = LockedPartitions.lock(
-        connection,
-        (marker.partition_id for marker in markers),
-        (marker.key for marker in markers),
-        markers=[marker.partition_id for marker in markers],
-    )
-    place_markers(work, markers)
-    work.save()
-
-
 def place_markers(work: LockedPartitions, markers: Iterable[Marker]) -> None:
     """Place those of the markers that are not there yet; nothing is written before `work.save`."""
     for marker in markers:
         state = work.producer_state(marker.key)
-        if state is None or not _is_there_already(marker, state):
+        if state is None or not is_there_already(marker, state):
             work.finish(marker)
 
 
-def _is_there_already(marker: Marker, state: ProducerInPartition) -> bool:
+def is_there_already(marker: Marker, state: ProducerInPartition | MarkedProducer) -> bool:
     """Return whether a repetition brings the marker; refuse one that comes from the past."""
     if marker.coordinator_epoch < state.coordinator_epoch:
         raise TransactionCoordinatorFenced(

@@ -514,9 +514,16 @@ def control_columns(
     columns["base_timestamp_ms"] = columns["max_timestamp_ms"] = timestamp_ms
     columns["producer_id"], columns["producer_epoch"] = producer.producer_id, producer.epoch
     columns["control_type"], columns["coordinator_epoch"] = int(control_type), coordinator_epoch
-    numbers = (1, 0, timestamp_ms, producer.producer_id, producer.epoch, NO_SEQUENCE, True, control_type)
-    columns["crc"] = zlib.crc32(_TRAILER.pack(*numbers, coordinator_epoch, 0, *_NO_PAYLOAD))
+    columns["crc"] = marker_checksum(control_type, coordinator_epoch, producer, timestamp_ms)
     return columns
+
+
+def marker_checksum(
+    control_type: ControlType, coordinator_epoch: int, producer: ProducerIdentity, timestamp_ms: int
+) -> int:
+    """Return the checksum of such a marker."""
+    numbers = (1, 0, timestamp_ms, producer.producer_id, producer.epoch, NO_SEQUENCE, True, control_type)
+    return zlib.crc32(_TRAILER.pack(*numbers, coordinator_epoch, 0, *_NO_PAYLOAD))
 
 
 def decode(row: RecordBatchRow) -> RecordBatch:

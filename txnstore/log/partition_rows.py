@@ -55,7 +55,7 @@ from txnstore.db.store import (
     server_now_ms,
 )
 from txnstore.errors import CorruptBatch, UnknownTopicOrPartition
-from txnstore.log.sequences import ProducerInPartition, RecentBatch
+from txnstore.log.sequences import MarkedProducer, ProducerInPartition, RecentBatch
 from txnstore.model import NO_PRODUCER_ID, OFFSET_MAX
 
 #: A producer in a partition: partition id, producer id.
@@ -92,9 +92,15 @@ _MOVE_HEADS: Final = HotStatement(
 # snapshot, so this one sees what the last holder of the lock committed. Joined to the locking statement, the rows
 # would be those from before the wait.
 _KEY: Final = (producer_states.c.partition_id, producer_states.c.producer_id)
-_FEW_STATES: Final = select(producer_states).where(are_among("keys", *_KEY))
+_FEW: Final = are_among("keys", *_KEY)
 _KEYS: Final = is_listed("keys", *_KEY)
-_MANY_STATES: Final = select(producer_states).where(_KEYS)
+#: Of that, what markers ask for, as `MarkedProducer` names it.
+_MARKED: Final = (
+    *_KEY,
+    producer_states.c.producer_epoch,
+    producer_states.c.coordinator_epoch,
+    producer_states.c.transaction_first_offset,
+)
 #: Of how many partitions one statement reads what is open.
 _OPEN_IN_MAX: Final = 16
 #: More producers are read by the statement for many.
@@ -277,8 +283,29 @@ def read_producer_states(
     """Return what the partitions know of these producers, and of the oldest that have a transaction open there.
 
     `oldest_open` says how many of those, by partition id: whoever ends fewer transactions than that needs to know no
-    more.  Producers that are unknown are left out.  The heads of the partitions must be locked: see `_FEW_STATES`.
+    more.  Producers that are unknown are left out.  The heads of the partitions must be locked: see `_FEW`.
     """
+    found = _read_states(connection, keys, oldest_open, of_markers=False)
+    return {key: _state_from_row(row) for key, row in found.items()}
+
+
+def read_marked_producers(
+    connection: Connection, keys: Collection[ProducerKey], *, oldest_open: Mapping[int, int] = NOTHING_OPEN
+) -> dict[ProducerKey, MarkedProducer]:
+    """Return of the same producers what markers ask for."""
+    if len(keys) <= _FEW_MAX or not oldest_open:
+        found = _read_states(connection, keys, oldest_open, of_markers=True)
+    else:
+        # Where many end they are as a rule the oldest, and read with those: none is read twice.
+        found = _read_states(connection, (), oldest_open, of_markers=True)
+        left = [key for key in keys if key not in found]
+        found |= _read_states(connection, left, NOTHING_OPEN, of_markers=True)
+    return {key: MarkedProducer(row[2], row[3], row[4]) for key, row in found.items()}
+
+
+def _read_states(
+    connection: Connection, keys: Collection[ProducerKey], oldest_open: Mapping[int, int], *, of_markers: bool
+) -> dict[ProducerKey, Any]:
     # A key is two values of a list.
     pages = zip_longest(
         chunks(list(keys), LISTED_MAX // 3),
@@ -291,20 +318,21 @@ def read_producer_states(
         of: dict[str, Any] = _KEYS.parameters(some_keys) if is_many else {"keys": some_keys}
         for place, partition_id in enumerate(some_ids):
             of |= {f"of_partition_id_{place}": partition_id, f"open_max_{place}": oldest_open[partition_id]}
-        rows = _states_and_oldest(len(some_ids), is_many=is_many).rows(connection, of)
+        rows = _states_and_oldest(len(some_ids), is_many=is_many, of_markers=of_markers).rows(connection, of)
         found.update(((row.partition_id, row.producer_id), row) for row in rows)
-    return {key: _state_from_row(row) for key, row in found.items()}
+    return found
 
 
 @cache
-def _states_and_oldest(partition_count: int, *, is_many: bool = False) -> HotStatement:
+def _states_and_oldest(partition_count: int, *, is_many: bool, of_markers: bool) -> HotStatement:
     """Return what reads some producers, and of each of so many partitions the oldest that are open.
 
     The partial index on open transactions finds these, however many producers the partition has seen, and however many
     of them are open.  SQLite takes it for a comparison, and prefers the primary key for IS NOT NULL.
     """
+    columns = _MARKED if of_markers else tuple(producer_states.c)
     oldest = [
-        select(producer_states)
+        select(*columns)
         .where(
             producer_states.c.partition_id == bindparam(f"of_partition_id_{place}"),
             producer_states.c.transaction_first_offset >= 0,
@@ -314,7 +342,7 @@ def _states_and_oldest(partition_count: int, *, is_many: bool = False) -> HotSta
         .subquery()
         for place in range(partition_count)
     ]
-    states = _MANY_STATES if is_many else _FEW_STATES
+    states = select(*columns).where(_KEYS if is_many else _FEW)
     return HotStatement(union_all(states, *(select(each) for each in oldest)) if oldest else states)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from txnstore.errors import InvalidProducerEpoch, InvalidTransactionState, OutOfOrderSequence
 from txnstore.model import NO_SEQUENCE, SEQUENCE_MAX, ProducerIdentity
@@ -42,6 +42,14 @@ class ProducerInPartition:
     def last_sequence(self) -> int:
         """The last sequence number of this epoch, or -1 if it wrote nothing yet."""
         return self.recent_batches[-1].last_sequence if self.recent_batches else NO_SEQUENCE
+
+
+class MarkedProducer(NamedTuple):
+    """Of that, what a marker asks for."""
+
+    epoch: int
+    coordinator_epoch: int
+    transaction_first_offset: int | None
 
 
 def last_sequence_of(first_sequence: int, record_count: int) -> int:

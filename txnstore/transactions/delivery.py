@@ -16,7 +16,8 @@ from sqlalchemy import Connection
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.errors import OutcomeUnknown, StoreUnavailable, TxnStoreError, UnknownTopicOrPartition
 from txnstore.groups.offsets_from_elsewhere import EndedElsewhere, finish_offsets_from_elsewhere
-from txnstore.log.append import Marker, write_markers
+from txnstore.log.append import Marker
+from txnstore.log.markers import write_markers
 from txnstore.transactions.protocol import TransactionMetadata, TransactionState
 
 #: How long one database is tried: the others, and whoever waits for the answer, are not to wait for it.

@@ -34,6 +34,8 @@ EPOCH_EXHAUSTED: Final = 2**15 - 2
 EPOCH_MAX: Final = 2**15 - 1
 #: A transaction with this timeout is never aborted for its age: it takes part in two-phase commit (KIP-939).
 TIMEOUT_NEVER_MS: Final = 2**31 - 1
+#: Why one is that had a timeout: for how long it was open, and its timeout.
+TIMEOUT_DETAIL: Final = "it was open for {} ms, longer than its timeout of {} ms"
 #: Of a transaction that has not begun.
 NO_START_MS: Final = -1
 
@@ -172,9 +174,7 @@ class TransactionMetadata:
     @property
     def deadline_ms(self) -> int | None:
         """When the transaction is aborted for its age; None if it is not."""
-        if self.state is not TransactionState.ONGOING or self.timeout_ms == TIMEOUT_NEVER_MS:
-            return None
-        return self.start_ms + self.timeout_ms
+        return deadline_of(self.state, self.start_ms, self.timeout_ms)
 
     def is_repetition(self, requested: ProducerIdentity) -> bool:
         """Return whether `requested` is the identity before the last EndTxn, whose answer may be lost (KIP-890)."""
@@ -192,6 +192,11 @@ class TransactionMetadata:
             and self.last_producer_epoch in (requested.epoch, NO_PRODUCER_EPOCH)
             and self.producer_epoch == 0
         )
+
+
+def deadline_of(state: int, start_ms: int, timeout_ms: int) -> int | None:
+    """Return when a transaction with these numbers in its row is aborted for its age; None if it is not."""
+    return start_ms + timeout_ms if state == TransactionState.ONGOING and timeout_ms != TIMEOUT_NEVER_MS else None
 
 
 def check_change(before: TransactionMetadata | None, after: TransactionMetadata) -> None:
@@ -434,7 +439,7 @@ def has_timed_out(row: TransactionMetadata, now_ms: int) -> bool:
 
 def timeout_detail(row: TransactionMetadata, now_ms: int) -> str:
     """Return for people why a transaction that has timed out is aborted."""
-    return f"it was open for {now_ms - row.start_ms} ms, longer than its timeout of {row.timeout_ms} ms"
+    return TIMEOUT_DETAIL.format(now_ms - row.start_ms, row.timeout_ms)
 
 
 def fence_and_abort(

@@ -3,11 +3,6 @@
 Whoever meets a transaction whose time is up aborts it, by the clock of the database that coordinates it.  Every
 function may be run by anyone, at any time, by several at once, and again after a crash: each step locks the row it is
 about and looks again before it does anything.
-
-An administrator aborts what holds up the readers of a partition.  Kafka's tool writes an ABORT marker into the one
-partition, whatever the coordinator knows: that is meant for transactions that hang, and tears apart one that does not.
-Here a transaction that the coordinator knows is aborted as a whole, in all its partitions and groups; only what it
-does not know gets a marker of its own.
 """
 
 from __future__ import annotations
@@ -19,7 +14,7 @@ from functools import partial
 from itertools import takewhile
 from typing import Any, Final
 
-from sqlalchemy import BindParameter, Connection, bindparam, delete, select, tuple_, union_all
+from sqlalchemy import BindParameter, Connection, bindparam, delete, select, tuple_
 
 from txnstore.db.cluster.catalogue import read_store_settings
 from txnstore.db.cluster.cluster import Cluster, Locality, several
@@ -32,23 +27,16 @@ from txnstore.db.schema import (
     sink_batches,
     sink_runs,
     transaction_log,
-    transaction_writers,
     transactions,
 )
-from txnstore.db.statements import HotStatement, begins_with, is_listed
+from txnstore.db.statements import begins_with
 from txnstore.db.store import Store, chunks, server_now_ms
 from txnstore.errors import (
-    InvalidProducerEpoch,
-    InvalidTransactionState,
     StoreUnavailable,
-    TransactionCoordinatorFenced,
     TxnStoreError,
 )
 from txnstore.groups.offsets_from_elsewhere import forget_offset_producers
-from txnstore.log.append import Marker, write_markers
-from txnstore.log.partition_rows import ProducerKey, forget_producers, lock_heads, read_producer_states
-from txnstore.log.sequences import ProducerInPartition
-from txnstore.model import ControlType, ProducerIdentity
+from txnstore.log.partition_rows import forget_producers
 from txnstore.transactions import protocol, rows
 from txnstore.transactions.protocol import (
     DECIDED,
@@ -72,10 +60,14 @@ LOOKED_AT_FIRST: Final = 21
 OPEN_MAX: Final = 20
 #: How long a client helps before it has its turn; a portion that has begun is done.
 HELP_SECONDS: Final = 0.1
-#: How many a client aborts together first: about as many as it then may.
-ABORTED_FIRST: Final = 100
+#: How many are aborted together first: about as many as then may be.
+ABORTED_FIRST: Final = 200
 #: However long fewer have held their locks: what a portion takes at least goes to its statements, not to its rows.
-ABORTED_MIN: Final = 50
+ABORTED_MIN: Final = 200
+#: Of more than that each would take as long.
+ABORTED_MAX: Final = 500
+#: How many maintenance aborts, at most, before its other duties have their turn.
+ABORTED_IN_A_ROW: Final = 10_000
 #: How many that are decided are completed together: each other database holds their partitions meanwhile.
 COMPLETED_TOGETHER: Final = 100
 #: How long aborts together are to hold their locks: readers wait for them, and writers no longer than twice that.
@@ -108,21 +100,6 @@ _OPEN_IN: Final = (
 )
 _PENDING_IN: Final = (
     select(pending_group_offsets.c.producer_id).where(pending_group_offsets.c.partition_id.in_(_IDS)).limit(OPEN_MAX)
-)
-_OWNER_OF_PRODUCER: Final = union_all(
-    select(transactions.c.transactional_id).where(transactions.c.producer_id == bindparam("of_producer_id")),
-    select(transaction_writers.c.transactional_id).where(
-        transaction_writers.c.writer_producer_id == bindparam("of_producer_id")
-    ),
-)
-_IS_PRODUCER: Final = is_listed("of_producer_ids", transactions.c.producer_id)
-_KNOWN_PRODUCERS: Final = HotStatement(
-    union_all(
-        select(transactions.c.producer_id).where(_IS_PRODUCER),
-        select(transaction_writers.c.writer_producer_id).where(
-            is_listed("of_producer_ids", transaction_writers.c.writer_producer_id)
-        ),
-    )
 )
 # As numbers in the statement's text: SQLite takes no partial index for parameters.
 _DECIDED_STATES: Final[BindParameter[Any]] = bindparam(
@@ -196,7 +173,7 @@ def abort_overdue(store: Store, cluster: Cluster | None = None) -> int | None:
     Raises:
         TxnStoreError: the database cannot be read.
     """
-    portions = Portions(seconds=HELP_SECONDS, held_seconds=HELD_SECONDS)
+    portions = Portions(seconds=HELP_SECONDS, held_seconds=HELD_SECONDS, rows_max=ABORTED_MAX)
     portions.rows = ABORTED_FIRST
     again_ms, aborted = None, 0
     page: dict[str, Any] = {**_FIRST_DEADLINE, "count_max": LOOKED_AT_FIRST}
@@ -211,12 +188,13 @@ def abort_overdue(store: Store, cluster: Cluster | None = None) -> int | None:
             # Whoever has the lock of one, perhaps for long, is at work on it: the reader that is helped here does not
             # wait, and those behind it have their turn.
             portion = _abort_portion(store, some, cluster, portions, waits=False)
+            log_timed_out(store, *portion.together)
             aborted += len(portion.aborted)
             if portion.error is not None:
                 # Others can, or the next look.
                 _log.debug("a transaction could not be aborted for its age: %s", portion.error)
                 return AGAIN_MS
-            if portion.left:
+            if portion.left or portion.busy:
                 again_ms = AGAIN_MS
         if len(late) < len(found):
             # A transaction has timed out once it is open for longer than its timeout.
@@ -235,8 +213,15 @@ class _AbortedPortion:
     """What became of some transactions that were to be aborted for their age."""
 
     aborted: list[str] = field(default_factory=list)
+    together: Sequence[str] = ()
+    """Those of them that nobody was told of yet."""
+
     left: list[str] = field(default_factory=list)
     """Those that are open all the same, or not late any more."""
+
+    busy: Sequence[str] = ()
+    """Those that somebody is at work on."""
+
     error: TxnStoreError | None = None
     """Why one of them could not be aborted; those behind it were tried all the same if somebody waits for them."""
 
@@ -260,12 +245,19 @@ def _abort_portion(
         # Of one of them something is damaged, or somebody holds what it needs: that keeps no other one open.
         _log.debug("%s transactions could not be aborted together for their age: %s", len(some), error)
         done = TimedOut(aborted=(), unusual=some)
-    log_timed_out(store, *done.aborted)
+    portion.together = done.aborted
     _complete_if_possible(store, cluster, done.undelivered)
     portion.aborted.extend(done.aborted)
-    if not waits:
-        portion.left.extend(done.busy)
-    for transactional_id in [*done.busy, *done.unusual] if waits else done.unusual:
+    portion.busy = done.busy
+    _abort_each(store, done.unusual, cluster, portion, waits=waits)
+    return portion
+
+
+def _abort_each(
+    store: Store, some: Sequence[str], cluster: Cluster | None, portion: _AbortedPortion, *, waits: bool
+) -> None:
+    """Abort them one by one."""
+    for transactional_id in some:
         try:
             if abort_if_timed_out(store, transactional_id, cluster, waits=waits, retry_timeout_ms=None if waits else 0):
                 portion.aborted.append(transactional_id)
@@ -275,7 +267,6 @@ def _abort_portion(
             portion.error = portion.error or error
             if not waits:
                 break
-    return portion
 
 
 def _complete_if_possible(store: Store, cluster: Cluster | None, transactional_ids: Sequence[str]) -> None:
@@ -318,209 +309,6 @@ def abort_overdue_in(store: Store, partition_ids: Collection[int], cluster: Clus
             _log.debug("database %s could not be asked for transactions whose time is up: %s", database_id, error)
             due_ms.append(AGAIN_MS)
     return min((left_ms for left_ms in due_ms if left_ms is not None), default=None)
-
-
-@dataclass(frozen=True, slots=True)
-class OpenInPartition:
-    """A transaction as a partition knows it: DescribeProducers shows these numbers."""
-
-    partition_id: int
-    producer: ProducerIdentity
-    """The producer and the epoch of its records."""
-
-    coordinator_epoch: int = 0
-
-
-def abort_open_transaction(
-    store: Store, target: OpenInPartition, cluster: Cluster | None = None, *, retry_timeout_ms: int | None = None
-) -> None:
-    """Abort the transaction that is open in a partition; its producer learns of it with its next request.
-
-    Raises:
-        UnknownTopicOrPartition: the partition is not in this database.
-        InvalidTransactionState: the producer has no transaction open there, or it is decided to commit.
-        InvalidProducerEpoch: the open transaction is of another epoch.
-        TransactionCoordinatorFenced: the partition has a marker of a newer coordinator.
-        TxnStoreError: the database that coordinates the transaction cannot be reached or refuses.
-    """
-    others = several(cluster)
-    coordinator = store if others is None else others.coordinator_of_producer(target.producer.producer_id)
-    if coordinator is store:
-        owner = store.write(
-            # As it is then: it may hear of other databases in between.
-            lambda connection: _abort_owner(target, Locality.of(store, cluster), connection),
-            wakes_readers=True,
-            retry_timeout_ms=retry_timeout_ms,
-        )
-    else:
-        owner = _abort_elsewhere(store, coordinator, Locality.of(coordinator, cluster), target, retry_timeout_ms)
-    if owner is not None:
-        complete_if_possible(coordinator, cluster, owner)
-
-
-def abort_open_transactions(store: Store, targets: Sequence[OpenInPartition], cluster: Cluster | None = None) -> int:
-    """Abort many that are open in partitions of this database; return how many: those that are over are left out.
-
-    Those that no coordinator knows get their markers by a few database transactions.
-
-    Raises:
-        TxnStoreError: as `abort_open_transaction`, of one of them; those before it are aborted.
-    """
-    count = 0
-    for some in chunks(targets, ABORTED_FIRST):
-        unknown = _unknown_to_coordinators(store, some, cluster)
-        ended = store.write(partial(_end_in_partitions, unknown), wakes_readers=True) if unknown else ()
-        count += len(ended)
-        for target in some:
-            if target in ended:
-                continue
-            try:
-                abort_open_transaction(store, target, cluster)
-            except InvalidTransactionState:
-                # Somebody else has ended it.
-                continue
-            count += 1
-    return count
-
-
-def _unknown_to_coordinators(
-    store: Store, targets: Sequence[OpenInPartition], cluster: Cluster | None
-) -> list[OpenInPartition]:
-    """Return those whose producers no transactional id has or will ever have: a producer id is given out once."""
-    others = several(cluster)
-    by_coordinator: dict[int, list[OpenInPartition]] = {}
-    for target in targets:
-        number = store.database_id if others is None else coordinator_of_producer(target.producer.producer_id)
-        by_coordinator.setdefault(number, []).append(target)
-    unknown: list[OpenInPartition] = []
-    for number, some in by_coordinator.items():
-        coordinator = store if others is None else others.own(number)
-        these = _IS_PRODUCER.parameters({target.producer.producer_id for target in some})
-        known = set(coordinator.read(lambda connection, these=these: _KNOWN_PRODUCERS.values(connection, these)))  # type: ignore[misc]
-        unknown += (target for target in some if target.producer.producer_id not in known)
-    return unknown
-
-
-def _end_in_partitions(targets: Sequence[OpenInPartition], connection: Connection) -> set[OpenInPartition]:
-    """Write the markers that no coordinator will write; return for which: the others are looked at by themselves."""
-    lock_heads(connection, {target.partition_id for target in targets})
-    states = read_producer_states(connection, [_key_of(target) for target in targets])
-    ended: dict[ProducerKey, OpenInPartition] = {}
-    for target in targets:
-        try:
-            _check_state(states.get(_key_of(target)), target)
-        except TxnStoreError:
-            continue
-        ended[_key_of(target)] = target
-    write_markers(connection, [_marker_of(target) for target in ended.values()])
-    return set(ended.values())
-
-
-def _abort_elsewhere(
-    store: Store,
-    coordinator: Store,
-    locality: Locality | None,
-    target: OpenInPartition,
-    retry_timeout_ms: int | None,
-) -> str | None:
-    """Do the same where the partition lives in another database than the transaction; return the transactional id."""
-    store.read(lambda connection: _check_open(connection, target), retry_timeout_ms=retry_timeout_ms)
-    work = partial(_abort_owner, target, locality)
-    owner = coordinator.write(work, wakes_readers=True, retry_timeout_ms=retry_timeout_ms)
-    if owner is None:
-        store.write(
-            lambda connection: _end_in_partition(connection, target),
-            wakes_readers=True,
-            retry_timeout_ms=retry_timeout_ms,
-        )
-    return owner
-
-
-def _abort_owner(target: OpenInPartition, locality: Locality | None, connection: Connection) -> str | None:
-    """Abort the transaction at its coordinator, if it has one; return its transactional id.
-
-    A partition of this database without one gets its marker here.
-    """
-    is_here = locality is None or not locality.partitions_elsewhere(connection, [target.partition_id])
-    of_producer = {"of_producer_id": target.producer.producer_id}
-    owner = connection.execute(_OWNER_OF_PRODUCER, of_producer).scalars().first()
-    work = None if owner is None else LockedTransaction.lock(connection, owner, locality)
-    row = None if work is None else work.row
-
-    def end_here() -> None:
-        if is_here:
-            _end_in_partition(connection, target)
-
-    if work is None or row is None or row.begin_epoch != target.producer.epoch:
-        end_here()
-        return None
-    participants = rows.participants_of(connection, row.transactional_id)
-    is_own = row.producer_id == target.producer.producer_id
-    partition_ids = participants.partition_ids if is_own else participants.writers.get(target.producer.producer_id, ())
-    is_listed = target.partition_id in partition_ids
-    if not is_own and not is_listed:
-        # Damage: of a writer, nobody but this knows.
-        end_here()
-        return None
-    # The lock of the transaction's row keeps its producer away; the heads are locked later, all in their order.
-    if is_here:
-        _check_open(connection, target)
-    if row.state is TransactionState.ONGOING:
-        if not is_listed:
-            # Damage: it is aborted here as everywhere else.
-            rows.add_partitions(connection, row.transactional_id, [target.partition_id])
-        work.fence_and_abort(FenceReason.ADMIN, "by an administrator")
-    elif not is_listed:
-        end_here()
-        return None
-    elif row.state is TransactionState.PREPARE_COMMIT:
-        raise InvalidTransactionState(
-            f"the transaction of {row.transactional_id[:80]!r} is decided to commit; recovery will complete it"
-        )
-    else:
-        work.finish()
-    work.save("administrator")
-    return row.transactional_id
-
-
-def _end_in_partition(connection: Connection, target: OpenInPartition) -> None:
-    """Write the marker that no coordinator will write."""
-    lock_heads(connection, [target.partition_id])
-    _check_open(connection, target)
-    write_markers(connection, [_marker_of(target)])
-
-
-def _marker_of(target: OpenInPartition) -> Marker:
-    # Above the epoch of the records, as every marker.
-    identity = ProducerIdentity(target.producer.producer_id, target.producer.epoch + 1)
-    return Marker(target.partition_id, identity, ControlType.ABORT, target.coordinator_epoch)
-
-
-def _key_of(target: OpenInPartition) -> ProducerKey:
-    return target.partition_id, target.producer.producer_id
-
-
-def _check_open(connection: Connection, target: OpenInPartition) -> None:
-    key = _key_of(target)
-    _check_state(read_producer_states(connection, [key]).get(key), target)
-
-
-def _check_state(state: ProducerInPartition | None, target: OpenInPartition) -> None:
-    if state is None or state.transaction_first_offset is None:
-        raise InvalidTransactionState(
-            f"producer {target.producer.producer_id} has no open transaction in this partition; describe_producers"
-            " shows who has"
-        )
-    if state.epoch != target.producer.epoch:
-        raise InvalidProducerEpoch(
-            f"the open transaction of producer {state.producer_id} is of epoch {state.epoch}, not"
-            f" {target.producer.epoch}"
-        )
-    if target.coordinator_epoch < state.coordinator_epoch:
-        raise TransactionCoordinatorFenced(
-            f"the partition has a marker of coordinator epoch {state.coordinator_epoch}, newer than"
-            f" {target.coordinator_epoch}"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -573,32 +361,71 @@ def complete_all_decided(
 def abort_timed_out(store: Store, cluster: Cluster | None = None, portions: Portions | None = None) -> tuple[str, ...]:
     """Abort transactions that are open for longer than their timeout; return their transactional ids.
 
-    Many by one database transaction.  FOUND_MAX, or all that there are, or those that there is time for.
+    Many by one database transaction.  ABORTED_IN_A_ROW, or all that there are, or those that there is time for.
 
     Raises:
         TxnStoreError: some of them could not be aborted now; all others are.
     """
-    portions = portions or Portions(held_seconds=HELD_SECONDS)
+    portions = portions or Portions()
+    own = portions.resized(ABORTED_FIRST, rows_max=ABORTED_MAX, held_seconds=HELD_SECONDS)
+    together: list[str] = []
+    try:
+        return _abort_timed_out(store, cluster, portions, own, together)
+    finally:
+        # At the end: readers wait for the others.
+        log_timed_out(store, *together)
+
+
+def _abort_timed_out(
+    store: Store, cluster: Cluster | None, portions: Portions, own: Portions, together: list[str]
+) -> tuple[str, ...]:
     aborted: list[str] = []
+    busy: list[str] = []
     failed: TxnStoreError | None = None
+
+    def abort(some: Sequence[str]) -> _AbortedPortion:
+        nonlocal failed
+        portion = _abort_portion(store, some, cluster, own, waits=True)
+        together.extend(portion.together)
+        failed = failed or portion.error
+        return portion
+
     for page in _all_timed_out(store):
         left: Sequence[str] = page
         while left:
-            size = min(max(ABORTED_MIN, portions.rows), FOUND_MAX - len(aborted))
+            size = min(max(ABORTED_MIN, own.rows), ABORTED_IN_A_ROW - len(aborted))
             some, left = left[:size], left[size:]
-            portion = _abort_portion(store, some, cluster, portions, waits=True)
+            portion = abort(some)
             aborted += portion.aborted
-            failed = failed or portion.error
-            if len(aborted) >= FOUND_MAX:
+            busy += portion.busy
+            if len(aborted) >= ABORTED_IN_A_ROW:
                 # What failed comes with the next call.
                 return tuple(aborted)
             if portions.is_over:
-                left = ()
+                left, busy = (), []
         if portions.left_seconds <= 0:
             break
+    # Whoever was at work on these is done with most of them by now, and with the rest soon.
+    for some in chunks(busy, ABORTED_MAX):
+        portion = abort(some)
+        _abort_each(store, portion.busy, cluster, portion, waits=True)
+        failed = failed or portion.error
+        aborted += portion.aborted
     if failed is not None:
         raise failed
     return tuple(aborted)
+
+
+def next_timeout_ms(store: Store) -> int | None:
+    """Return in how many milliseconds a transaction that is open now may have timed out; None: none ever will.
+
+    Less than zero: one has, and is there all the same.
+
+    Raises:
+        TxnStoreError: the database cannot be read.
+    """
+    found = store.read(partial(_next_deadlines, {**_FIRST_DEADLINE, "count_max": 1}))
+    return int(found[0].left_ms) + 1 if found else None
 
 
 def abort_by_administrator(

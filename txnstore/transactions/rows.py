@@ -105,8 +105,8 @@ _TOUCH: Final = HotStatement(update(transactions).where(_THIS).values(last_updat
 _DELETE: Final = delete(transactions).where(_THIS)
 _JOURNAL: Final = HotStatement(insert(transaction_log), may_be_listed=True)
 _JOURNAL_AS: Final = HotStatement(insert(transaction_log).values(entry_id=bindparam("entry_id")))
-# A copy of the row, of which nothing has to be known.
-_COPIED: Final[Mapping[str, Any]] = {
+#: An entry of the journal as a copy of the row, of which nothing has to be known.
+COPIED: Final[Mapping[str, Any]] = {
     "transactional_id": transactions.c.transactional_id,
     "transaction_number": transactions.c.transaction_number,
     "producer_id": transactions.c.producer_id,
@@ -120,11 +120,11 @@ _COPIED: Final[Mapping[str, Any]] = {
     "sent_offsets": bindparam("of_sent_offsets", type_=String),
 }
 _JOURNAL_ROW: Final = HotStatement(
-    insert(transaction_log).from_select(list(_COPIED), select(*_COPIED.values()).where(_THIS))
+    insert(transaction_log).from_select(list(COPIED), select(*COPIED.values()).where(_THIS))
 )
 _JOURNAL_ROW_AS: Final = HotStatement(
     insert(transaction_log).from_select(
-        ["entry_id", *_COPIED], select(bindparam("entry_id", type_=Int64), *_COPIED.values()).where(_THIS)
+        ["entry_id", *COPIED], select(bindparam("entry_id", type_=Int64), *COPIED.values()).where(_THIS)
     )
 )
 _PARTITIONS: Final = HotStatement(

@@ -12,34 +12,39 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Connection, delete, select, union
+from sqlalchemy import ColumnElement, Connection, bindparam, delete, insert, literal, null, select, union, update
 
 from txnstore.db.cluster.cluster import Cluster, Locality, several
+from txnstore.db.ddl import Int64, String
 from txnstore.db.schema import (
     pending_markers,
     transaction_groups,
+    transaction_log,
     transaction_partitions,
     transaction_writer_partitions,
     transaction_writers,
     transactions,
 )
 from txnstore.db.statements import HotStatement, is_listed
-from txnstore.db.store import Store, note_change, server_now_ms
+from txnstore.db.store import Store, must_hit_each, note_change, server_now_ms
 from txnstore.errors import InvalidProducerIdMapping, StoreUnavailable, TxnStoreError
 from txnstore.groups.offsets import drop_pending_offsets
-from txnstore.log.append import Marker, write_markers
+from txnstore.log.append import Marker
+from txnstore.log.markers import write_markers
 from txnstore.log.partition_rows import allocate_producer_id
+from txnstore.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, ControlType, ProducerIdentity
 from txnstore.transactions import protocol, rows
 from txnstore.transactions.delivery import Delivered, PendingDelivery, deliver
-from txnstore.transactions.protocol import DECIDED, FenceReason, TransactionMetadata
-from txnstore.transactions.rows import NO_PARTICIPANTS, Participants
+from txnstore.transactions.protocol import DECIDED, EPOCH_EXHAUSTED, FenceReason, TransactionMetadata, TransactionState
 from txnstore.transactions.transaction import complete_decided, is_left
 
 _log = logging.getLogger(__name__)
+#: What the journal says made the change.
+_REASON: Final = "timeout"
 
 
 def _is_wanted(transactional_id: ColumnElement[str]) -> is_listed:
@@ -51,6 +56,41 @@ _WANTED: Final = _is_wanted(transactions.c.transactional_id)
 _LOCK_FREE: Final = HotStatement(
     select(*rows.ROW, server_now_ms().label("now_ms")).where(_WANTED).with_for_update(skip_locked=True)
 )
+_NOW_MS: Final = bindparam("new_now_ms", type_=Int64)
+_OPEN_FOR, _TIMEOUT_OF, _DETAIL_END = map(literal, protocol.TIMEOUT_DETAIL.split("{}"))
+# What `protocol.fence_and_abort` and `protocol.complete` make of a row that has an epoch left.
+_ABORT_USUAL: Final = HotStatement(
+    update(transactions)
+    .where(
+        _WANTED,
+        transactions.c.state == int(TransactionState.ONGOING),
+        transactions.c.start_ms + transactions.c.timeout_ms < _NOW_MS,
+        transactions.c.producer_epoch < EPOCH_EXHAUSTED,
+    )
+    .values(
+        state=int(TransactionState.COMPLETE_ABORT),
+        producer_epoch=transactions.c.producer_epoch + 1,
+        last_producer_epoch=NO_PRODUCER_EPOCH,
+        next_producer_id=NO_PRODUCER_ID,
+        begin_epoch=NO_PRODUCER_EPOCH,
+        last_update_ms=_NOW_MS,
+        deadline_ms=null(),
+        fence_reason=str(FenceReason.TIMEOUT),
+        fence_detail=_OPEN_FOR
+        + (_NOW_MS - transactions.c.start_ms).cast(String)
+        + _TIMEOUT_OF
+        + transactions.c.timeout_ms.cast(String)
+        + _DETAIL_END,
+    )
+)
+_JOURNAL_USUAL: Final = HotStatement(
+    insert(transaction_log).from_select(list(rows.COPIED), select(*rows.COPIED.values()).where(_WANTED))
+)
+_ENTRY_OF_USUAL: Final[Mapping[str, Any]] = {
+    "of_first_state": int(TransactionState.PREPARE_ABORT),
+    "of_reason": _REASON,
+    "of_sent_offsets": None,
+}
 _PARTICIPANTS: Final = HotStatement(rows.select_participants(_is_wanted))
 _GROUPS: Final = HotStatement(
     select(transaction_groups.c.transactional_id, transaction_groups.c.group_id).where(
@@ -73,7 +113,7 @@ _STRIKE_OFF_MARKERS: Final = delete(pending_markers).where(_ARE_MARKERS)
 _ARE_GROUPS: Final = is_listed("groups", transaction_groups.c.transactional_id, transaction_groups.c.group_id)
 _STRIKE_OFF_GROUPS: Final = delete(transaction_groups).where(_ARE_GROUPS)
 _FORGET_PARTITIONS, _FORGET_GROUPS, _FORGET_WRITER_PARTITIONS, _FORGET_WRITERS = (
-    delete(table).where(_is_wanted(table.c.transactional_id))
+    HotStatement(delete(table).where(_is_wanted(table.c.transactional_id)))
     for table in (transaction_partitions, transaction_groups, transaction_writer_partitions, transaction_writers)
 )
 
@@ -99,122 +139,177 @@ def abort_together(transactional_ids: Collection[str], locality: Locality | None
     Raises:
         TxnStoreError: see `log.append.write_markers` and `groups.offsets.drop_pending_offsets`; none is aborted.
     """
-    found = _LOCK_FREE.rows(connection, _WANTED.parameters(transactional_ids))
-    locked = {row.transactional_id: row for row in map(rows.metadata_from_row, found)}
-    late: list[_Late] = []
-    unusual: set[str] = set()
-    undelivered: Sequence[str] = ()
-    if locked:
-        now_ms = found[0].now_ms
-        in_order = [locked[name] for name in transactional_ids if name in locked]
-        late = _read_late(connection, [row for row in in_order if protocol.has_timed_out(row, now_ms)])
-        unusual = {each.row.transactional_id for each in late if each.participants.has_branches}
-        usual = [each for each in late if each.row.transactional_id not in unusual]
-        undelivered = _abort(connection, usual, locality, now_ms)
-    names = [each.row.transactional_id for each in late]
+    found = {row.transactional_id: row for row in _LOCK_FREE.rows(connection, _WANTED.parameters(transactional_ids))}
+    now_ms = next((row.now_ms for row in found.values()), 0)
+    late = _read_late(connection, [found[name] for name in transactional_ids if name in found], now_ms)
+    unusual = [name for name, each in late.items() if each.has_branches]
+    undelivered = _abort(connection, [each for each in late.values() if not each.has_branches], locality, now_ms)
     return TimedOut(
-        tuple(name for name in names if name not in unusual),
+        tuple(name for name, each in late.items() if not each.has_branches),
         undelivered,
-        tuple(name for name in transactional_ids if name not in locked),
-        tuple(name for name in names if name in unusual),
+        tuple(name for name in transactional_ids if name not in found),
+        tuple(unusual),
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Late:
     """A transaction whose time is up, and who takes part in it."""
 
-    row: TransactionMetadata
-    participants: Participants
-    group_ids: Sequence[str]
+    row: Any
+    partition_ids: list[int] = field(default_factory=list)
+    """What its own producer has written to."""
+
+    others: list[Any] = field(default_factory=list)
+    """The rows of its further writers and branches."""
+
+    group_ids: list[str] = field(default_factory=list)
+
+    @property
+    def has_branches(self) -> bool:
+        """Whether databases other than this one have a share in it."""
+        return bool(self.others) and any(other.is_branch for other in self.others)
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether all that it leaves is told by its row and its partitions, and its producer has an epoch left."""
+        row = self.row
+        return not self.others and NO_PRODUCER_EPOCH < row.begin_epoch <= row.producer_epoch < EPOCH_EXHAUSTED
 
 
-def _read_late(connection: Connection, late: Sequence[TransactionMetadata]) -> list[_Late]:
+def _read_late(connection: Connection, found: Sequence[Any], now_ms: int) -> dict[str, _Late]:
+    late: dict[str, _Late] = {}
+    for row in found:
+        deadline_ms = protocol.deadline_of(row.state, row.start_ms, row.timeout_ms)
+        if deadline_ms is not None and deadline_ms < now_ms:
+            late[row.transactional_id] = _Late(row)
     if not late:
-        return []
-    these = _WANTED.parameters([row.transactional_id for row in late])
-    participants: dict[str, list[Any]] = {}
-    for found in _PARTICIPANTS.rows(connection, these):
-        participants.setdefault(found.transactional_id, []).append(found)
-    group_ids: dict[str, list[str]] = {}
-    for found in _GROUPS.rows(connection, these):
-        group_ids.setdefault(found.transactional_id, []).append(found.group_id)
-    return [
-        _Late(
-            row,
-            rows.participants_from(participants[name]) if name in participants else NO_PARTICIPANTS,
-            group_ids.get(name, ()),
-        )
-        for row in late
-        for name in [row.transactional_id]
-    ]
+        return late
+    these = _WANTED.parameters(late)
+    for share in _PARTICIPANTS.rows(connection, these):
+        each = late[share.transactional_id]
+        if share.writer_id is None and not share.is_branch:
+            each.partition_ids.append(share.partition_id)
+        else:
+            each.others.append(share)
+    for share in _GROUPS.rows(connection, these):
+        late[share.transactional_id].group_ids.append(share.group_id)
+    return late
 
 
 def _abort(connection: Connection, late: Collection[_Late], locality: Locality | None, now_ms: int) -> tuple[str, ...]:
     """Abort them; return the ids of those that are not complete with that."""
     if not late:
         return ()
-    partitions_away: Collection[int] = ()
-    groups_away: Collection[str] = ()
+    work = _Aborts(connection, now_ms)
     if locality is not None:
-        numbers = {number for each in late for number in each.participants.all_partition_ids}
-        partitions_away = locality.partitions_elsewhere(connection, numbers)
-        groups_away = locality.groups_elsewhere({group_id for each in late for group_id in each.group_ids})
-    changes: list[rows.RowChange] = []
-    markers: list[Marker] = []
-    queued: dict[str, list[Marker]] = {}
-    producer_ids: dict[str, list[int]] = {}
-    complete: list[_Late] = []
-    finished_groups: list[tuple[str, str]] = []
+        numbers = {share.partition_id for each in late for share in each.others} - {None}
+        numbers |= {number for each in late for number in each.partition_ids}
+        work.partitions_away = locality.partitions_elsewhere(connection, numbers)
+        work.groups_away = locality.groups_elsewhere({group_id for each in late for group_id in each.group_ids})
     for each in late:
-        name = each.row.transactional_id
-        decided = protocol.fence_and_abort(
-            each.row,
-            FenceReason.TIMEOUT,
-            protocol.timeout_detail(each.row, now_ms),
-            now_ms=now_ms,
-            allocate=partial(allocate_producer_id, connection),
-        )
-        own = rows.markers_of(decided, each.participants, ())
-        away = [marker for marker in own if marker.partition_id in partitions_away]
-        markers += (marker for marker in own if marker.partition_id not in partitions_away)
-        here = [group_id for group_id in each.group_ids if group_id not in groups_away]
-        for group_id in here:
-            producer_ids.setdefault(group_id, []).append(decided.producer_id)
-        if away or len(here) < len(each.group_ids):
-            queued[name] = away
-            finished_groups += ((name, group_id) for group_id in here)
-            changes.append(rows.RowChange(each.row, [decided]))
+        if (
+            each.is_usual
+            and work.partitions_away.isdisjoint(each.partition_ids)
+            and work.groups_away.isdisjoint(each.group_ids)
+        ):
+            work.add_usual(each)
         else:
-            complete.append(each)
-            changes.append(rows.RowChange(each.row, [decided, protocol.complete(decided, now_ms=now_ms)]))
-    # Whoever reads waits for markers and offsets alone.
-    note_change(connection)
-    write_markers(connection, markers)
-    drop_pending_offsets(connection, producer_ids)
-    rows.queue_markers(connection, queued)
-    if finished_groups:
-        connection.execute(_STRIKE_OFF_GROUPS, _ARE_GROUPS.parameters(finished_groups))
-    if complete:
-        _forget(
-            connection,
-            [each.row.transactional_id for each in complete],
-            groups=any(each.group_ids for each in complete),
-            writers=any(each.participants.has_reported for each in complete),
+            work.add(each)
+    work.save()
+    return tuple(work.queued)
+
+
+@dataclass(slots=True)
+class _Aborts:
+    """What aborts write, in the order of locks that everybody keeps; nothing is written before `save`."""
+
+    connection: Connection
+    now_ms: int
+    partitions_away: set[int] = field(default_factory=set)
+    groups_away: set[str] = field(default_factory=set)
+    queued: dict[str, list[Marker]] = field(default_factory=dict)
+    """What is left to other databases, by transactional id."""
+
+    _markers: list[Marker] = field(default_factory=list)
+    _producer_ids: dict[str, list[int]] = field(default_factory=dict)
+    _finished_groups: list[tuple[str, str]] = field(default_factory=list)
+    _usual: list[str] = field(default_factory=list)
+    _changes: list[rows.RowChange] = field(default_factory=list)
+    _complete: list[str] = field(default_factory=list)
+    _have_groups: bool = False
+    _have_writers: bool = False
+
+    def add_usual(self, each: _Late) -> None:
+        """Abort one that a statement for all of them aborts."""
+        row = each.row
+        identity = ProducerIdentity(row.producer_id, row.producer_epoch + 1)
+        self._markers += (
+            Marker(partition_id, identity, ControlType.ABORT, rows.COORDINATOR_EPOCH)
+            for partition_id in sorted(each.partition_ids)
         )
-    rows.save_each(connection, changes, reason="timeout")
-    return tuple(queued)
+        for group_id in each.group_ids:
+            self._producer_ids.setdefault(group_id, []).append(row.producer_id)
+            self._have_groups = True
+        self._usual.append(row.transactional_id)
+
+    def add(self, each: _Late) -> None:
+        """Abort one by the rules."""
+        row = rows.metadata_from_row(each.row)
+        decided = protocol.fence_and_abort(
+            row,
+            FenceReason.TIMEOUT,
+            protocol.timeout_detail(row, self.now_ms),
+            now_ms=self.now_ms,
+            allocate=partial(allocate_producer_id, self.connection),
+        )
+        participants = replace(rows.participants_from(each.others), partition_ids=sorted(each.partition_ids))
+        own = rows.markers_of(decided, participants, ())
+        away = [marker for marker in own if marker.partition_id in self.partitions_away]
+        self._markers += (marker for marker in own if marker.partition_id not in self.partitions_away)
+        here = [group_id for group_id in each.group_ids if group_id not in self.groups_away]
+        for group_id in here:
+            self._producer_ids.setdefault(group_id, []).append(decided.producer_id)
+        if away or len(here) < len(each.group_ids):
+            self.queued[row.transactional_id] = away
+            self._finished_groups += ((row.transactional_id, group_id) for group_id in here)
+            self._changes.append(rows.RowChange(row, [decided]))
+            return
+        self._complete.append(row.transactional_id)
+        self._have_groups = self._have_groups or bool(each.group_ids)
+        self._have_writers = self._have_writers or bool(participants.has_reported)
+        self._changes.append(rows.RowChange(row, [decided, protocol.complete(decided, now_ms=self.now_ms)]))
+
+    def save(self) -> None:
+        """Write all of it."""
+        connection = self.connection
+        # Whoever reads waits for markers and offsets alone.
+        note_change(connection)
+        write_markers(connection, self._markers)
+        drop_pending_offsets(connection, self._producer_ids)
+        rows.queue_markers(connection, self.queued)
+        if self._finished_groups:
+            connection.execute(_STRIKE_OFF_GROUPS, _ARE_GROUPS.parameters(self._finished_groups))
+        complete = self._usual + self._complete
+        if complete:
+            _forget(connection, complete, groups=self._have_groups, writers=self._have_writers)
+        if self._changes:
+            rows.save_each(connection, self._changes, reason=_REASON)
+        if self._usual:
+            these = {**_WANTED.parameters(self._usual), **_ENTRY_OF_USUAL, "new_now_ms": self.now_ms}
+            for statement in (_ABORT_USUAL, _JOURNAL_USUAL):
+                must_hit_each(connection, statement, [these], count=len(self._usual))
 
 
 def _forget(connection: Connection, transactional_ids: Sequence[str], *, groups: bool, writers: bool) -> None:
     """Remove who took part in transactions that are complete."""
     these = _WANTED.parameters(transactional_ids)
-    connection.execute(_FORGET_PARTITIONS, these)
+    _FORGET_PARTITIONS.run(connection, these)
     if groups:
-        connection.execute(_FORGET_GROUPS, these)
+        _FORGET_GROUPS.run(connection, these)
     if writers:
-        connection.execute(_FORGET_WRITER_PARTITIONS, these)
-        connection.execute(_FORGET_WRITERS, these)
+        _FORGET_WRITER_PARTITIONS.run(connection, these)
+        _FORGET_WRITERS.run(connection, these)
 
 
 # --- the completion ---------------------------------------------------------------------------------------------------

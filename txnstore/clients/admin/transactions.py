@@ -24,10 +24,10 @@ from txnstore.log.partition_rows import producers_of_partition
 from txnstore.log.sequences import ProducerInPartition
 from txnstore.model import OFFSET_MAX, ProducerIdentity
 from txnstore.transactions import listing, rows
+from txnstore.transactions.administration import OpenInPartition, abort_open_transaction
 from txnstore.transactions.coordinator import TransactionCoordinator, check_transactional_id
 from txnstore.transactions.listing import TransactionFilter
 from txnstore.transactions.protocol import TransactionState
-from txnstore.transactions.recovery import OpenInPartition, abort_open_transaction
 
 _EPOCH_MAX: Final = 2**15 - 1
 _INT32_MAX: Final = 2**31 - 1

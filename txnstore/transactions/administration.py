@@ -1,0 +1,264 @@
+"""What an administrator ends: transactions that are open in a partition, known to their coordinator or not.
+
+He aborts what holds up the readers of a partition.  Kafka's tool writes an ABORT marker into the one partition,
+whatever the coordinator knows: that is meant for transactions that hang, and tears apart one that does not.  Here a
+transaction that the coordinator knows is aborted as a whole, in all its partitions and groups; only what it does not
+know gets a marker of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from sqlalchemy import Connection, bindparam, select, union_all
+
+from txnstore.db.cluster.cluster import Cluster, Locality, several
+from txnstore.db.cluster.membership import coordinator_of_producer
+from txnstore.db.portions import Portions
+from txnstore.db.schema import transaction_writers, transactions
+from txnstore.db.statements import HotStatement, is_listed
+from txnstore.db.store import Store
+from txnstore.errors import (
+    InvalidProducerEpoch,
+    InvalidTransactionState,
+    TransactionCoordinatorFenced,
+    TxnStoreError,
+)
+from txnstore.log.append import Marker
+from txnstore.log.markers import write_markers
+from txnstore.log.partition_rows import ProducerKey, lock_heads, read_marked_producers
+from txnstore.log.sequences import MarkedProducer
+from txnstore.model import ControlType, ProducerIdentity
+from txnstore.transactions import rows
+from txnstore.transactions.protocol import FenceReason, TransactionState
+from txnstore.transactions.recovery import ABORTED_MAX, ABORTED_MIN, HELD_SECONDS
+from txnstore.transactions.transaction import LockedTransaction, complete_if_possible
+
+_OWNER_OF_PRODUCER: Final = union_all(
+    select(transactions.c.transactional_id).where(transactions.c.producer_id == bindparam("of_producer_id")),
+    select(transaction_writers.c.transactional_id).where(
+        transaction_writers.c.writer_producer_id == bindparam("of_producer_id")
+    ),
+)
+_IS_PRODUCER: Final = is_listed("of_producer_ids", transactions.c.producer_id)
+_KNOWN_PRODUCERS: Final = HotStatement(
+    union_all(
+        select(transactions.c.producer_id).where(_IS_PRODUCER),
+        select(transaction_writers.c.writer_producer_id).where(
+            is_listed("of_producer_ids", transaction_writers.c.writer_producer_id)
+        ),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenInPartition:
+    """A transaction as a partition knows it: DescribeProducers shows these numbers."""
+
+    partition_id: int
+    producer: ProducerIdentity
+    """The producer and the epoch of its records."""
+
+    coordinator_epoch: int = 0
+
+
+def abort_open_transaction(
+    store: Store, target: OpenInPartition, cluster: Cluster | None = None, *, retry_timeout_ms: int | None = None
+) -> None:
+    """Abort the transaction that is open in a partition; its producer learns of it with its next request.
+
+    Raises:
+        UnknownTopicOrPartition: the partition is not in this database.
+        InvalidTransactionState: the producer has no transaction open there, or it is decided to commit.
+        InvalidProducerEpoch: the open transaction is of another epoch.
+        TransactionCoordinatorFenced: the partition has a marker of a newer coordinator.
+        TxnStoreError: the database that coordinates the transaction cannot be reached or refuses.
+    """
+    others = several(cluster)
+    coordinator = store if others is None else others.coordinator_of_producer(target.producer.producer_id)
+    if coordinator is store:
+        owner = store.write(
+            # As it is then: it may hear of other databases in between.
+            lambda connection: _abort_owner(target, Locality.of(store, cluster), connection),
+            wakes_readers=True,
+            retry_timeout_ms=retry_timeout_ms,
+        )
+    else:
+        owner = _abort_elsewhere(store, coordinator, Locality.of(coordinator, cluster), target, retry_timeout_ms)
+    if owner is not None:
+        complete_if_possible(coordinator, cluster, owner)
+
+
+def abort_open_transactions(store: Store, targets: Sequence[OpenInPartition], cluster: Cluster | None = None) -> int:
+    """Abort many that are open in partitions of this database; return how many: those that are over are left out.
+
+    Those that no coordinator knows get their markers by a few database transactions.
+
+    Raises:
+        TxnStoreError: as `abort_open_transaction`, of one of them; those before it are aborted.
+    """
+    portions = Portions(rows_max=ABORTED_MAX, held_seconds=HELD_SECONDS)
+    count = 0
+    left = targets
+    while left:
+        size = max(ABORTED_MIN, portions.rows)
+        some, left = left[:size], left[size:]
+        unknown = _unknown_to_coordinators(store, some, cluster)
+        ended: Collection[OpenInPartition] = ()
+        if unknown:
+            work = partial(_end_in_partitions, unknown)
+            ended = portions.write(store, work, wakes_readers=True, is_awaited=True)
+        count += len(ended)
+        for target in some:
+            if target in ended:
+                continue
+            try:
+                abort_open_transaction(store, target, cluster)
+            except InvalidTransactionState:
+                # Somebody else has ended it.
+                continue
+            count += 1
+    return count
+
+
+def _unknown_to_coordinators(
+    store: Store, targets: Sequence[OpenInPartition], cluster: Cluster | None
+) -> list[OpenInPartition]:
+    """Return those whose producers no transactional id has or will ever have: a producer id is given out once."""
+    others = several(cluster)
+    by_coordinator: dict[int, list[OpenInPartition]] = {}
+    for target in targets:
+        number = store.database_id if others is None else coordinator_of_producer(target.producer.producer_id)
+        by_coordinator.setdefault(number, []).append(target)
+    unknown: list[OpenInPartition] = []
+    for number, some in by_coordinator.items():
+        coordinator = store if others is None else others.own(number)
+        these = _IS_PRODUCER.parameters({target.producer.producer_id for target in some})
+        known = set(coordinator.read(lambda connection, these=these: _KNOWN_PRODUCERS.values(connection, these)))  # type: ignore[misc]
+        unknown += (target for target in some if target.producer.producer_id not in known)
+    return unknown
+
+
+def _end_in_partitions(targets: Sequence[OpenInPartition], connection: Connection) -> set[OpenInPartition]:
+    """Write the markers that no coordinator will write; return for which: the others are looked at by themselves."""
+    lock_heads(connection, {target.partition_id for target in targets})
+    states = read_marked_producers(connection, [_key_of(target) for target in targets])
+    ended: dict[ProducerKey, OpenInPartition] = {}
+    for target in targets:
+        try:
+            _check_state(states.get(_key_of(target)), target)
+        except TxnStoreError:
+            continue
+        ended[_key_of(target)] = target
+    write_markers(connection, [_marker_of(target) for target in ended.values()])
+    return set(ended.values())
+
+
+def _abort_elsewhere(
+    store: Store,
+    coordinator: Store,
+    locality: Locality | None,
+    target: OpenInPartition,
+    retry_timeout_ms: int | None,
+) -> str | None:
+    """Do the same where the partition lives in another database than the transaction; return the transactional id."""
+    store.read(lambda connection: _check_open(connection, target), retry_timeout_ms=retry_timeout_ms)
+    work = partial(_abort_owner, target, locality)
+    owner = coordinator.write(work, wakes_readers=True, retry_timeout_ms=retry_timeout_ms)
+    if owner is None:
+        store.write(
+            lambda connection: _end_in_partition(connection, target),
+            wakes_readers=True,
+            retry_timeout_ms=retry_timeout_ms,
+        )
+    return owner
+
+
+def _abort_owner(target: OpenInPartition, locality: Locality | None, connection: Connection) -> str | None:
+    """Abort the transaction at its coordinator, if it has one; return its transactional id.
+
+    A partition of this database without one gets its marker here.
+    """
+    is_here = locality is None or not locality.partitions_elsewhere(connection, [target.partition_id])
+    of_producer = {"of_producer_id": target.producer.producer_id}
+    owner = connection.execute(_OWNER_OF_PRODUCER, of_producer).scalars().first()
+    work = None if owner is None else LockedTransaction.lock(connection, owner, locality)
+    row = None if work is None else work.row
+
+    def end_here() -> None:
+        if is_here:
+            _end_in_partition(connection, target)
+
+    if work is None or row is None or row.begin_epoch != target.producer.epoch:
+        end_here()
+        return None
+    participants = rows.participants_of(connection, row.transactional_id)
+    is_own = row.producer_id == target.producer.producer_id
+    partition_ids = participants.partition_ids if is_own else participants.writers.get(target.producer.producer_id, ())
+    is_listed = target.partition_id in partition_ids
+    if not is_own and not is_listed:
+        # Damage: of a writer, nobody but this knows.
+        end_here()
+        return None
+    # The lock of the transaction's row keeps its producer away; the heads are locked later, all in their order.
+    if is_here:
+        _check_open(connection, target)
+    if row.state is TransactionState.ONGOING:
+        if not is_listed:
+            # Damage: it is aborted here as everywhere else.
+            rows.add_partitions(connection, row.transactional_id, [target.partition_id])
+        work.fence_and_abort(FenceReason.ADMIN, "by an administrator")
+    elif not is_listed:
+        end_here()
+        return None
+    elif row.state is TransactionState.PREPARE_COMMIT:
+        raise InvalidTransactionState(
+            f"the transaction of {row.transactional_id[:80]!r} is decided to commit; recovery will complete it"
+        )
+    else:
+        work.finish()
+    work.save("administrator")
+    return row.transactional_id
+
+
+def _end_in_partition(connection: Connection, target: OpenInPartition) -> None:
+    """Write the marker that no coordinator will write."""
+    lock_heads(connection, [target.partition_id])
+    _check_open(connection, target)
+    write_markers(connection, [_marker_of(target)])
+
+
+def _marker_of(target: OpenInPartition) -> Marker:
+    # Above the epoch of the records, as every marker.
+    identity = ProducerIdentity(target.producer.producer_id, target.producer.epoch + 1)
+    return Marker(target.partition_id, identity, ControlType.ABORT, target.coordinator_epoch)
+
+
+def _key_of(target: OpenInPartition) -> ProducerKey:
+    return target.partition_id, target.producer.producer_id
+
+
+def _check_open(connection: Connection, target: OpenInPartition) -> None:
+    key = _key_of(target)
+    _check_state(read_marked_producers(connection, [key]).get(key), target)
+
+
+def _check_state(state: MarkedProducer | None, target: OpenInPartition) -> None:
+    if state is None or state.transaction_first_offset is None:
+        raise InvalidTransactionState(
+            f"producer {target.producer.producer_id} has no open transaction in this partition; describe_producers"
+            " shows who has"
+        )
+    if state.epoch != target.producer.epoch:
+        raise InvalidProducerEpoch(
+            f"the open transaction of producer {target.producer.producer_id} is of epoch {state.epoch}, not"
+            f" {target.producer.epoch}"
+        )
+    if target.coordinator_epoch < state.coordinator_epoch:
+        raise TransactionCoordinatorFenced(
+            f"the partition has a marker of coordinator epoch {state.coordinator_epoch}, newer than"
+            f" {target.coordinator_epoch}"
+        )
