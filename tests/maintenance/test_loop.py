@@ -8,6 +8,7 @@ import threading
 import pytest
 from sqlalchemy import delete
 
+from tests.transactions.bench import bench_on
 from txnstore.config import STORE_SETTINGS
 from txnstore.db.cluster.catalogue import change_store_settings
 from txnstore.db.portions import FOUND_MAX
@@ -16,6 +17,7 @@ from txnstore.errors import StoreUnavailable
 from txnstore.maintenance.duties import ABORT_INTERVAL, DUTIES, LONG_DUTIES, REMOVE_INTERVAL
 from txnstore.maintenance.loop import LOOK_AGAIN_SECONDS, Maintenance
 from txnstore.maintenance.turns import MaintenanceDuty
+from txnstore.transactions.protocol import TransactionState
 
 DAY_MS = 86_400_000
 
@@ -313,3 +315,63 @@ def test_what_readers_wait_for_is_looked_for_every_second_however_long_the_inter
     noted = [duty._replace(load=lambda: note) for duty in waited_for]
     Maintenance(shared_store, duties=noted, monotonic_seconds=time.monotonic_seconds).run(time)
     assert done == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+class ShortTime(Time):
+    """For a loop that waits no time and does nothing it would never be over."""
+
+    def wait(self, timeout=0.0):
+        assert len(self.waits) < 100
+        return super().wait(timeout)
+
+
+def test_what_others_wait_for_and_is_not_finished_goes_on_at_once(fresh, shared_store, shared_clock):
+    """Also between the looks for what is due."""
+    time, left, done = ShortTime(shared_clock, 9), [0], []
+
+    def work(_):
+        count = min(FOUND_MAX, left[0])
+        left[0] -= count
+        done.append((time.elapsed_seconds(), count))
+        return count
+
+    time.at_time = {5: lambda: left.__setitem__(0, 2 * FOUND_MAX + 1)}
+    often = MaintenanceDuty("often", ABORT_INTERVAL, lambda: work, interval_max_seconds=1.0)
+    Maintenance(shared_store, duties=[often], monotonic_seconds=time.monotonic_seconds).run(time)
+    assert [each for each in done if each[1]] == [(5.0, FOUND_MAX), (5.0, FOUND_MAX), (5.0, 1)]
+    assert [at for at, count in done if not count] == [0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 7.0, 8.0]
+
+
+def test_a_duty_that_knows_when_there_is_more_to_do_is_done_then(fresh, shared_store, shared_clock):
+    time = Time(shared_clock, 4)
+    done = []
+
+    def work(portion):
+        done.append(time.elapsed_seconds())
+        portion.again_seconds = {0.0: 0.25, 0.25: 5.0, 1.25: None, 2.25: 0.5}.get(done[-1])
+        return 0
+
+    often = MaintenanceDuty("often", ABORT_INTERVAL, lambda: work, interval_max_seconds=1.0)
+    Maintenance(shared_store, duties=[often], monotonic_seconds=time.monotonic_seconds).run(time)
+    assert done == [0.0, 0.25, 1.25, 2.25, 2.75, 3.75]
+
+
+def test_a_transaction_is_aborted_as_soon_as_its_time_is_up(store, clock):
+    bench = bench_on(store, clock)
+    time = Time(bench.clock, 3)
+    opened = {name: bench.started(timeout_ms=timeout_ms) for name, timeout_ms in (("a", 1_600), ("b", 1_650))}
+    for producer in opened.values():
+        producer.send(bench.partition_ids[0], b"a")
+    aborted: dict[str, float] = {}
+
+    class Noting:
+        def due(self, count):
+            pass
+
+        def portion(self, duty, count, seconds):
+            for name, producer in opened.items():
+                if bench.row(producer.transactional_id).state is TransactionState.COMPLETE_ABORT:
+                    aborted.setdefault(name, time.elapsed_seconds())
+
+    Maintenance(bench.store, observer=Noting(), monotonic_seconds=time.monotonic_seconds).run(time)
+    assert aborted == {"a": 1.601, "b": 1.651}

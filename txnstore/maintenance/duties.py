@@ -35,9 +35,16 @@ def _decided() -> Work:
 
 
 def _timed_out() -> Work:
-    from txnstore.transactions.recovery import abort_timed_out
+    from txnstore.transactions.recovery import abort_timed_out, next_timeout_ms
 
-    return lambda portion: len(abort_timed_out(portion.store, portion.cluster, portion.portions))
+    def work(portion: Portion) -> int:
+        count = len(abort_timed_out(portion.store, portion.cluster, portion.portions))
+        left_ms = next_timeout_ms(portion.store)
+        # What could not be aborted is looked at again when it is its time, as everything is.
+        portion.again_seconds = None if left_ms is None or left_ms <= 0 else left_ms / 1000
+        return count
+
+    return work
 
 
 def _cluster_branches() -> Work:

@@ -54,7 +54,7 @@ class Maintenance:
         self._duties = duties
         self._observer = observer or NOBODY
         self._monotonic_seconds = monotonic_seconds
-        #: When those were done that are done more often than the store says.
+        #: When those are due that are done more often than the store says.
         self._often: dict[str, float] = {}
         #: Of the duties that are not finished: how much was done so far.
         self._so_far: dict[str, int] = {}
@@ -110,8 +110,9 @@ class Maintenance:
             observer=self._observer,
             monotonic_seconds=self._monotonic_seconds,
         )
-        for name in (*turn.done, *turn.failed):
-            self._often[name] = self._monotonic_seconds()
+        for duty in duties:
+            if duty.name in turn.done or duty.name in turn.failed:
+                self._often[duty.name] = self._monotonic_seconds() + _often_seconds(duty, turn)
         return turn
 
     def _do_often(self, stop: threading.Event) -> float:
@@ -121,14 +122,17 @@ class Maintenance:
             if duty.interval_max_seconds == math.inf:
                 continue
             now_seconds = self._monotonic_seconds()
-            if self._often.get(duty.name, -math.inf) + duty.interval_max_seconds <= now_seconds and not stop.is_set():
-                self._often[duty.name] = now_seconds
+            # What is not finished waits for nothing but the other duties' turn.
+            is_due = duty.name in self._so_far or self._often.get(duty.name, -math.inf) <= now_seconds
+            if is_due and not stop.is_set():
                 turn = do_unleased(self._store, self._cluster, duty)
-                self._observer.portion(duty.name, turn.done.get(duty.name), self._monotonic_seconds() - now_seconds)
+                done_seconds = self._monotonic_seconds()
+                self._often[duty.name] = min(
+                    now_seconds + duty.interval_max_seconds, done_seconds + _often_seconds(duty, turn)
+                )
+                self._observer.portion(duty.name, turn.done.get(duty.name), done_seconds - now_seconds)
                 self._noted(turn)
-            left_seconds = (
-                self._often.get(duty.name, now_seconds) + duty.interval_max_seconds - self._monotonic_seconds()
-            )
+            left_seconds = self._often.get(duty.name, now_seconds) - self._monotonic_seconds()
             next_seconds = min(next_seconds, 0.0 if duty.name in self._so_far else left_seconds)
         return next_seconds
 
@@ -153,3 +157,8 @@ class Maintenance:
                     extra={"event": "duty_done", "store": str(self._store.url), "duty": name, "count": total},
                 )
         return finished
+
+
+def _often_seconds(duty: MaintenanceDuty, turn: Turn) -> float:
+    """Return after how many seconds a duty is to be done again that others wait for, whatever the store says."""
+    return min(duty.interval_max_seconds, turn.again_seconds.get(duty.name, math.inf))

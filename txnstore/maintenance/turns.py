@@ -36,8 +36,17 @@ class Portion:
     position: str | None = None
     """Where the one before ended, for duties that cannot tell by what is left; the duty says where this one has."""
 
+    again_seconds: float | None = None
+    """After how many seconds there will be something to do again, if the duty knows."""
+
     has_newest_settings: bool = False
     """Whether a duty of this turn has asked the controller for them: the others need not."""
+
+    def begin(self, position: str | None) -> None:
+        """Begin the next duty, which the last time ended at `position`."""
+        self.position = position
+        self.again_seconds = None
+        self.portions.was_told_over = False
 
 
 #: Does a portion of a duty and returns how much was done: FOUND_MAX or more, or all that there was; or `portions` are
@@ -97,6 +106,9 @@ class Turn:
     """Of which duties something is left; those that were not begun for want of time are among them."""
 
     failed: dict[str, Exception] = field(default_factory=dict)
+    again_seconds: dict[str, float] = field(default_factory=dict)
+    """Of the duties that know: after how many seconds there will be something to do again."""
+
     next_seconds: float = 0.0
     """After how many seconds something may be due again; 0: something is now."""
 
@@ -177,7 +189,7 @@ def do_unleased(store: Store, cluster: Cluster | None, duty: MaintenanceDuty) ->
 
 
 def _do(duty: MaintenanceDuty, lease: DutyLease, portion: Portion, turn: Turn) -> PortionOutcome:
-    portion.position, portion.portions.was_told_over = lease.position, False
+    portion.begin(lease.position)
     try:
         count = duty.load()(portion)
     except Exception as error:  # noqa: BLE001 - neither an outage nor a bug in one duty leaves the others undone
@@ -186,6 +198,8 @@ def _do(duty: MaintenanceDuty, lease: DutyLease, portion: Portion, turn: Turn) -
     # One that only looked, however long that took, has left nothing.
     is_unfinished = count >= FOUND_MAX or portion.position is not None or portion.portions.was_told_over
     turn.done[duty.name] = count
+    if portion.again_seconds is not None:
+        turn.again_seconds[duty.name] = portion.again_seconds
     if is_unfinished:
         turn.unfinished.append(duty.name)
     return PortionOutcome(duty.name, lease.begun_ms, is_unfinished, portion.position)
