@@ -41,7 +41,7 @@ class Time(threading.Event):
         return (self.clock.now_ms() - self.begin_ms) / 1000
 
     def pass_by(self, seconds):
-        self.clock.advance(int(seconds * 1000))
+        self.clock.advance(round(seconds * 1000))
 
     def is_set(self):
         return self._stopped or self.elapsed_seconds() >= self._stop_seconds
