@@ -103,6 +103,7 @@ def at_each_step(call: AtStep) -> Iterator[None]:
             record.info.pop(CONNECTION_CHECK, None)
 
     # On the class: engines that are made meanwhile are seen as well.
+    were_listened_to = Engine._has_events
     event.listen(Pool, "checkout", checked_out)
     event.listen(Engine, "before_cursor_execute", before)
     event.listen(Engine, "after_cursor_execute", after)
@@ -112,6 +113,8 @@ def at_each_step(call: AtStep) -> Iterator[None]:
         event.remove(Engine, "before_cursor_execute", before)
         event.remove(Engine, "after_cursor_execute", after)
         event.remove(Pool, "checkout", checked_out)
+        # SQLAlchemy leaves it at that, and each statement from then on would ask who listens.
+        Engine._has_events = were_listened_to
 
 
 def is_commit(statement: str) -> bool:

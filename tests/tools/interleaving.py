@@ -648,6 +648,7 @@ def _steps_seen() -> Iterator[None]:
     has_listeners = statements.has_listeners
     # What is no actor's is no step: it goes the short way, as statements do that nobody listens to.
     statements.has_listeners = lambda connection: current_actor() is not None and has_listeners(connection)
+    were_listened_to = Engine._has_events
     event.listen(Engine, "before_cursor_execute", _before)
     event.listen(Engine, "after_cursor_execute", _after)
     try:
@@ -656,6 +657,8 @@ def _steps_seen() -> Iterator[None]:
         statements.has_listeners = has_listeners
         event.remove(Engine, "before_cursor_execute", _before)
         event.remove(Engine, "after_cursor_execute", _after)
+        # SQLAlchemy leaves it at that, and each statement from then on would ask who listens.
+        Engine._has_events = were_listened_to
 
 
 def _before(connection: Any, cursor: Any, statement: str, *_: object) -> None:

@@ -13,7 +13,7 @@ from txnstore.testing.manual_clock import ManualClock
 
 ENTRIES = 120
 #: Of so many the journal is kept.
-LAST_ONES = 16
+LAST_ONES = 4
 _DAY_MS = 86_400_000
 
 
