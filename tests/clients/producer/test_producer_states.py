@@ -22,7 +22,6 @@ from tests.clients.steps import (
     time_out,
     values,
 )
-from tests.databases import on_sqlite_alone
 from txnstore import KafkaError, Producer, TopicPartition
 from txnstore.testing.manual_clock import ManualClock
 from txnstore.transactions.recovery import abort_by_administrator
@@ -575,7 +574,7 @@ class ClosingClock(ManualClock):
         return super().now_ms()
 
 
-@on_sqlite_alone
+@pytest.mark.variants_on_sqlite
 @pytest.mark.parametrize("is_known", [True, False])
 @pytest.mark.parametrize("is_first", [True, False])
 def test_a_record_whose_producer_is_closed_as_it_is_produced_is_refused(make_producer, url, is_known, is_first):
