@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 
 import pytest
@@ -33,9 +34,11 @@ class Time(threading.Event):
         self.at_time = {}
         self._stop_seconds = stop_after_seconds
         self._stopped = False
+        #: What the clock, which has whole milliseconds, could not be moved on by.
+        self._rest_seconds = 0.0
 
     def monotonic_seconds(self):
-        return self.clock.now_ms() / 1000
+        return self.clock.now_ms() / 1000 + self._rest_seconds
 
     def elapsed_seconds(self):
         return (self.clock.now_ms() - self.begin_ms) / 1000
@@ -52,6 +55,8 @@ class Time(threading.Event):
     def wait(self, timeout=0.0):
         self.waits.append(timeout)
         self.pass_by(timeout)
+        # What is due in the last digit of a float only: a wait that takes no time at all would never end.
+        self._rest_seconds += timeout if round(timeout * 1000) == 0 else 0.0
         for seconds in [due for due in self.at_time if due <= self.elapsed_seconds()]:
             self.at_time.pop(seconds)()
         return self.is_set()
@@ -340,6 +345,20 @@ def test_what_others_wait_for_and_is_not_finished_goes_on_at_once(fresh, shared_
     Maintenance(shared_store, duties=[often], monotonic_seconds=time.monotonic_seconds).run(time)
     assert [each for each in done if each[1]] == [(5.0, FOUND_MAX), (5.0, FOUND_MAX), (5.0, 1)]
     assert [at for at, count in done if not count] == [0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 7.0, 8.0]
+
+
+def test_what_is_done_beside_its_lease_begins_no_portion_after_the_stop(fresh, shared_store, shared_clock):
+    time, left_seconds = Time(shared_clock, 5), []
+
+    def work(portion):
+        if left_seconds:
+            time.set()
+        left_seconds.append(portion.portions.left_seconds)
+        return 0
+
+    often = MaintenanceDuty("often", ABORT_INTERVAL, lambda: work, interval_max_seconds=1.0)
+    Maintenance(shared_store, duties=[often], monotonic_seconds=time.monotonic_seconds).run(time)
+    assert left_seconds == [math.inf, 0.0]
 
 
 def test_a_duty_that_knows_when_there_is_more_to_do_is_done_then(fresh, shared_store, shared_clock):

@@ -125,7 +125,7 @@ class Maintenance:
             # What is not finished waits for nothing but the other duties' turn.
             is_due = duty.name in self._so_far or self._often.get(duty.name, -math.inf) <= now_seconds
             if is_due and not stop.is_set():
-                turn = do_unleased(self._store, self._cluster, duty)
+                turn = do_unleased(self._store, self._cluster, duty, Portions(stop=stop))
                 done_seconds = self._monotonic_seconds()
                 self._often[duty.name] = min(
                     now_seconds + duty.interval_max_seconds, done_seconds + _often_seconds(duty, turn)

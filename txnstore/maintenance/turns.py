@@ -181,10 +181,10 @@ def take_turn(
     return turn
 
 
-def do_unleased(store: Store, cluster: Cluster | None, duty: MaintenanceDuty) -> Turn:
+def do_unleased(store: Store, cluster: Cluster | None, duty: MaintenanceDuty, portions: Portions | None = None) -> Turn:
     """Do a duty beside whoever holds it: for what costs less than to ask who does."""
     turn = Turn()
-    _do(duty, DutyLease(duty.name, 0), Portion(store, cluster, Portions()), turn)
+    _do(duty, DutyLease(duty.name, 0), Portion(store, cluster, portions or Portions()), turn)
     return turn
 
 
