@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, event
 
+from txnstore.db.portions import Portions
 from txnstore.errors import StoreBusy, StoreUnavailable, UnknownTopicOrPartition
 from txnstore.transactions import recovery, rows, together
 from txnstore.transactions.protocol import FenceReason, TransactionState
@@ -184,6 +186,44 @@ def test_one_that_is_damaged_keeps_no_other_one_open(own_bench) -> None:
         recovery.abort_timed_out(bench.store)
     assert bench.row(damaged.transactional_id).state is S.ONGOING
     assert bench.row(free.transactional_id).state is S.COMPLETE_ABORT
+
+
+def test_one_that_the_rules_cannot_abort_keeps_no_other_one_open(own_bench) -> None:
+    bench = own_bench
+    damaged, free = begin(bench, 1_000), begin(bench, 1_000)
+    # No marker of the epochs that it has left would end records of this one.
+    bench.set_row(damaged.transactional_id, begin_epoch=7)
+    bench.clock.advance(1_001)
+    assert abort_overdue(bench.store) == AGAIN_MS
+    with pytest.raises(AssertionError, match="a marker's epoch is above that of its records"):
+        recovery.abort_timed_out(bench.store)
+    assert bench.row(damaged.transactional_id).state is S.ONGOING
+    assert bench.row(free.transactional_id).state is S.COMPLETE_ABORT
+
+
+@pytest.mark.parametrize("why", ["refused together", "busy"])
+def test_whoever_is_told_to_stop_waits_for_no_further_one(own_bench, monkeypatch, why) -> None:
+    bench = own_bench
+    names = [begin(bench, 1_000).transactional_id for _ in range(3)]
+    bench.clock.advance(1_001)
+    stop = threading.Event()
+    asked: list[str] = []
+
+    def together_not(some, *_: object) -> TimedOut:
+        if why == "busy":
+            return TimedOut((), busy=some)
+        raise StoreBusy
+
+    def wait_for_one(_: object, transactional_id: str, *__: object, **___: object) -> bool:
+        asked.append(transactional_id)
+        stop.set()
+        return False
+
+    monkeypatch.setattr(recovery, "abort_together", together_not)
+    monkeypatch.setattr(recovery, "abort_if_timed_out", wait_for_one)
+    monkeypatch.setattr(bench.store, "limits", replace(bench.store.limits, retry_timeout_ms=0))
+    assert recovery.abort_timed_out(bench.store, portions=Portions(stop=stop)) == ()
+    assert asked == names[:1]
 
 
 @pytest.mark.parametrize(

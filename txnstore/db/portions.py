@@ -77,9 +77,14 @@ class Portions:
         return resized
 
     @property
+    def is_stopped(self) -> bool:
+        """Whether whoever does the portions was told to stop."""
+        return self._stop is not None and self._stop.is_set()
+
+    @property
     def left_seconds(self) -> float:
         """How long a portion may still begin."""
-        if self._stop is not None and self._stop.is_set():
+        if self.is_stopped:
             return 0.0
         return max(0.0, self._until_seconds - self._monotonic_seconds())
 

@@ -222,7 +222,7 @@ class _AbortedPortion:
     busy: Sequence[str] = ()
     """Those that somebody is at work on."""
 
-    error: TxnStoreError | None = None
+    error: TxnStoreError | AssertionError | None = None
     """Why one of them could not be aborted; those behind it were tried all the same if somebody waits for them."""
 
 
@@ -241,29 +241,38 @@ def _abort_portion(
     except StoreUnavailable as error:
         portion.error = error
         return portion
-    except TxnStoreError as error:
-        # Of one of them something is damaged, or somebody holds what it needs: that keeps no other one open.
+    except (TxnStoreError, AssertionError) as error:
+        # Of one of them something is damaged, also so that no rule has a move for it (`protocol.check_change`), or
+        # somebody holds what it needs: that keeps no other one open.
         _log.debug("%s transactions could not be aborted together for their age: %s", len(some), error)
         done = TimedOut(aborted=(), unusual=some)
     portion.together = done.aborted
     _complete_if_possible(store, cluster, done.undelivered)
     portion.aborted.extend(done.aborted)
     portion.busy = done.busy
-    _abort_each(store, done.unusual, cluster, portion, waits=waits)
+    _abort_each(store, done.unusual, cluster, portion, portions, waits=waits)
     return portion
 
 
 def _abort_each(
-    store: Store, some: Sequence[str], cluster: Cluster | None, portion: _AbortedPortion, *, waits: bool
+    store: Store,
+    some: Sequence[str],
+    cluster: Cluster | None,
+    portion: _AbortedPortion,
+    portions: Portions,
+    *,
+    waits: bool,
 ) -> None:
-    """Abort them one by one."""
+    """Abort them one by one, each of which may wait for long."""
     for transactional_id in some:
+        if portions.is_stopped:
+            break
         try:
             if abort_if_timed_out(store, transactional_id, cluster, waits=waits, retry_timeout_ms=None if waits else 0):
                 portion.aborted.append(transactional_id)
             else:
                 portion.left.append(transactional_id)
-        except TxnStoreError as error:
+        except (TxnStoreError, AssertionError) as error:
             portion.error = portion.error or error
             if not waits:
                 break
@@ -365,6 +374,7 @@ def abort_timed_out(store: Store, cluster: Cluster | None = None, portions: Port
 
     Raises:
         TxnStoreError: some of them could not be aborted now; all others are.
+        AssertionError: the same, for a row that is damaged: no rule has a move for it.
     """
     portions = portions or Portions()
     own = portions.resized(ABORTED_FIRST, rows_max=ABORTED_MAX, held_seconds=HELD_SECONDS)
@@ -381,7 +391,7 @@ def _abort_timed_out(
 ) -> tuple[str, ...]:
     aborted: list[str] = []
     busy: list[str] = []
-    failed: TxnStoreError | None = None
+    failed: TxnStoreError | AssertionError | None = None
 
     def abort(some: Sequence[str]) -> _AbortedPortion:
         nonlocal failed
@@ -407,8 +417,10 @@ def _abort_timed_out(
             break
     # Whoever was at work on these is done with most of them by now, and with the rest soon.
     for some in chunks(busy, ABORTED_MAX):
+        if portions.is_over:
+            break
         portion = abort(some)
-        _abort_each(store, portion.busy, cluster, portion, waits=True)
+        _abort_each(store, portion.busy, cluster, portion, own, waits=True)
         failed = failed or portion.error
         aborted += portion.aborted
     if failed is not None:
