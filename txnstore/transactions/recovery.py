@@ -62,7 +62,8 @@ OPEN_MAX: Final = 20
 HELP_SECONDS: Final = 0.1
 #: How many are aborted together first: about as many as then may be.
 ABORTED_FIRST: Final = 200
-#: However long fewer have held their locks: what a portion takes at least goes to its statements, not to its rows.
+#: However long fewer have held their locks: what a portion takes at least goes to its statements, not to its rows.  Of
+#: those that have written to several partitions it is as many as have so many markers.
 ABORTED_MIN: Final = 200
 #: Of more than that each would take as long.
 ABORTED_MAX: Final = 500
@@ -175,7 +176,7 @@ def abort_overdue(store: Store, cluster: Cluster | None = None) -> int | None:
     """
     portions = Portions(seconds=HELP_SECONDS, held_seconds=HELD_SECONDS, rows_max=ABORTED_MAX)
     portions.rows = ABORTED_FIRST
-    again_ms, aborted = None, 0
+    again_ms, aborted, least = None, 0, ABORTED_MIN
     page: dict[str, Any] = {**_FIRST_DEADLINE, "count_max": LOOKED_AT_FIRST}
     while found := store.read(partial(_next_deadlines, page), retry_timeout_ms=0):
         late = [row.transactional_id for row in found if row.left_ms < 0]
@@ -183,13 +184,14 @@ def abort_overdue(store: Store, cluster: Cluster | None = None) -> int | None:
         while left:
             if aborted and portions.is_over:
                 return 0
-            size = max(ABORTED_MIN, portions.rows)
+            size = max(least, portions.rows)
             some, left = left[:size], left[size:]
             # Whoever has the lock of one, perhaps for long, is at work on it: the reader that is helped here does not
             # wait, and those behind it have their turn.
             portion = _abort_portion(store, some, cluster, portions, waits=False)
             log_timed_out(store, *portion.together)
             aborted += len(portion.aborted)
+            least = portion.next_min
             if portion.error is not None:
                 # Others can, or the next look.
                 _log.debug("a transaction could not be aborted for its age: %s", portion.error)
@@ -222,6 +224,9 @@ class _AbortedPortion:
     busy: Sequence[str] = ()
     """Those that somebody is at work on."""
 
+    next_min: int = 1
+    """How many the next portion takes at least, if its transactions are as these."""
+
     error: TxnStoreError | AssertionError | None = None
     """Why one of them could not be aborted; those behind it were tried all the same if somebody waits for them."""
 
@@ -229,7 +234,7 @@ class _AbortedPortion:
 def _abort_portion(
     store: Store, some: Sequence[str], cluster: Cluster | None, portions: Portions, *, waits: bool
 ) -> _AbortedPortion:
-    portion = _AbortedPortion()
+    portion = _AbortedPortion(next_min=ABORTED_MIN)
     try:
         done = portions.write(
             store,
@@ -247,6 +252,8 @@ def _abort_portion(
         _log.debug("%s transactions could not be aborted together for their age: %s", len(some), error)
         done = TimedOut(aborted=(), unusual=some)
     portion.together = done.aborted
+    if done.marker_count > len(done.aborted):
+        portion.next_min = max(1, ABORTED_MIN * len(done.aborted) // done.marker_count)
     _complete_if_possible(store, cluster, done.undelivered)
     portion.aborted.extend(done.aborted)
     portion.busy = done.busy
@@ -391,6 +398,7 @@ def _abort_timed_out(
 ) -> tuple[str, ...]:
     aborted: list[str] = []
     busy: list[str] = []
+    least = ABORTED_MIN
     failed: TxnStoreError | AssertionError | None = None
 
     def abort(some: Sequence[str]) -> _AbortedPortion:
@@ -403,9 +411,10 @@ def _abort_timed_out(
     for page in _all_timed_out(store):
         left: Sequence[str] = page
         while left:
-            size = min(max(ABORTED_MIN, own.rows), ABORTED_IN_A_ROW - len(aborted))
+            size = min(max(least, own.rows), ABORTED_IN_A_ROW - len(aborted))
             some, left = left[:size], left[size:]
             portion = abort(some)
+            least = portion.next_min
             aborted += portion.aborted
             busy += portion.busy
             if len(aborted) >= ABORTED_IN_A_ROW:

@@ -132,6 +132,9 @@ class TimedOut:
     unusual: Sequence[str] = ()
     """These are to be aborted by themselves."""
 
+    marker_count: int = field(default=0, compare=False)
+    """About how many markers that took."""
+
 
 def abort_together(transactional_ids: Collection[str], locality: Locality | None, connection: Connection) -> TimedOut:
     """Abort those of the transactions whose time is up; those whose time is not, or that are over, stay as they are.
@@ -143,12 +146,14 @@ def abort_together(transactional_ids: Collection[str], locality: Locality | None
     now_ms = next((row.now_ms for row in found.values()), 0)
     late = _read_late(connection, [found[name] for name in transactional_ids if name in found], now_ms)
     unusual = [name for name, each in late.items() if each.has_branches]
-    undelivered = _abort(connection, [each for each in late.values() if not each.has_branches], locality, now_ms)
+    usual = {name: each for name, each in late.items() if not each.has_branches}
+    undelivered = _abort(connection, usual.values(), locality, now_ms)
     return TimedOut(
-        tuple(name for name, each in late.items() if not each.has_branches),
+        tuple(usual),
         undelivered,
         tuple(name for name in transactional_ids if name not in found),
         tuple(unusual),
+        sum(len(each.partition_ids) + len(each.others) for each in usual.values()),
     )
 
 
