@@ -43,11 +43,14 @@ from txnstore.errors import (
     StoreMoved,
 )
 from txnstore.groups.offsets import commit_offsets
-from txnstore.log.topics import create_topic
-from txnstore.model import GroupMembership, OffsetAndMetadata
+from txnstore.log.append import Append, append
+from txnstore.log.codec import encode
+from txnstore.log.topics import create_topic, get_topic
+from txnstore.model import GroupMembership, OffsetAndMetadata, Record
 from txnstore.moving import move as moving
 from txnstore.moving.move import cancel, move, tell_apart
 from txnstore.participants.adoption import adopt
+from txnstore.testing.invariants import assert_sound
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.recovery import recover
 from txnstore.transactions.transaction import SentOffsets
@@ -341,6 +344,40 @@ def test_what_a_stranger_changes_in_the_target_is_found_and_nothing_is_opened(ur
     assert target.read(read_move).state is MoveState.ARRIVING
     with pytest.raises(StoreMoved, match="being filled by a copy of"):
         open_store(urls_across[1])
+
+
+def test_who_is_refused_meanwhile_makes_no_difference(fresh_url, opened, monkeypatch) -> None:
+    """PostgreSQL does not take back the numbers that he had drawn."""
+    target_url = fresh_url("sqlite")
+    source, target = opened(filled(fresh_url("postgresql"))), opened(target_url)
+    partition_id = source.read(lambda connection: get_topic(connection, "t")).partition_id(0)
+    late = [Append(partition_id, encode([Record(b"late")]))]
+    compare = moving._compare
+
+    def write_first(*arguments):
+        with pytest.raises(StoreMoved):
+            source.write(lambda connection: append(connection, late))
+        return compare(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(moving, "_compare", write_first)
+        move(source, target)
+    with open_store(target_url) as moved:
+        assert moved.write(lambda connection: append(connection, late))[0].base_offset == 10
+        assert_sound(moved)
+
+
+def test_a_target_that_gives_out_numbers_anew_is_not_opened(fresh_url, opened, monkeypatch) -> None:
+    target = opened(fresh_url("sqlite"))
+    source = opened(filled(fresh_url("sqlite")))
+    monkeypatch.setattr(target.backend, "set_next_key", lambda *_: None)
+    with pytest.raises(StoreDamaged, match="and nothing was opened: the next entry_id"):
+        move(source, target)
+
+
+def test_a_position_of_an_earlier_version_is_understood() -> None:
+    earlier = '["topics", [5], 7, true, false]'
+    assert moving.FillPosition.from_json(earlier) == moving.FillPosition("topics", (5,), 7, is_complete=True)
 
 
 def test_a_copy_that_is_cancelled_leaves_the_source_open_and_a_target_that_is_never_opened(

@@ -72,7 +72,7 @@ def digest_of(store: Store, *, told: Callable[[int], None] | None = None) -> dic
     digests[Part(str(stores.name))] = Digest(1, row_digest(of_store))
     for copied in COPIED:
         if copied.own_key is not None:
-            digests[Part(f"the next {copied.own_key}")] = Digest(1, next_key(store, copied))
+            digests[part_of_next_key(copied)] = Digest(1, next_key(store, copied))
     return digests
 
 
@@ -91,6 +91,11 @@ def by_table(digests: Mapping[Part, Digest]) -> dict[str, Digest]:
         if part.table in tables:
             tables[part.table] += digest
     return tables
+
+
+def part_of_next_key(copied: CopiedTable) -> Part:
+    """Return what the key that a table gives out next is counted as."""
+    return Part(f"the next {copied.own_key}")
 
 
 def next_key(store: Store, copied: CopiedTable) -> int:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -45,7 +45,7 @@ from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.schema import outbox, stores
 from txnstore.db.store import Store
 from txnstore.errors import InvalidRequest, OutcomeUnknown, StoreDamaged, StoreMoved
-from txnstore.moving.digests import Digest, by_table, differences, digest_of, next_key
+from txnstore.moving.digests import Digest, by_table, differences, digest_of, next_key, part_of_next_key
 from txnstore.moving.pages import Key, check_texts, key_of, pages
 from txnstore.moving.tables import (
     COPIED,
@@ -98,15 +98,20 @@ class FillPosition:
     is_verified: bool = False
     """Whether it was found to be the same as the source."""
 
+    next_keys: tuple[tuple[str, int], ...] = ()
+    """By table, the keys that it was told to give out next, once all is copied."""
+
     def to_json(self) -> str:
         """Return the text that the row holds."""
-        return json.dumps([self.table, self.after, self.row_count, self.is_complete, self.is_verified])
+        return json.dumps([self.table, self.after, self.row_count, self.is_complete, self.is_verified, self.next_keys])
 
     @classmethod
     def from_json(cls, text: str | None) -> FillPosition:
         """Return the position that a row holds."""
-        table, after, row_count, is_complete, is_verified = json.loads(text or "")
-        return cls(table, tuple(after), row_count, is_complete, is_verified)
+        # Without the last one where an earlier version has begun to copy.
+        table, after, row_count, is_complete, is_verified, *further = json.loads(text or "")
+        next_keys = tuple((name, key) for names in further for name, key in names)
+        return cls(table, tuple(after), row_count, is_complete, is_verified, next_keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +166,7 @@ def move(source: Store, target: Store, *, told: Told | None = None, even_if_dama
         filling = _Filling(source, target, arriving)
         filling.run(lambda *of: tell("copying", *of))
         if not filling.position.is_verified:
-            tables = _compare(source, target, tell)
+            tables = _compare(source, target, dict(filling.position.next_keys), tell)
             remedy = (
                 "the source is the same: `txnstore copy --cancel` opens it again, `txnstore verify` says what to do"
             )
@@ -423,7 +428,7 @@ class _Filling:
                 assert column is not None
                 backend.set_next_key(connection, schema, name, column, key)
 
-        self.settle(replace(self.position, is_complete=True), work)
+        self.settle(replace(self.position, is_complete=True, next_keys=tuple(keys.items())), work)
 
 
 def _left(position: FillPosition) -> Iterator[tuple[CopiedTable, Key | None]]:
@@ -461,8 +466,8 @@ def _check_sound(store: Store, remedy: str, even_if_damaged: bool, told: Callabl
         )
 
 
-def _compare(source: Store, target: Store, tell: Told) -> dict[str, Digest]:
-    """Return what both hold.
+def _compare(source: Store, target: Store, next_keys: Mapping[str, int], tell: Told) -> dict[str, Digest]:
+    """Return what both hold; the target is to give out `next_keys`, by table, next.
 
     Raises:
         StoreDamaged: they differ.
@@ -475,6 +480,11 @@ def _compare(source: Store, target: Store, tell: Told) -> dict[str, Digest]:
         tell("comparing", done, total)
 
     of_source, of_target = digest_of(source, told=count), digest_of(target, told=count)
+    for name, key in next_keys.items():
+        part = part_of_next_key(COPIED_BY_NAME[name])
+        # Who is refused may have drawn a number before, which PostgreSQL does not take back; nobody has used it.
+        if of_source[part].sum_ > key:
+            of_source[part] = Digest(1, key)
     if found := list(differences(of_source, of_target)):
         raise StoreDamaged(
             f"{source.url} and {target.url} do not hold the same, and nothing was opened: {_listed(found)}"
