@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -13,12 +15,12 @@ from tests.relay.kafka_side import Sent
 from tests.relay.running import beside, wait_until
 from tests.relay.stand_in import CALLS, CrashingLibrary
 from tests.relay.store_side import begin, copy, make_topic, make_topic_with, numbered, put, read, ship
-from tests.tools.crashes import Crash, When
+from tests.tools.crashes import Crash, CrashPoint, When
 from txnstore.db.opening import open_store
 from txnstore.db.schema import partition_heads
 from txnstore.db.store import server_now_ms
 from txnstore.log.topics import grow_topic
-from txnstore.relay.errors import RelayFailed, RelayFenced
+from txnstore.relay.errors import KafkaUnavailable, RelayFailed, RelayFenced
 from txnstore.relay.options import OnGap, RelayOptions, RelayStart
 from txnstore.relay.to_kafka import ToKafka
 
@@ -100,6 +102,40 @@ def test_it_begins_where_it_is_told_to_and_only_the_first_time(store, stand_in):
     put(store, "shop", numbered(2, 3))
     assert ship(store, stand_in.cluster(), start=RelayStart.LATEST) == 2
     assert stand_in.side.read("shop") == {0: numbered(2, 3)}
+
+
+class _SecondFailsLibrary:
+    """confluent-kafka's names, whose first producer of partition 1 raises an error when it begins."""
+
+    def __init__(self, error: Callable[[], BaseException]) -> None:
+        """Raise what `error` returns."""
+        self._errors = iter([error])
+
+    def __getattr__(self, name):
+        return getattr(txnstore, name)
+
+    def Producer(self, settings):  # noqa: N802 - it stands for a class
+        if settings["transactional.id"].endswith("-1"):
+            for error in self._errors:
+                raise error()
+        return txnstore.Producer(settings)
+
+
+@pytest.mark.parametrize("dies", [True, False], ids=["dies", "tries again"])
+def test_all_partitions_begin_at_the_ends_that_the_first_look_found(store, stand_in, dies):
+    make_topic(store, "shop", 2)
+    for partition in range(2):
+        put(store, "shop", numbered(3), partition=partition)
+
+    def error():
+        put(store, "shop", numbered(2, 3), partition=1)
+        return Crash(CrashPoint(1, When.BEFORE, "")) if dies else KafkaUnavailable("away")
+
+    with pytest.raises(Crash) if dies else nullcontext():
+        ship(store, stand_in.cluster(_SecondFailsLibrary(error)), start=RelayStart.LATEST)
+    put(store, "shop", numbered(2, 3), partition=0)
+    ship(store, stand_in.cluster(), start=RelayStart.LATEST)
+    assert stand_in.side.read("shop") == {0: numbered(2, 3), 1: numbered(2, 3)}
 
 
 def test_what_comes_up_later_is_shipped_from_its_first_record(store, stand_in, monkeypatch):

@@ -76,6 +76,11 @@ def relay_id_to(cluster_id: str, name: str) -> str:
     return f"to/{cluster_id}/{name}"
 
 
+def start_id_of(relay_id: str) -> str:
+    """Return under what `relay_positions` holds where a relay to Kafka is to begin, before Kafka holds its position."""
+    return f"start/{relay_id}"
+
+
 def relay_id_from(cluster_id: str, name: str) -> str:
     """Return what the relay from this Kafka cluster is called in `relay_positions`."""
     return f"from/{cluster_id}/{name}"

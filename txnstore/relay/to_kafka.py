@@ -18,6 +18,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
+from sqlalchemy import Connection
+
 from txnstore.clients.overdue_help import OverdueHelp
 from txnstore.db.identity import check_original
 from txnstore.db.store import Store
@@ -37,6 +39,7 @@ from txnstore.relay.options import (
     check_relay_name,
     group_of,
     relay_id_to,
+    start_id_of,
     transactional_id_of,
 )
 from txnstore.relay.positions import RelayPosition, begin_relay_positions, check_one_way, read_relay_positions
@@ -67,11 +70,11 @@ class ShippedPartition:
         topic_uuid: str,
         name: str,
         relay_id: str,
-        start: RelayStart,
+        first_offset: int,
         on_gap: OnGap,
         is_stopped: IsStopped,
     ) -> None:
-        """Connect to nothing yet."""
+        """Connect to nothing yet. Without a position in Kafka it begins at `first_offset`; 0: with the first record."""
         self.partition = partition
         self.partition_id = partition_id
         #: The offset of the next record; None until it was read back from Kafka.
@@ -81,7 +84,7 @@ class ShippedPartition:
         self.topic_uuid = topic_uuid
         self._name = name
         self._relay_id = relay_id
-        self._start = start
+        self._first_offset = first_offset
         self._on_gap = on_gap
         self._is_stopped = is_stopped
         self._producer: Any = None
@@ -168,7 +171,7 @@ class ShippedPartition:
                 " relay, and when the topic is deleted in Kafka."
                 " A relay with another --name starts from scratch"
             )
-        position = bounds.log_start_offset if self._start is RelayStart.EARLIEST else bounds.last_stable_offset
+        position = self._first_offset or bounds.log_start_offset
         self._commit(None, position, consumer)
         return position
 
@@ -494,7 +497,11 @@ class ToKafka:
     def _add(self, topic: Topic) -> None:
         patience_seconds = self._options.patience_seconds if self._options.once else None
         known = self._store.read(lambda connection: read_relay_positions(connection, self._relay_id))
+        # What comes up while somebody relays, or beside what was relayed, has records that nobody has seen.
         has_begun = self._looked_at is not None or topic.topic_uuid in {begun.topic_uuid for begun in known.values()}
+        first_offsets: Mapping[PartitionName, int] = {}
+        if self._options.start is RelayStart.LATEST:
+            first_offsets = self._first_offsets(topic, has_begun=has_begun)
         for number, partition_id in enumerate(topic.partition_ids):
             partition = PartitionName(topic.name, number)
             if partition in self._shipped:
@@ -508,8 +515,38 @@ class ToKafka:
                 topic_uuid=topic.topic_uuid,
                 name=self._name,
                 relay_id=self._relay_id,
-                # What comes up while somebody relays, or beside what was relayed, has records that nobody has seen.
-                start=RelayStart.EARLIEST if has_begun else self._options.start,
+                first_offset=first_offsets.get(partition, 0),
                 on_gap=self._options.on_gap,
                 is_stopped=self._stop.is_set,
             )
+
+    def _first_offsets(self, topic: Topic, *, has_begun: bool) -> dict[PartitionName, int]:
+        """Return where the partitions begin that have no position in Kafka yet; 0: with the first record.
+
+        It is written for all of them before Kafka is asked for one: a relay that dies in between, or waits long for
+        one of them, leaves out what the topic held then, no more and no less.
+        """
+        start_id = start_id_of(self._relay_id)
+        ids = {PartitionName(topic.name, number): id_ for number, id_ in enumerate(topic.partition_ids)}
+
+        def begin(connection: Connection) -> dict[PartitionName, RelayPosition]:
+            known = read_relay_positions(connection, start_id)
+            bounds: Mapping[int, Bounds] = {}
+            if not has_begun and topic.topic_uuid not in {begun.topic_uuid for begun in known.values()}:
+                bounds = read_bounds(connection, list(topic.partition_ids))
+            new = {
+                partition: RelayPosition(topic.topic_uuid, bounds[id_].last_stable_offset if id_ in bounds else 0)
+                for partition, id_ in ids.items()
+                if partition not in known
+            }
+            if new:
+                begin_relay_positions(connection, start_id, new)
+            # Another relay may have been faster.
+            return read_relay_positions(connection, start_id)
+
+        begun = self._store.write(begin)
+        return {
+            partition: begun[partition].next_offset
+            for partition in ids
+            if begun[partition].topic_uuid == topic.topic_uuid
+        }
