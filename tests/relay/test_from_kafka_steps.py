@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from typing import NamedTuple
 
 import pytest
@@ -296,3 +297,14 @@ def test_a_cluster_that_says_nothing_is_not_waited_for_for_ever(store, stand_in,
     with pytest.raises(RelayFailed, match="neither records nor the end") as ended:
         copy(store, stand_in.cluster(), patience_seconds=0.0)
     assert ended.value.may_pass
+
+
+def test_what_comes_before_the_first_look_is_no_silence_of_the_cluster(store, stand_in, monkeypatch):
+    stand_in.side.create("shop", 1)
+    stand_in.side.send("shop", numbered(3))
+    consumer = stand_in.side.library.Consumer
+    poll, silences = consumer.poll, iter([True])
+    monkeypatch.setattr(consumer, "poll", lambda *given: None if next(silences, False) else poll(*given))
+    relay = FromKafka(store, stand_in.cluster(), RelayOptions(once=True))
+    relay._heard_at -= 2 * relay._options.patience_seconds
+    assert relay.run(threading.Event()) == 3

@@ -227,6 +227,8 @@ class FromKafka:
         if self._options.once and not self._ends:
             self._ends = {partition: high for partition, (_, high) in bounds.items()}
         self._found = found
+        # From here on: what came before, the store's work for example, was no silence of the cluster.
+        self._heard_at = time.monotonic()
         kafka = self._cluster.library.TopicPartition
         consumer.assign(
             [
@@ -308,6 +310,7 @@ class FromKafka:
         for partition, item in arrived.items():
             self._positions[partition] = item.next_offset
             self.copied_count += len(item.messages)
+        self._heard_at = time.monotonic()
 
     def _copy_up_to_refused(self, arrived: Mapping[PartitionName, Arrived]) -> NoReturn:
         """Copy record by record up to the one that its topic refuses, so that it can be named.
