@@ -20,6 +20,7 @@ from txnstore.clients.consumer import fetcher
 from txnstore.db.opening import open_store
 from txnstore.db.store import Store
 from txnstore.errors import PermissionDenied, StoreBusy, StoreUnavailable
+from txnstore.log.outbox import rows as outbox_rows
 from txnstore.log.outbox.sequencer import OutboxPoller, drain_outbox, sequence_outbox
 from txnstore.outbox import background
 
@@ -217,6 +218,28 @@ def test_closing_moves_what_is_committed(url, store, connect):
     connection.commit()
     outbox.close()
     assert values(store) == [b"v"]
+    assert threads() == []
+
+
+def test_closing_moves_what_takes_several_rounds(url, store, connect, monkeypatch):
+    """A refused row ends a round, and so does a full page."""
+    connection = connect()
+    outbox = Outbox(url)
+    turn = OutboxPoller.turn
+
+    def turn_once_it_is_closed(poller):
+        eventually(lambda: outbox._closed)
+        return turn(poller)
+
+    monkeypatch.setattr(OutboxPoller, "turn", turn_once_it_is_closed)
+    monkeypatch.setattr(outbox_rows, "PAGE_ROWS_MAX", 2)
+    for number in range(3):
+        outbox.produce(connection, "t", b"bad %d" % number, partition=9)
+        connection.commit()
+        outbox.produce(connection, "t", b"good %d" % number)
+        connection.commit()
+    outbox.close(PATIENCE_SECONDS)
+    assert values(store) == [b"good 0", b"good 1", b"good 2"]
     assert threads() == []
 
 

@@ -265,6 +265,26 @@ def test_who_commits_between_the_list_and_the_choice_goes_as_a_whole(store, call
     assert values(store) == [b"late 1", *[b"large"] * 7, b"late 2", b"end"]
 
 
+@only_postgresql
+def test_who_takes_everything_back_between_the_list_and_the_choice_stops_nobody(
+    store, caller, small_pages, monkeypatch
+):
+    large = caller()
+    large.insert(*(b"large" for _ in range(5))).commit()
+    caller().insert(b"after").commit()
+    last_ids = outbox_rows.last_ids_of_callers
+
+    def take_back_and_look(connection):
+        large.connection.execute("DELETE FROM txnstore.outbox WHERE value = %s", (b"large",))
+        large.commit()
+        return last_ids(connection)
+
+    monkeypatch.setattr("txnstore.log.outbox.sequencer.last_ids_of_callers", take_back_and_look)
+    assert sequence_outbox(store) == Sequenced(has_more=True)
+    assert drain_outbox(store) == 1
+    assert values(store) == [b"after"]
+
+
 # --- who is slow, or at it already ------------------------------------------------------------------------------------
 
 

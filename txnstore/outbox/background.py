@@ -57,7 +57,7 @@ class BackgroundSequencer:
             self._changed.notify_all()
 
     def close(self, timeout_seconds: float) -> bool:
-        """Move what is committed once more, let the thread end and wait for it; return whether it has ended."""
+        """Move all that is committed once more, let the thread end and wait for it; return whether it has ended."""
         self.stop()
         return self._thread.close(timeout_seconds)
 
@@ -99,7 +99,7 @@ class BackgroundSequencer:
                     "moving the rows of the outbox failed", extra={"event": "background_work_failed"}
                 )
                 pause_seconds = PAUSE_LAST_SECONDS
-            if closing:
+            if closing and (is_put_off or pause_seconds > 0.0):
                 return
             if time.monotonic() - self._produced_at > BUSY_SECONDS:
                 pause_seconds = max(pause_seconds, IDLE_PAUSE_SECONDS)

@@ -220,7 +220,8 @@ def _choose(connection: Connection, window: Listing) -> _Choice:
     if complete:
         return _Choice(frozenset(complete), last_id, fits=True)
     last_ids = last_ids_of_callers(connection)
-    last_id = min(last_ids[caller_id] for caller_id in callers)
+    # Without those whose rows were all taken back meanwhile.
+    last_id = min((last_ids[caller_id] for caller_id in callers if caller_id in last_ids), default=0)
     return _Choice(frozenset(caller for caller, last in last_ids.items() if last <= last_id), last_id, fits=False)
 
 
