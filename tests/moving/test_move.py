@@ -346,10 +346,10 @@ def test_what_a_stranger_changes_in_the_target_is_found_and_nothing_is_opened(ur
         open_store(urls_across[1])
 
 
-def test_who_is_refused_meanwhile_makes_no_difference(fresh_url, opened, monkeypatch) -> None:
+@pytest.mark.parametrize("urls_across", ["postgresql-sqlite"], indirect=True)
+def test_who_is_refused_meanwhile_makes_no_difference(urls_across, opened, monkeypatch) -> None:
     """PostgreSQL does not take back the numbers that he had drawn."""
-    target_url = fresh_url("sqlite")
-    source, target = opened(filled(fresh_url("postgresql"))), opened(target_url)
+    source, target = opened(filled(urls_across[0])), opened(urls_across[1])
     partition_id = source.read(lambda connection: get_topic(connection, "t")).partition_id(0)
     late = [Append(partition_id, encode([Record(b"late")]))]
     compare = moving._compare
@@ -362,7 +362,7 @@ def test_who_is_refused_meanwhile_makes_no_difference(fresh_url, opened, monkeyp
     with monkeypatch.context() as patched:
         patched.setattr(moving, "_compare", write_first)
         move(source, target)
-    with open_store(target_url) as moved:
+    with open_store(urls_across[1]) as moved:
         assert moved.write(lambda connection: append(connection, late))[0].base_offset == 10
         assert_sound(moved)
 
