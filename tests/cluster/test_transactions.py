@@ -158,6 +158,16 @@ def test_what_is_still_buffered_is_sent_with_the_end(bench: Bench):
     assert_cluster_sound(bench.cluster, at_rest=True)
 
 
+def test_buffered_offsets_of_a_group_elsewhere_count_with_every_commit(sqlite_bench: Bench):
+    """Also where the producer is known already, so that nobody asks whether the group takes part."""
+    bench = sqlite_bench
+    producer, group = bench.producer_at(2), bench.name_at(1, "group")
+    for offset in (5, 6):
+        producer.end(commit=True, offsets=[sent_offsets(group, {1: offset})])
+        assert bench.committed(group) == {1: offset}
+        assert not bench.offsets(group).unstable
+
+
 @pytest.mark.parametrize("stands", [True, False])
 def test_a_commit_whose_answer_was_lost_is_told_as_it_is_after_a_newer_producer(bench: Bench, stands: bool):
     producer = bench.producer_at(2)
@@ -207,9 +217,14 @@ def test_one_append_goes_to_one_database(sqlite_bench: Bench):
         producer.coordinator.add_partitions(producer.transactional_id, producer.identity, [10**6])
 
 
-def test_nothing_is_appended_elsewhere_before_its_partition_takes_part(sqlite_bench: Bench):
+@pytest.mark.parametrize("is_known", [False, True])
+def test_nothing_is_appended_elsewhere_before_its_partition_takes_part(sqlite_bench: Bench, is_known: bool):
     bench = sqlite_bench
     producer = bench.producer_at(1)
+    if is_known:
+        # Nobody asks whether it may write there any more.
+        producer.send(bench.partition_at(2), b"before")
+        producer.end(commit=True)
     appended_with: list[int] = []
     own, away = bench.cluster.own(1), bench.cluster.own(2)
     in_transaction = select(transaction_partitions.c.partition_id)
