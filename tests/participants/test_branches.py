@@ -5,10 +5,14 @@ from __future__ import annotations
 import selectors
 import threading
 import time
+from contextlib import closing
 
 import psycopg
 import pytest
 
+from tests.participants.bank import Bank
+from txnstore.db.cluster.catalogue import change_store_settings
+from txnstore.db.opening import open_store
 from txnstore.db.postgresql import exchange as postgresql_exchange
 from txnstore.db.postgresql.branches import BranchAddress, connect_participant
 from txnstore.db.postgresql.exchange import AnswerKind, ServerAnswer
@@ -176,6 +180,24 @@ def test_one_vote_against_it_aborts_the_transaction_everywhere(sqlite_bank, spoi
     spoilt_by_owner = spoil in {spoil_with_a_commit, spoil_with_a_commit_in_sql}
     assert sqlite_bank.is_in(transfer.name) == [False, False, spoilt_by_owner]
     assert [table.our_gids() for table in sqlite_bank.tables] == [[], []]
+
+
+def test_who_gives_branches_up_while_they_vote_takes_no_vote_away(sqlite_bank, monkeypatch):
+    """Another thread that closes the producer; what is left without votes would be decided alone."""
+    transfer = sqlite_bank.written()
+    real = postgresql_exchange.exchange
+
+    def give_up_before(statements, timeout_seconds):
+        transfer.branches.abandon()
+        return real(statements, timeout_seconds)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(branches, "exchange", give_up_before)
+        with pytest.raises(TransactionAbortable, match="by its owner"):
+            transfer.prepare()
+    transfer.decide(commit=False)
+    sqlite_bank.recover()
+    sqlite_bank.assert_whole(transfer.name, committed=False)
 
 
 def test_a_vote_that_does_not_come_is_in_doubt_and_rolled_back_once_it_is_aborted(sqlite_bank, monkeypatch):
@@ -442,6 +464,37 @@ def test_the_next_transaction_of_the_id_leaves_the_branches_of_the_last_one_alon
     bank.recover()
     assert bank.is_in(transfer.name) == [True, True, True]
     again.finish(commit=False)
+
+
+@pytest.mark.parametrize("commit", [False, True])
+def test_settling_what_recovery_has_ended_and_forgotten_accuses_nobody(sqlite_bank, commit):
+    transfer = sqlite_bank.prepared()
+    transfer.decide(commit=commit)
+    sqlite_bank.recover()
+    assert sqlite_bank.rows() == []
+    transfer.branches.settle()
+    sqlite_bank.assert_whole(transfer.name, committed=commit)
+
+
+def test_who_takes_a_transaction_over_does_not_commit_it_without_its_votes(txnstore_sqlite_url, shared_clock, tables):
+    """What is kept (KIP-939) may be what its producer died of before all had voted for it."""
+    clock = shared_clock
+    with open_store(txnstore_sqlite_url, clock=clock) as store, closing(Bank(store, clock, tables)) as bank:
+        allow = {"transaction.two.phase.commit.enable": "true"}
+        store.write(lambda connection: change_store_settings(connection, allow))
+        transfer = bank.written()
+        spoil_with_notify(transfer.drivers[1])
+        with pytest.raises(TransactionAbortable):
+            transfer.prepare()
+        transfer.die()
+        coordinator = TransactionCoordinator(store)
+        kept = coordinator.init_producer_id(transfer.name, enable_two_phase_commit=True, keep_prepared=True)
+        assert kept.ongoing == transfer.producer
+        with pytest.raises(TransactionAbortable, match="shares in other databases"):
+            coordinator.end_transaction(transfer.name, kept.identity, commit=True)
+        coordinator.end_transaction(transfer.name, kept.identity, commit=False)
+        bank.recover()
+        bank.assert_whole(transfer.name, committed=False)
 
 
 def test_settling_an_undecided_transaction_leaves_it_prepared(bank):

@@ -93,6 +93,8 @@ class Branch:
         self.trouble = ""
         #: Whether the connection is still in our hands; its owner may have given it to somebody else.
         self.is_held = True
+        #: Whether the coordinator does not know it any more, so that nobody says how its end was decided.
+        self.is_forgotten = False
 
     def move(self, after: BranchState, trouble: str = "") -> None:
         """Enter a state."""
@@ -172,13 +174,15 @@ class Branches:
             TxnStoreError: the coordinator does not let the producer go on, see `protocol.add_to_transaction`; no
                 database was asked.
         """
-        lost = [branch for branch in self._branches if not branch.is_held]
+        # Whoever gives them up in another thread meanwhile takes away none of the votes that are needed.
+        needed = list(self._branches)
+        lost = [branch for branch in needed if not branch.is_held]
         if lost:
             raise TransactionAbortable("; ".join(f"{branch.database.label}: {OWN_END}" for branch in lost))
-        enlisted = [branch for branch in self._branches if branch.state is _S.ENLISTED]
+        enlisted = [branch for branch in needed if branch.state is _S.ENLISTED]
         if enlisted:
             self._register(producer, enlisted, timeout_ms)
-        registered = [branch for branch in self._branches if branch.state is _S.REGISTERED]
+        registered = [branch for branch in needed if branch.state is _S.REGISTERED]
         statements = [prepare_statement(branch.driver, branch.gid, branch.transaction_id) for branch in registered]
         try:
             answers = exchange(statements, timeout_ms / 1000)
@@ -189,7 +193,7 @@ class Branches:
             for branch in registered:
                 if branch.state is _S.REGISTERED:
                     branch.move(_S.IN_DOUBT, "its vote is not known (the call was interrupted)")
-        against = [branch for branch in self._branches if branch.state is not _S.PREPARED]
+        against = [branch for branch in needed if branch.state is not _S.PREPARED]
         if against:
             raise TransactionAbortable("; ".join(f"{branch.database.label}: {branch.trouble}" for branch in against))
 
@@ -217,6 +221,7 @@ class Branches:
         decided: dict[str, bool] = {}
         for branch in self._branches:
             found = known.get(branch.gid)
+            branch.is_forgotten = found is None
             if found is None or found.commit is not None:
                 decided[branch.gid] = found is not None and bool(found.commit)
         self._finish(decided, timeout_ms)
@@ -342,7 +347,7 @@ class Branches:
         if answer.kind is not AnswerKind.DONE and answer.sqlstate != UNDEFINED_OBJECT:
             branch.trouble = _told(answer)
             return False
-        if answer.kind is not AnswerKind.DONE:
+        if answer.kind is not AnswerKind.DONE and not branch.is_forgotten:
             check = check_end_statement(driver, branch.transaction_id, commit=commit)
             if exchange([check], timeout_seconds)[0].sqlstate == DIVISION_BY_ZERO:
                 self._ended_otherwise.append(branch.database.label)

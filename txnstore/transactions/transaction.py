@@ -289,6 +289,12 @@ class LockedTransaction:
             self.row, producer, commit=commit, now_ms=self.now_ms, allocate=self.allocate
         )
         if action is EndAction.DECIDE and commit:
+            if self.known.begin_identity != producer and self.participants.has_branches:
+                # Whoever keeps what an older producer has prepared (KIP-939) knows nothing of the votes.
+                raise TransactionAbortable(
+                    f"the transaction of {self.known.transactional_id[:80]!r} has shares in other databases, which only"
+                    " the producer that began it has asked for their votes: abort it"
+                )
             self._counted = counted_writers(self.participants.has_reported, writers)
         self.step(row)
 
