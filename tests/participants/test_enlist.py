@@ -232,6 +232,27 @@ def test_hooks_of_the_session_are_called_once_it_is_committed(producer, engines,
     assert seen == [{name: 1}]
 
 
+def test_a_hook_that_raises_keeps_no_other_connection_from_its_owner(producer, engines, tables, name):
+    def fail(_):
+        raise ZeroDivisionError
+
+    with Session(engines[0]) as session, engines[1].connect() as connection:
+        event.listen(session, "after_commit", fail)
+        producer.begin_transaction()
+        producer.enlist(session)
+        session.add(Account(name=name, balance=-1))
+        producer.enlist(connection)
+        connection.execute(text("INSERT INTO account VALUES (:name, 1)"), {"name": name})
+        with pytest.raises(ZeroDivisionError):
+            producer.commit_transaction(TIMEOUT)
+        event.remove(session, "after_commit", fail)
+        assert_everywhere(tables, name)
+        assert not connection.in_transaction()
+        connection.execute(text("DELETE FROM account"))
+        connection.commit()
+    assert [table.balances() for table in tables] == [{name: -1}, {}]
+
+
 def test_what_a_session_cannot_write_aborts_it_all(producer, engines, drivers, tables, name):
 
     def write_nothing(session):
@@ -437,6 +458,58 @@ def test_closing_in_another_thread_leaves_a_commit_its_branches(url, producer, d
         driver.rollback()
 
 
+def test_after_an_interrupt_behind_the_commit_the_next_transaction_has_its_own_branches(
+    producer, drivers, tables, name, monkeypatch
+):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    transfer(producer, drivers, name)
+    with monkeypatch.context() as patch:
+        patch.setattr(producer._transactions._branches, "finish", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            producer.commit_transaction(TIMEOUT)
+    transfer(producer, drivers, "next")
+    producer.commit_transaction(TIMEOUT)
+    assert [table.balances() for table in tables] == [{name: -1, "next": -1}, {name: 1, "next": 1}]
+
+
+@pytest.mark.parametrize("votes", ["for it", "against it"])
+def test_closing_leaves_a_commit_in_the_background_its_branches(
+    url, producer, drivers, tables, name, monkeypatch, votes
+):
+    """Its caller has not waited for it: without the votes the log would decide alone."""
+    is_left, prepare = threading.Event(), Branches.prepare
+
+    def prepare_late(*arguments, **options):
+        assert is_left.wait(TIMEOUT)
+        return prepare(*arguments, **options)
+
+    monkeypatch.setattr(Branches, "prepare", prepare_late)
+    transfer(producer, drivers, name)
+    if votes == "against it":
+        drivers[1].execute("NOTIFY somebody")
+    try:
+        for wait_at_last in (producer.commit_transaction, producer._transactions.finish):
+            with pytest.raises(KafkaException, match="Timed out"):
+                wait_at_last(0)
+    finally:
+        is_left.set()
+    producer.close()
+    if votes == "against it":
+        for driver in drivers:
+            driver.rollback()
+        with open_store(url) as store:
+            abort_by_administrator(store, producer._transactions.transactional_id)
+            for table in tables:
+                raise_failed(recover_branches(store, table.url))
+        assert_nowhere(tables)
+        assert records(url, topic_of(producer)) == []
+        return
+    assert_everywhere(tables, name)
+    assert records(url, topic_of(producer)) == [name]
+
+
 def test_a_branch_that_is_away_delays_nothing_but_itself(url, producer, drivers, tables, name, monkeypatch):
     transfer(producer, drivers, name)
     branches = producer._transactions._branches._branches
@@ -578,6 +651,32 @@ def test_rows_beside_the_log_and_rows_elsewhere_commit_together(txnstore_postgre
         producer.abort_transaction(TIMEOUT)
         assert own.execute(text("SELECT name FROM own")).scalars().all() == [name]
         own.rollback()
+    finally:
+        own.close()
+        own.engine.dispose()
+        producer.close()
+
+
+def test_a_snapshot_from_before_the_votes_decides_nothing_without_them(txnstore_postgresql_url, drivers, tables, name):
+    """It does not show that there are branches, whose end would be decided as well."""
+    producer = Producer({"bootstrap.servers": txnstore_postgresql_url, "transactional.id": name})
+    producer.init_transactions(TIMEOUT)
+    own = create_engine(txnstore_postgresql_url, isolation_level="REPEATABLE READ").connect()
+    try:
+        producer.begin_transaction()
+        # It is open in the log before.
+        producer.produce(topic_of(producer), name)
+        producer.flush(TIMEOUT)
+        producer.enlist(own)
+        for driver, amount in zip(drivers, (-1, 1), strict=True):
+            producer.enlist(driver)
+            move(driver, name, amount)
+        with pytest.raises(KafkaException) as raised:
+            producer.commit_transaction(TIMEOUT)
+        assert raised.value.args[0].txn_requires_abort()
+        producer.abort_transaction(TIMEOUT)
+        assert_nowhere(tables)
+        assert records(txnstore_postgresql_url, topic_of(producer)) == []
     finally:
         own.close()
         own.engine.dispose()

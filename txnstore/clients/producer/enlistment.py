@@ -178,9 +178,13 @@ class EnlistedBranches:
             if error.args[0].fatal():
                 self.settle()
         elif isinstance(error, RuntimeError):
-            # Closed by another thread: what is prepared is recovery's, the rest its owner's.
-            for known in self.connections:
-                known.guards.remove()
+            # Closed by another thread.
+            self.let_go()
+
+    def let_go(self) -> None:
+        """Give the connections back as they are: what is prepared is recovery's, the rest its owner's."""
+        for known in self.connections:
+            known.guards.remove()
 
     def _finish_all(self, deadline: Deadline, *, commit: bool) -> None:
         from txnstore.participants.branches import FINISH_TIMEOUT_MS
@@ -208,17 +212,21 @@ class EnlistedBranches:
         if self._branches is not None:
             self._branches.release()
         connections, self.connections = self.connections, []
+        held = [known for known in connections if not known.is_lost]
         for known in connections:
-            is_lost = known.is_lost
             known.guards.remove()
-            if is_lost:
-                continue
+        hook_error: Exception | None = None
+        for known in held:
             try:
                 _end_in_sqlalchemy(known.callers, commit=commit)
             except SQLAlchemyError:
                 # A session that joined with a savepoint would release it: what it knew is over all the same.
                 with contextlib.suppress(SQLAlchemyError):
                     _end_in_sqlalchemy(known.callers, commit=False)
+            except Exception as error:  # noqa: BLE001 - of a hook of the application's: the others have ended as well
+                hook_error = hook_error or error
+        if hook_error is not None:
+            raise hook_error
 
     def settle(self) -> None:
         """End what can be ended, for this producer will do nothing more."""
@@ -239,12 +247,24 @@ class EnlistedBranches:
 
     def close(self) -> None:
         """End what can be ended, for the producer is being closed."""
+        work = self._progress.work
+        if self._progress.current is _C.COMMIT and work is not None and not work.done():
+            # It goes on in the background and counts on the votes: without them the log would decide alone.
+            self.let_go()
+            return
         self.settle()
         if self._branches is not None:
             self._branches.forget_ended()
 
+    def begin(self) -> None:
+        """Leave what has not ended to recovery: the next transaction has none of the last one's connections."""
+        if self.connections:
+            # Ctrl-C came between the end of the transaction and that of its branches.
+            self.settle()
+        self.leave_to_recovery()
+
     def leave_to_recovery(self) -> None:
-        """Do nothing more about branches that have not ended: the transaction after them begins."""
+        """Do nothing more about branches that have not ended."""
         if self._branches:
             self._branches.abandon()
         self.decided = None

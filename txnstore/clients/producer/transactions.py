@@ -110,7 +110,7 @@ class ProducerTransactions:
             self._progress.check_call(_C.BEGIN)
             self._has_kept_nothing = False
             self._progress.begin()
-        self._branches.leave_to_recovery()
+        self._branches.begin()
 
     def send_offsets(self, positions: Sequence[TopicPartition], group_metadata: bytes, timeout_seconds: float) -> None:
         """Let the transaction hold consumed offsets.
