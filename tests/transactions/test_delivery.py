@@ -116,6 +116,11 @@ def test_after_any_number_of_steps_somebody_else_goes_on(bench, decided, go_on: 
     assert (S.COMPLETE_COMMIT, 1) in bench.journal(decided.transactional_id)
 
 
+def test_who_knows_of_no_other_database_leaves_no_marker_queued(bench, decided) -> None:
+    complete_decided(bench.store, decided.transactional_id)
+    check_delivered(bench, decided)
+
+
 def test_a_decision_to_abort_drops_records_and_offsets(bench) -> None:
     producer = bench.started(writes_elsewhere=True)
     producer.send(bench.partition_ids[0], b"a")
