@@ -11,6 +11,7 @@ from concurrent.futures import CancelledError, wait
 import pytest
 
 from tests.clients.consumer.log_writer import eventually
+from tests.clients.moments import attempt, every_interrupt, is_no_moment_for_signals
 from txnstore.background_thread import BackgroundThread
 from txnstore.clients.worker import Worker
 
@@ -74,6 +75,31 @@ def test_an_error_comes_out_of_its_future_and_the_next_job_runs(worker, error):
     failed, succeeded = worker.submit(fail), worker.submit(lambda: 7)
     assert failed.exception(PATIENCE_SECONDS) is error
     assert succeeded.result(PATIENCE_SECONDS) == 7
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_signals_handler_may_submit_or_close_while_a_job_is_submitted(closes):
+    def submit():
+        futures.append(worker.submit(lambda: None))
+
+    def handle():
+        # Else it would wait for ever.
+        assert worker._lock.acquire(blocking=False)
+        worker._lock.release()
+        if closes:
+            worker.close(0)
+        else:
+            submit()
+
+    for _, moment in every_interrupt({"clients/worker.py"}, is_no_moment_for_signals, handle):
+        worker, futures = Worker("interrupted"), []
+        with contextlib.suppress(RuntimeError) if closes else contextlib.nullcontext():
+            attempt(moment, submit)
+        for future in futures:
+            with contextlib.suppress(CancelledError):
+                future.result(PATIENCE_SECONDS)
+        assert closes or len(futures) == (1 if moment.where is None else 2)
+        assert worker.close(PATIENCE_SECONDS), moment.where
 
 
 def test_a_cancelled_job_does_not_run(worker, gate):

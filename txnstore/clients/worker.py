@@ -34,7 +34,8 @@ class Worker:
         self._thread = BackgroundThread(name)
         self._needs_thread = needs_thread
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
+        # A signal's handler, or a finalizer, may submit or close while its own thread submits.
+        self._lock = threading.RLock()
         self._closed = False
 
     def submit(self, work: Callable[[], Result]) -> Future[Result]:
@@ -45,9 +46,11 @@ class Worker:
         """
         future: Future[Result] = new_future()
         with self._lock:
+            has_thread = not self._closed and self._start()
+            # No call between these: a job behind the end would never be done.
             if self._closed:
                 raise RuntimeError(f"{self._thread.name} has been closed")
-            if self._start():
+            if has_thread:
                 self._jobs.put((future, work))
                 return future
         _do(future, work)
