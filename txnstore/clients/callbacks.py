@@ -18,6 +18,7 @@ from txnstore.clients.model.errors import KafkaError, KafkaException
 
 Callback = Callable[..., Any]
 Event = TypeVar("Event")
+Result = TypeVar("Result")
 
 
 class Callbacks:
@@ -64,6 +65,21 @@ class EventQueue(Generic[Event]):
         """Take the first event; None if there is no event."""
         with self._changed:
             return self.events.popleft() if self.events else None
+
+    def serve_first(self, serve: Callable[[list[Event]], Result]) -> Result:
+        """Call `serve` with a list of the first event, or of none; what it leaves in there if it fails stays first."""
+        taken: list[Event] = []
+        try:
+            with self._changed:
+                if self.events:
+                    # No call in between: Ctrl-C finds it here or there.
+                    taken += (self.events[0],)
+                    del self.events[0]
+            return serve(taken)
+        except BaseException:
+            with self._changed:
+                self.events.extendleft(taken)
+            raise
 
 
 #: `error_cb` hears of the same trouble at most this often.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +19,13 @@ from tests.clients.membership.steps import (
     assigned,
     revoked,
 )
+from tests.clients.moments import attempt, every_interrupt
 from txnstore import OFFSET_INVALID, KafkaError
+from txnstore.clients.consumer.events import Listener
+from txnstore.clients.membership.lease import lease_seconds
+from txnstore.clients.membership.member import MemberStage
+from txnstore.groups.group import AnswerStatus, MemberAnswer
+from txnstore.model import PartitionName
 
 pytestmark = pytest.mark.slow_on_postgresql
 
@@ -336,6 +343,62 @@ def test_a_rebalance_that_is_interrupted_behind_its_callback_is_ended_all_the_sa
         crew.until([a], lambda: a.partitions == [0, 1, 2, 3])
         b.subscribe()
     crew.until([a, b], lambda: len(a.partitions) == len(b.partitions) == 2)
+
+
+@pytest.mark.parametrize("kind", ["assign", "revoke"])
+def test_a_rebalance_is_told_once_and_ended_wherever_the_call_that_tells_of_it_is_interrupted(crew, monkeypatch, kind):
+    consumer = crew.member("a").consumer
+    core, place, told = consumer._core, PartitionName("t", 0), []
+    group, protocol = core.group, core.group._protocol
+    monkeypatch.setattr(core.fetcher, "start", lambda: None)
+    monkeypatch.setattr(group, "_submit", lambda work: work() or True)
+    group._listener = Listener(
+        on_assign=lambda _, given: told.extend("assign" for _ in given),
+        on_revoke=lambda _, given: told.extend("revoke" for _ in given),
+    )
+
+    def answer():
+        """Answer a heartbeat as the group does."""
+        group._has_news = False
+        request = protocol.request()
+        takes_away = kind == "revoke" and bool(protocol.owned)
+        answered = MemberAnswer(
+            status=AnswerStatus.REVOKE if takes_away else AnswerStatus.OWN,
+            membership=replace(protocol.identity, generation=2),
+            step=request.report.step,
+            partitions=(place,) if kind == "assign" else (),
+            revoke=(place,) if takes_away else (),
+            assignor="range",
+            is_cooperative=False,
+            is_settled=True,
+        )
+        with core.arrived:
+            group._answered(answered, lease_seconds(), request)
+
+    def is_application(frame, _):
+        return frame.f_code.co_name == "call"
+
+    files = {"clients/callbacks.py", "consumer/consumer.py", "consumer/core.py"}
+    for _, moment in every_interrupt(files | {"membership/member.py", "membership/protocol.py"}, is_application):
+        protocol.begin_anew()
+        group._stage = MemberStage.MEMBER
+        core.subscription.clear()
+        del told[:]
+        if kind == "revoke":
+            protocol.owned = frozenset([place])
+            core.subscription.add("t", 0, 0)
+        answer()
+        attempt(moment, lambda: [consumer._serve_one() for _ in range(2)])
+        for _ in range(3):
+            if group._has_news:
+                answer()
+            while core.inbox.events:
+                consumer._serve_one()
+        assert told == [kind], moment.where
+        assert len(core.subscription) == len(protocol.owned) == (kind == "assign"), moment.where
+        unfinished = protocol.is_changing, protocol.revoked, group._revoking, group._untold
+        assert not any(unfinished), moment.where
+    group._stage = MemberStage.OUT
 
 
 def test_an_eager_member_that_gets_a_partition_again_goes_on_where_it_committed(four, crew):

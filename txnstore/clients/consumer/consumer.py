@@ -6,6 +6,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
+from functools import partial
 from threading import TIMEOUT_MAX
 from types import TracebackType
 from typing import Any, Final, NoReturn, Self
@@ -29,11 +30,11 @@ from txnstore.clients.consumer.events import (
     AnswerEvent,
     CallbackEvent,
     CommitEvent,
+    Event,
     Listener,
     MessageEvent,
     RebalanceCallback,
     RebalanceEvent,
-    RebalanceKind,
     prefixed,
 )
 from txnstore.clients.consumer.subscription import AssignedPartition
@@ -267,18 +268,22 @@ class Consumer(Polls):
 
     def _serve_one(self) -> Message | None:
         """Serve the first event; return the message if it is one."""
-        event = self._core.inbox.pop()
+        return self._core.inbox.serve_first(self._serve)
+
+    def _serve(self, taken: list[Event]) -> Message | None:
+        """Serve what is taken, which is out of the list once the application is told: else it is the next time."""
+        event = taken[0] if taken else None
         if isinstance(event, MessageEvent):
             return event.message
         if isinstance(event, AnswerEvent):
-            rebalance = self._core.group.take_answer(event)
-            if rebalance is not None:
-                self._rebalance(rebalance)
+            self._core.group.take_answer(event)
         elif isinstance(event, RebalanceEvent):
-            self._rebalance(event)
+            self._rebalance(event, taken)
         elif isinstance(event, CommitEvent):
+            taken.clear()
             self._call_back("on_commit", event.error, list(event.partitions))
         elif isinstance(event, CallbackEvent):
+            taken.clear()
             event.call()
         return None
 
@@ -287,17 +292,9 @@ class Consumer(Polls):
         if callback is not None:
             callback(*arguments)
 
-    def _rebalance(self, event: RebalanceEvent) -> None:
-        """Call the application, and change the assignment unless it has done so itself."""
+    def _rebalance(self, event: RebalanceEvent, taken: list[Event]) -> None:
         callback = event.listener.callback(event.kind)
-        core = self._core
-        core.is_assigned_by_application = False
-        core.is_losing = event.kind is RebalanceKind.LOST
-        try:
-            if callback is not None:
-                callback(self, event.topic_partitions())
-        finally:
-            core.end_rebalance(event)
+        self._core.rebalance(event, taken, None if callback is None else partial(callback, self))
 
     # --- the subscription and the assignment --------------------------------------------------------------------------
 
@@ -713,7 +710,7 @@ class Consumer(Polls):
     def _serve_rest(self) -> None:
         while (event := self._core.inbox.pop()) is not None:
             if isinstance(event, RebalanceEvent):
-                self._rebalance(event)
+                self._rebalance(event, [])
             elif isinstance(event, CommitEvent):
                 self._call_back("on_commit", event.error, list(event.partitions))
 

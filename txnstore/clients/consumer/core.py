@@ -272,14 +272,31 @@ class ConsumerCore:
             else:
                 self.clear()
 
-    def end_rebalance(self, event: RebalanceEvent) -> None:
-        """Do what the application was told of and has not done itself, and let the group go on."""
+    def rebalance(
+        self,
+        event: RebalanceEvent,
+        taken: list[Event],
+        tell: Callable[[list[TopicPartition]], object] | None,
+    ) -> None:
+        """Tell the application, do what it has not done itself, and let the group go on.
+
+        The event is out of `taken` as soon as an interrupt does not keep it from that any more.
+        """
+        partitions = event.topic_partitions()
+        self.is_assigned_by_application = False
+        self.is_losing = event.kind is RebalanceKind.LOST
         try:
-            self._end_rebalance(event)
-        except BaseException:
-            # An interrupt. The group would wait for ever; and what is done already is not done twice.
-            self._end_rebalance(event)
-            raise
+            # No call between these.
+            del taken[:]
+            if tell is not None:
+                tell(partitions)
+        finally:
+            try:
+                self._end_rebalance(event)
+            except BaseException:
+                # An interrupt. The group would wait for ever; and what is done already is not done twice.
+                self._end_rebalance(event)
+                raise
 
     def _end_rebalance(self, event: RebalanceEvent) -> None:
         if not self.is_assigned_by_application:

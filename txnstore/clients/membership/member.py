@@ -236,31 +236,44 @@ class ConsumerMember:
 
     # --- what the application is told; on its thread -----------------------------------------------------------------
 
-    def take_answer(self, event: AnswerEvent) -> RebalanceEvent | None:
-        """Adopt what the group has answered; return what the application has to do about it, if anything."""
+    def take_answer(self, event: AnswerEvent) -> None:
+        """Adopt what the group has answered; what the application has to do about it, if anything, is served next."""
         with self._lock:
             if event.incarnation != self._protocol.incarnation or self._stage is not MemberStage.MEMBER:
                 # What was lost since, or is to be given back, is told first.
-                return None
+                return
             if not self.may_deliver:
                 # Too late to believe it.
                 self._protocol.drop_answer()
                 self._request_heartbeat()
-                return None
+                return
             if not self._protocol.has_answer:
-                return None
-            former_generation = self._protocol.identity.generation
-            change = self._protocol.accept()
-            self._membership = self._protocol.identity
-            if change is None:
-                is_new = former_generation != self._protocol.identity.generation
-                self._plan(at_once=self._protocol.has_missed_news or (is_new and not self._protocol.is_settled))
-                return None
-            if change.is_revocation:
-                self._revoking = self._untold = self._event(RebalanceKind.REVOKE, change.partitions)
-                return self._revoking
+                return
+            told, membership, untold = self._protocol.told, self._membership, self._untold
+            events, first = self._inbox.events, self._inbox.events[0] if self._inbox.events else None
+            try:
+                self._adopt_answer()
+            except BaseException:
+                # An interrupt: the group would wait for ever for what the application is never told.
+                if not events or events[0] is first:
+                    self._protocol.put_off(told)
+                    self._membership, self._revoking, self._untold = membership, None, untold
+                    self._request_heartbeat()
+                raise
+
+    def _adopt_answer(self) -> None:
+        former_generation = self._protocol.identity.generation
+        change = self._protocol.accept()
+        self._membership = self._protocol.identity
+        if change is None:
+            is_new = former_generation != self._protocol.identity.generation
+            self._plan(at_once=self._protocol.has_missed_news or (is_new and not self._protocol.is_settled))
+        elif change.is_revocation:
+            self._revoking = self._untold = event = self._event(RebalanceKind.REVOKE, change.partitions)
+            self._inbox.events.appendleft(event)
+        else:
             self._former_listener = None
-            return self._event(RebalanceKind.ASSIGN, change.partitions)
+            self._inbox.events.appendleft(self._event(RebalanceKind.ASSIGN, change.partitions))
 
     def is_current(self, event: RebalanceEvent) -> bool:
         """Return whether the consumer is still the member that the event is about. The lock is held."""

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from txnstore.groups.group import NO_PARTITIONS, AnswerStatus, MemberAnswer, Partitions, Report
 from txnstore.model import NO_GENERATION, GroupMembership, PartitionName
 
+Told = tuple[GroupMembership, Partitions, Partitions, int]
+
 
 @dataclass(frozen=True, slots=True)
 class MemberRequest:
@@ -129,6 +131,19 @@ class MemberProtocol:
         self._assigned_generation = answer.membership.generation
         self.owned |= new
         return self._begin(AssignmentChange(is_revocation=False, partitions=new))
+
+    @property
+    def told(self) -> Told:
+        """Who the member is, and what it has, as far as the application knows: for `put_off`."""
+        return self.identity, self.owned, self.revoked, self._assigned_generation
+
+    def put_off(self, told: Told) -> None:
+        """Be as before `accept`, which the application has not been told of; the group has to be asked again."""
+        # No call in between: a second Ctrl-C finds all of this done, or nothing.
+        self.identity, self.owned, self.revoked, self._assigned_generation = told
+        self._answer = None
+        self.is_changing = self.is_settled = False
+        self._changes += 1
 
     def complete(self) -> None:
         """End the change that `accept` has begun: from now on the reports take it into account."""
