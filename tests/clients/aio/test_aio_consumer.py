@@ -392,6 +392,27 @@ def test_what_another_task_has_read_and_not_got_yet_is_not_committed(configurati
     run(scenario())
 
 
+def test_what_a_call_holds_is_returned_before_its_partitions_are_taken_away(configuration, fill, monkeypatch):
+    monkeypatch.setattr("txnstore.clients.aio.consumer._SLICE_SECONDS", 0.02)
+    revoked = []
+
+    async def scenario():
+        async with AIOConsumer(configuration) as consumer:
+            await consumer.subscribe(["t"], on_revoke=lambda _, partitions: revoked.extend(partitions))
+            assert await value_of(consumer.poll(WAIT_SECONDS)) == b"0"
+            reading = asyncio.create_task(consumer.consume(5, WAIT_SECONDS))
+            await asyncio.sleep(0)
+            # It has its turn once that call has read what is there, and waits for more.
+            await consumer.unsubscribe()
+            assert [message.value() for message in await reading] == [b"1", b"2"]
+            assert revoked == []
+            assert await consumer.poll(0) is None
+            assert [partition.partition for partition in revoked] == [0]
+
+    fill("t", 3)
+    run(scenario())
+
+
 def test_closing_does_not_wait_for_a_poll_without_end(configuration):
     async def scenario():
         consumer = AIOConsumer(configuration)

@@ -43,6 +43,16 @@ class _ReturningConsumer(Consumer):
         super().__init__(configuration)
         self._core.withholds_what_was_read = True
 
+    def consume_with(self, held_count: int, count: int, timeout: float) -> list[Message]:
+        """Consume while so many calls hold what they have read: no partition is taken away before they return it."""
+        self._core.holds_some = held_count > 0
+        return self.consume(count, timeout)
+
+    @property
+    def is_held_up(self) -> bool:
+        """Whether those calls are to return."""
+        return self._core.is_first_returned()
+
     def let_go(self) -> None:
         """Count as read what was handed out: the caller has it."""
         self._core.let_go()
@@ -260,7 +270,7 @@ class AIOConsumer:
                 left_seconds = deadline.left_seconds()
                 await self._call(self._read_some, count - len(read), min(left_seconds, _SLICE_SECONDS))
                 read += self._take()
-                if len(read) == count or left_seconds <= _SLICE_SECONDS:
+                if len(read) == count or left_seconds <= _SLICE_SECONDS or (read and self._consumer.is_held_up):
                     break
                 if read and not holds:
                     holds = True
@@ -283,7 +293,7 @@ class AIOConsumer:
     def _read_some(self, count: int, timeout: float) -> None:
         messages, self._events = self._events[:count], self._events[count:]
         if not messages:
-            messages = self._consumer.consume(count, timeout)
+            messages = self._consumer.consume_with(self._holding_count, count, timeout)
         with self._taking:
             self._taken += messages
 

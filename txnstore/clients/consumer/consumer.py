@@ -232,7 +232,7 @@ class Consumer(Polls):
         core = self._core
         while len(messages) < count:
             if core.inbox.events:
-                if messages:
+                if core.is_first_returned(messages):
                     return
                 message = self._serve_one()
                 if message is not None:

@@ -24,6 +24,7 @@ from txnstore.clients.consumer.atomic_subscription import AtomicSubscription
 from txnstore.clients.consumer.commits import CommitResult, OffsetCommits
 from txnstore.clients.consumer.events import (
     MESSAGE_INTERVAL_SECONDS,
+    AnswerEvent,
     CommitEvent,
     Event,
     MessageEvent,
@@ -154,6 +155,8 @@ class ConsumerCore:
         """Tells an idle application that has an error_cb of a database that is away."""
         self.withholds_what_was_read = False
         """Whether what was gathered may be given back later, too: `let_go` is called once it cannot be any more."""
+        self.holds_some = False
+        """Whether a call that goes on has read something before, which is to be returned before it is another's."""
         self.is_assigned_by_application = False
         """Whether it has changed the assignment in the callback that is served, so that nothing else has to."""
         self.is_assigned_alone = False
@@ -342,6 +345,14 @@ class ConsumerCore:
         with self.arrived:
             self.subscription.give_back(messages)
         self.gathered(messages)
+
+    def is_first_returned(self, messages: Sequence[Message] = ()) -> bool:
+        """Return whether these messages, and what is held, are to reach the application before an event is served."""
+        if messages or not self.holds_some:
+            return bool(messages)
+        with self.arrived:
+            events = self.inbox.events
+            return bool(events) and isinstance(events[0], AnswerEvent | RebalanceEvent)
 
     def let_go(self) -> None:
         """Count what was gathered as read: it reaches the application now."""
