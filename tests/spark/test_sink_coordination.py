@@ -133,10 +133,10 @@ def test_a_batch_of_several_tasks_becomes_visible_with_its_offsets_at_once(query
     assert (query.visible, query.offset, query.last) == ([], None, None)
     assert query.decide(0, first, second)
     assert (query.visible, query.offset, query.last) == ([b"a", b"b"], 100, 0)
-    assert query.count(sink_inputs) == 0
     query.read(1, 100, 150)
     assert query.batch(1, b"c")
     assert (query.visible, query.offset, query.last) == ([b"a", b"b", b"c"], 150, 1)
+    assert query.count(sink_inputs) == 0
 
 
 def test_failed_retried_and_speculative_attempts_leave_nothing(query) -> None:
@@ -155,7 +155,7 @@ def test_a_replay_of_a_decided_batch_is_dropped_and_writes_nothing(query) -> Non
     replaying.read(0, 0, 10)
     assert replaying.task(0, b"a") is None
     assert not replaying.decide(0)
-    assert (query.visible, query.offset, replaying.count(sink_inputs)) == ([b"a"], 10, 0)
+    assert (query.visible, query.offset, replaying.count(sink_inputs)) == ([b"a"], 10, 1)
     assert len(query.bench.read(query.target, IsolationLevel.READ_UNCOMMITTED)) == 1
     replaying.read(1, 10, 20)
     assert replaying.batch(1, b"b")
@@ -169,6 +169,39 @@ def test_a_decision_whose_answer_was_lost_may_be_repeated_and_aborted(query) -> 
     assert not query.abort(0)
     assert query.visible == [b"a"]
     assert query.restarted().batch(1, b"b")
+
+
+@EITHER_ORDER
+@pytest.mark.parametrize("group_id", [NO_GROUP, None], ids=["no group", "group"])
+def test_a_decision_that_is_repeated_is_still_known_by_what_its_batch_has_read(query, group_id) -> None:
+    query.read(0, 0, 10, group_id=group_id)
+    assert query.batch(0, b"a")
+    assert not query.decide(0)
+    # An attempt that was slower than the one that counts.
+    query.read(0, 0, 5, group_id=group_id)
+    assert not query.decide(0)
+    replaying = query.restarted()
+    replaying.read(0, 0, 10, group_id=group_id)
+    assert replaying.task(0, b"a") is None
+    # Dropped, and the answer to that may be lost as well.
+    assert [replaying.decide(0), replaying.decide(0)] == [False, False]
+    replaying.read(1, 10, 20, group_id=group_id)
+    assert replaying.batch(1, b"b")
+    assert not replaying.decide(1)
+    assert query.visible == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("group_id", [NO_GROUP, None], ids=["no group", "group"])
+def test_a_decision_that_a_dead_driver_left_on_its_way_takes_nothing_from_the_next_run(query, group_id) -> None:
+    query.read(0, 0, 10, group_id=group_id)
+    writer = query.task(0, b"a")
+    query.bench.clock.advance(1)
+    replaying = query.restarted()
+    replaying.read(0, 0, 10, group_id=group_id)
+    assert query.decide(0, writer)
+    assert replaying.task(0, b"a") is None
+    assert not replaying.decide(0)
+    assert query.visible == [b"a"]
 
 
 @EITHER_ORDER

@@ -93,6 +93,9 @@ TIMEOUT_MS_DEFAULT: Final = 900_000
 BATCHES_KEPT: Final = 100
 _OF_SINK: Final = sink_batches.c.sink_id == bindparam("of_sink_id")
 _LAST: Final = select(func.max(sink_batches.c.batch_id)).where(_OF_SINK)
+_DECIDED_AS: Final = select(sink_batches.c.transactional_id).where(
+    _OF_SINK, sink_batches.c.batch_id == bindparam("of_batch_id")
+)
 _INSERT_BATCH: Final = upsert(sink_batches).values(commit_ms=server_now_ms())
 _INSERT_NEW: Final = _INSERT_BATCH.on_conflict_do_nothing(index_elements=["sink_id", "batch_id"]).returning(
     sink_batches.c.batch_id
@@ -297,7 +300,7 @@ def _open(run: SinkRun, batch_id: int, timeout_ms: int, connection: Connection) 
     transaction = enter_run(connection, run, timeout_ms)
     last = last_batch(connection, run.sink_id)
     noted = read_inputs(connection, run, batch_id)
-    if _is_decided(connection, run, batch_id, last, noted, is_complete=False):
+    if _is_decided(connection, run, batch_id, last, noted):
         return None
     transaction.begin(transaction.known.identity)
     transaction.save("sink writer")
@@ -316,10 +319,11 @@ def _decide(
     transaction = enter_run(connection, run, timeout_ms)
     last = last_batch(connection, run.sink_id)
     noted = read_inputs(connection, run, batch_id)
-    if _is_decided(connection, run, batch_id, last, noted, is_complete=True):
+    if _is_decided(connection, run, batch_id, last, noted, at_decision=transaction.known.state):
         if _abort_open(transaction, "sink replay"):
             save_identity(connection, run, transaction.known.identity)
-        forget_inputs(connection, run, batch_id)
+        # The answer may be lost, and the batch is then compared once more.
+        forget_inputs(connection, run, batch_id, keeps_own=True)
         return False
     if is_left_out:
         raise ProducerFenced(
@@ -354,11 +358,18 @@ def _abort_open(transaction: LockedTransaction, reason: str) -> bool:
 
 
 def _is_decided(
-    connection: Connection, run: SinkRun, batch_id: int, last: int | None, noted: NotedInput, *, is_complete: bool
+    connection: Connection,
+    run: SinkRun,
+    batch_id: int,
+    last: int | None,
+    noted: NotedInput,
+    *,
+    at_decision: TransactionState | None = None,
 ) -> bool:
     """Return whether the batch was decided before: by what it reads if that is known, else by its number.
 
-    What is noted `is_complete` once all tasks of the batch have read; before that, the decision has the last word.
+    `at_decision`, when all tasks of the batch have read, is the state of the transaction; before that, what is noted is
+    not complete, and the decision has the last word.
     """
     if noted.novelty is Novelty.MIXED:
         raise ProducerFenced(
@@ -376,9 +387,19 @@ def _is_decided(
         if noted.unplaced or (run.is_of_query and not has_positions(connection, run)):
             raise _older_checkpoint(batch_id, f"is committed, and so are those up to {last}")
         return True
-    if is_complete and not _may_be_last(noted, read_input_of_last(connection, run, batch_id)):
-        raise _older_checkpoint(batch_id, "is committed, and has read something else than now")
-    return True
+    if at_decision is None or _may_be_last(noted, read_input_of_last(connection, run, batch_id)):
+        return True
+    # A run begins with an empty transaction: if one is committed, that was this run's own last decision, of which the
+    # answer was lost.  What it had noted was forgotten with that.
+    if at_decision is TransactionState.COMPLETE_COMMIT and _was_decided_as(connection, run, batch_id):
+        return True
+    raise _older_checkpoint(batch_id, "is committed, and has read something else than now")
+
+
+def _was_decided_as(connection: Connection, run: SinkRun, batch_id: int) -> bool:
+    """Return whether the batch was decided under the run's transactional id."""
+    of_batch = {"of_sink_id": run.sink_id, "of_batch_id": batch_id}
+    return connection.execute(_DECIDED_AS, of_batch).scalar_one_or_none() == run.transactional_id
 
 
 def _may_be_last(noted: NotedInput, last: Sequence[tuple[str, InputRange]]) -> bool:

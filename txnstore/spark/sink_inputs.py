@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import Connection, and_, bindparam, delete, exists, select
+from sqlalchemy import Connection, and_, bindparam, delete, exists, or_, select
 from sqlalchemy.dialects.sqlite import insert as upsert
 
-from txnstore.db.schema import sink_inputs, sink_positions
+from txnstore.db.schema import sink_inputs, sink_positions, sink_runs
 from txnstore.db.store import Store, server_now_ms
 from txnstore.errors import InvalidRequest, ProducerFenced
 from txnstore.groups.commit_rules import check_group_id
@@ -69,11 +69,30 @@ _READ_LAST: Final = select(
     sink_inputs.c.start_offset,
     sink_inputs.c.end_offset,
 ).where(_INPUTS_OF_BATCH)
-# What runs before this one have noted, and what this one is done with.
+_BEGIN_OF_RUN: Final = (
+    select(sink_runs.c.begin_ms)
+    .where(
+        sink_runs.c.transactional_id == bindparam("of_transactional_id"),
+        sink_runs.c.run_id == bindparam("of_run_id"),
+    )
+    .scalar_subquery()
+)
+# What runs before this one have noted, and what this one is done with.  What others have noted since it began stays: a
+# newer run, which repeats the batch, may have done that before this decision, and is still to be compared with it.
 _TRIM_INPUTS: Final = delete(sink_inputs).where(
     sink_inputs.c.sink_id == bindparam("of_sink_id"),
     sink_inputs.c.run_id != OF_LAST_BATCH,
     sink_inputs.c.batch_id <= bindparam("of_batch_id"),
+    or_(
+        and_(
+            sink_inputs.c.run_id == bindparam("of_run_id"),
+            sink_inputs.c.batch_id <= bindparam("of_own_batch_id"),
+        ),
+        and_(
+            sink_inputs.c.run_id != bindparam("of_run_id"),
+            sink_inputs.c.noted_ms <= _BEGIN_OF_RUN,
+        ),
+    ),
 )
 _FORGET_LAST: Final = delete(sink_inputs).where(
     sink_inputs.c.sink_id == bindparam("of_sink_id"), sink_inputs.c.run_id == OF_LAST_BATCH
@@ -274,9 +293,13 @@ def commit_inputs(connection: Connection, run: SinkRun, batch_id: int, noted: No
         connection.execute(_INSERT_INPUT, kept)
 
 
-def forget_inputs(connection: Connection, run: SinkRun, batch_id: int) -> None:
-    """Forget what was noted by runs before this one, and for batches that are decided; not what the last one read."""
-    connection.execute(_TRIM_INPUTS, _of_batch(run, batch_id))
+def forget_inputs(connection: Connection, run: SinkRun, batch_id: int, *, keeps_own: bool = False) -> None:
+    """Forget what was noted by runs before this one, and for batches that are decided; not what the last one read.
+
+    `keeps_own`: nor what this run has noted for this batch.
+    """
+    others = {"of_transactional_id": run.transactional_id, "of_own_batch_id": batch_id - keeps_own}
+    connection.execute(_TRIM_INPUTS, _of_batch(run, batch_id) | others)
 
 
 def has_positions(connection: Connection, run: SinkRun) -> bool:
