@@ -11,7 +11,14 @@ import pyarrow as pa
 import pytest
 
 from tests.spark.sink_schemas import schema_of
-from txnstore.errors import InvalidRequest, OutcomeUnknown, ProducerFenced, RecordTooLarge, UnknownTopicOrPartition
+from txnstore.errors import (
+    InvalidConfiguration,
+    InvalidRequest,
+    OutcomeUnknown,
+    ProducerFenced,
+    RecordTooLarge,
+    UnknownTopicOrPartition,
+)
 from txnstore.log.fetch import fetch
 from txnstore.log.topics import create_topic, find_topics
 from txnstore.model import IsolationLevel
@@ -369,6 +376,17 @@ def test_messages_that_do_not_belong_together_decide_nothing(query, out):
         with pytest.raises(InvalidRequest, match="nothing was decided"):
             query.commit(0, messages)
     assert visible(out) == []
+
+
+def test_what_a_task_has_written_to_a_file_of_another_host_is_not_taken_for_written(tmp_path, opened_stores):
+    here, there = (Query(f"sqlite:///{tmp_path / name}") for name in ("here.db", "there.db"))
+    mine, other = here.task(0, rows("a")), there.task(0, rows("b"))
+    assert mine.writer_id == other.writer_id, "as small numbers, given out in turn, often are"
+    with pytest.raises(InvalidConfiguration, match="SQLite file serves one host"):
+        here.commit(0, [mine, other])
+    assert visible(stores.store_at(here.writer()._options.address)) == []
+    here.commit(0, [mine, there.task(0, rows())])
+    assert visible(stores.store_at(here.writer()._options.address)) == ["a"]
 
 
 def test_a_task_of_nobody_is_refused(query):

@@ -11,7 +11,8 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 
 from tests.spark.source_log import SourceLog
-from tests.spark.source_queries import Query
+from tests.spark.source_queries import Query, reader
+from txnstore.db.opening import open_store
 from txnstore.errors import (
     InvalidConfiguration,
     OffsetOutOfRange,
@@ -42,6 +43,24 @@ def test_a_stream_reads_what_comes_and_then_waits(log):
     log.plain(1, b"c")
     assert query.batch() == [b"c"]
     assert query.reader.reportLatestOffset() == {"settlements": {"0": 2, "1": 1}}
+
+
+@pytest.mark.parametrize("of", ["batch", "stream"])
+def test_a_task_reads_no_other_store_than_the_one_it_was_planned_in(log, tmp_path, of):
+    """A path of an SQLite file leads to another one on another host, with partitions of the same numbers."""
+    log.plain(0, b"a")
+    if of == "batch":
+        parts = reader(log).partitions()
+    else:
+        query = Query(log, startingOffsets="earliest")
+        assert query.write_down()
+        parts = query.reader.partitions({}, json.loads(query.written[0]))
+    with open_store(f"sqlite:///{tmp_path / 'there.db'}") as there:
+        other = SourceLog(there)
+        other.plain(0, b"b")
+        its_reader = reader(other) if of == "batch" else Query(other, startingOffsets="earliest").reader
+        with pytest.raises(InvalidConfiguration, match="the read was planned in another store"):
+            list(its_reader.read(parts[0]))
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["records", "nothing"])

@@ -23,7 +23,7 @@ from txnstore.spark.sink_coordination import abort, decide
 from txnstore.spark.sink_options import SinkOptions, find_columns, sink_options
 from txnstore.spark.sink_retries import repeat_while_unknown
 from txnstore.spark.sink_run import SinkRun, run_of_job, run_of_query
-from txnstore.spark.stores import store_at
+from txnstore.spark.stores import check_store_uuid, store_at
 from txnstore.spark.worker_process import spare_what_is_loaded
 
 if TYPE_CHECKING:
@@ -50,6 +50,9 @@ class SinkMessage(WriterCommitMessage):
 
     is_left_out: bool = False
     """Whether it was told that the batch was decided already."""
+
+    store_uuid: str = ""
+    """The store that it wrote to: the path of an SQLite file leads to another one on another host."""
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> StreamSinkWriter:
@@ -102,13 +105,14 @@ class StreamSinkWriter(DataSourceStreamArrowWriter):
 
         store = store_at(self._options.address, create=True)
         written = write_rows(store, run, int(batch_id), iterator, columns=self._columns, options=self._options)
-        return SinkMessage(run, int(batch_id), *written)
+        return SinkMessage(run, int(batch_id), *written, store.store_uuid)
 
     def commit(self, messages: Messages, batchId: int) -> None:  # noqa: N803 - Spark's name
         """Decide the micro-batch: its records are visible with its input's offsets, or were already.
 
         Raises:
             ProducerFenced: a newer run of the query has taken over, or the transaction is over; nothing was changed.
+            InvalidConfiguration: a task has written to another store, of another host; nothing was decided.
             TxnStoreError: the database refuses or cannot be reached.
         """
         _decide(self._options, messages)
@@ -148,13 +152,14 @@ class BatchSinkWriter(DataSourceArrowWriter):
         run, batch_id = self._run, self._batch_id
         store = store_at(self._options.address, create=True)
         written = write_rows(store, run, batch_id, iterator, columns=self._columns, options=self._options)
-        return SinkMessage(run, batch_id, *written)
+        return SinkMessage(run, batch_id, *written, store.store_uuid)
 
     def commit(self, messages: Messages) -> None:
         """Make all records visible; with txnAppId only if this version was not written before.
 
         Raises:
             ProducerFenced: the transaction is over, or another job has taken over its name; nothing was changed.
+            InvalidConfiguration: a task has written to another store, of another host; nothing was decided.
             TxnStoreError: the database refuses or cannot be reached.
         """
         _decide(self._options, messages)
@@ -169,8 +174,12 @@ def _decide(options: SinkOptions, messages: Messages) -> None:
     if not told or len(told) != len(messages) or len({(message.run, message.batch_id) for message in told}) != 1:
         raise InvalidRequest("the tasks' messages are not those of one batch; nothing was decided")
     run, batch_id = told[0].run, told[0].batch_id
-    writers = [message.writer_id for message in told if message.writer_id is not None]
     store = store_at(options.address, create=True)
+    for message in told:
+        if message.writer_id is not None:
+            # A writer there may have the number of one here.
+            check_store_uuid(store, message.store_uuid, "a task has written")
+    writers = [message.writer_id for message in told if message.writer_id is not None]
     decided = repeat_while_unknown(
         lambda left_ms: decide(
             store,

@@ -127,10 +127,11 @@ def admit(
 class RangePartition(InputPartition):
     """One range of offsets, for one task."""
 
-    def __init__(self, wanted: OffsetRange, reader_id: int = 0) -> None:
-        """Keep the range, and which reader of the query has made it; Spark pickles both."""
+    def __init__(self, wanted: OffsetRange, store_uuid: str, reader_id: int = 0) -> None:
+        """Keep the range, the store it is of, and which reader of the query has made it; Spark pickles them."""
         super().__init__(wanted)
         self.wanted = wanted
+        self.store_uuid = store_uuid
         self.reader_id = reader_id
 
     def __repr__(self) -> str:

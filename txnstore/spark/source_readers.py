@@ -61,7 +61,7 @@ from txnstore.spark.source_ranges import (
     whole_from,
 )
 from txnstore.spark.source_snapshot import SourceSnapshot, once_stable, read_snapshot, resolve_end, resolve_start
-from txnstore.spark.stores import store_at
+from txnstore.spark.stores import check_store_uuid, store_at
 from txnstore.spark.worker_process import spare_what_is_loaded
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ if TYPE_CHECKING:
 #: No topic can be called so.
 FROM: Final = "$from"
 IN_TRANSACTION: Final = "$in_transaction"
+_PLANNED: Final = "the read was planned"
 Offsets = Mapping[PartitionName, int]
 Positions = Mapping[PartitionName, CommitPosition]
 #: What goes into the checkpoint; JSON.
@@ -198,18 +199,21 @@ class TxnStoreReader(DataSourceReader):
             OffsetOutOfRange: records that were asked for are gone, and the query fails on that.
         """
         options = self._options
-        ranges = once_stable(store_at(options.address), self._plan)
+        store = store_at(options.address)
+        ranges = once_stable(store, self._plan)
         parts = split(ranges, min_partitions=options.min_partitions, max_records=options.max_records_per_partition)
         # For an empty list Spark would make a partition of its own.
-        return [RangePartition(part) for part in parts] or [InputPartition(None)]
+        return [RangePartition(part, store.store_uuid) for part in parts] or [InputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the records of one range."""
         if not isinstance(partition, RangePartition):
             return iter(())
         options = self._options
+        store = store_at(options.address)
+        check_store_uuid(store, partition.store_uuid, _PLANNED)
         return RangeReader(
-            store_at(options.address),
+            store,
             self._schema,
             options.isolation,
             DataLoss(fails=options.fail_on_data_loss),
@@ -370,7 +374,8 @@ class TxnStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begins, ends = begins_of(start, end), ends_of(end)
         whole = whole_from_of(end) or {}
         planned_uuids = topic_uuids_of(end)
-        ids = store_at(options.address).read(lambda connection: _partition_ids(connection, begins, planned_uuids))
+        store = store_at(options.address)
+        ids = store.read(lambda connection: _partition_ids(connection, begins, planned_uuids))
         ranges = []
         for partition, begin in begins.items():
             partition_id = ids.get(partition)
@@ -383,13 +388,14 @@ class TxnStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             elif begin.place < ends[partition] or (options.group_id and FROM in end):
                 ranges.append(OffsetRange(partition, partition_id, begin, ends[partition], whole.get(partition, 0)))
         parts = split(ranges, min_partitions=options.min_partitions, max_records=options.max_records_per_partition)
-        return [RangePartition(part, self._reader_id) for part in parts]
+        return [RangePartition(part, store.store_uuid, self._reader_id) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the records of one range, and note for the sink that this batch reads it."""
         assert isinstance(partition, RangePartition), "the source's own partitions"
         options = self._options
         store = store_at(options.address)
+        check_store_uuid(store, partition.store_uuid, _PLANNED)
         noted = _noted(options, partition)
         if noted is not None:
             try:

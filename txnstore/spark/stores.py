@@ -121,6 +121,19 @@ def check_are_here(topics: Iterable[Topic]) -> None:
             )
 
 
+def check_store_uuid(store: Store, store_uuid: str, what: str) -> None:
+    """Refuse a store that is not the one of this identity, which `what` was done with.
+
+    Raises:
+        InvalidConfiguration: it is not.
+    """
+    if store.store_uuid != store_uuid:
+        raise InvalidConfiguration(
+            f"{what} in another store than the one that {store.url} leads to here. An SQLite file serves one host: on"
+            " others its path leads to other files, so a cluster takes PostgreSQL; or was the file replaced meanwhile?"
+        )
+
+
 def _refuse_several(store: Store) -> None:
     """Refuse a store that is one of several databases."""
     if len(store.read(read_databases)) > 1:
