@@ -6,7 +6,7 @@ import contextlib
 import gc
 import threading
 import weakref
-from concurrent.futures import CancelledError, wait
+from concurrent.futures import CancelledError, Future, wait
 
 import pytest
 
@@ -92,7 +92,8 @@ def test_a_signals_handler_may_submit_or_close_while_a_job_is_submitted(closes):
             submit()
 
     for _, moment in every_interrupt({"clients/worker.py"}, is_no_moment_for_signals, handle):
-        worker, futures = Worker("interrupted"), []
+        worker = Worker("interrupted")
+        futures: list[Future[None]] = []
         with contextlib.suppress(RuntimeError) if closes else contextlib.nullcontext():
             attempt(moment, submit)
         for future in futures:

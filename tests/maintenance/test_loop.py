@@ -348,7 +348,8 @@ def test_what_others_wait_for_and_is_not_finished_goes_on_at_once(fresh, shared_
 
 
 def test_what_is_done_beside_its_lease_begins_no_portion_after_the_stop(fresh, shared_store, shared_clock):
-    time, left_seconds = Time(shared_clock, 5), []
+    time = Time(shared_clock, 5)
+    left_seconds: list[float] = []
 
     def work(portion):
         if left_seconds:

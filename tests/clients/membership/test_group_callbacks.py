@@ -348,7 +348,8 @@ def test_a_rebalance_that_is_interrupted_behind_its_callback_is_ended_all_the_sa
 @pytest.mark.parametrize("kind", ["assign", "revoke"])
 def test_a_rebalance_is_told_once_and_ended_wherever_the_call_that_tells_of_it_is_interrupted(crew, monkeypatch, kind):
     consumer = crew.member("a").consumer
-    core, place, told = consumer._core, PartitionName("t", 0), []
+    core, place = consumer._core, PartitionName("t", 0)
+    told: list[object] = []
     group, protocol = core.group, core.group._protocol
     monkeypatch.setattr(core.fetcher, "start", lambda: None)
     monkeypatch.setattr(group, "_submit", lambda work: work() or True)
