@@ -99,6 +99,15 @@ def test_what_is_not_decided_though_its_transaction_is_over_is_aborted_first(ban
     bank.assert_whole(transfer.name, committed=False)
 
 
+def test_what_was_decided_before_its_lock_came_is_not_taken_for_aborted(sqlite_bank):
+    transfer = sqlite_bank.prepared()
+    transfer.decide(commit=True)
+    for branch in sqlite_bank.rows():
+        assert sqlite_bank.store.write(partial(recovery._abort_if_over, branch)) is Standing.COMMITTED
+    transfer.finish(commit=True)
+    sqlite_bank.assert_whole(transfer.name, committed=True)
+
+
 def test_what_is_not_decided_nor_prepared_though_its_transaction_is_over_is_forgotten(bank):
     transfer = bank.prepared()
     transfer.abort()
@@ -150,14 +159,18 @@ def test_another_database_by_the_same_name_is_another_one(bank, small_server):
     bank.assert_whole(transfer.name, committed=True)
 
 
-def test_a_decision_between_two_looks_is_not_taken_for_an_end(bank, monkeypatch):
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_decision_between_two_looks_is_not_taken_for_an_end(bank, monkeypatch, is_known):
     """Decided and prepared after the server was asked: its row is all that says that it commits."""
     transfer = bank.written()
-    real = list_prepared
+    real, has_committed = list_prepared, threading.Event()
+    if is_known:
+        transfer.branches._register(transfer.producer, list(transfer.branches._branches), 60_000)
 
     def list_then_let_commit(driver, prefix):
         found = real(driver, prefix)
-        if not transfer.branches.is_registered:
+        if not has_committed.is_set():
+            has_committed.set()
             transfer.prepare()
             transfer.decide(commit=True)
             transfer.die()
