@@ -18,7 +18,8 @@ from txnstore.errors import (
     TransactionPoisoned,
     WriteConflict,
 )
-from txnstore.log.append import append
+from txnstore.log.append import append, append_at_once
+from txnstore.model import NO_PRODUCER
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.outcome import Outcome, resolve_outcome
 
@@ -105,6 +106,39 @@ def test_a_victim_at_commit_is_tried_again_and_done_once(fresh, refuse_commits, 
     attempt()
     assert len(attempt.transaction_ids) == 3
     assert fresh.values() == [b"a book"]
+
+
+def commit_whole(orders, **options):
+    coordinator, producer = orders.transaction("payments")
+    batch = orders.batch(b"a book", producer=producer, transactional=True)
+    return lambda: coordinator.end_transaction("payments", producer, commit=True, appends=[batch], **options)
+
+
+def append_alone(orders, **options):
+    return lambda: append_at_once(orders.store, [orders.batch(b"a book")], NO_PRODUCER, **options)
+
+
+@pytest.mark.parametrize("make_call", [commit_whole, append_alone])
+@pytest.mark.parametrize(("sqlstate", "kind"), [("23514", StatementFailed), ("40001", WriteConflict)])
+def test_one_statement_that_the_server_refuses_to_commit_is_not_done(fresh, refuse_commits, make_call, sqlstate, kind):
+    """The server says of such a statement that it is done before it commits."""
+    fresh.store.commits_whole = True
+    call = make_call(fresh, retry_timeout_ms=0)
+    refuse_commits(sqlstate)
+    with pytest.raises(kind) as refusal:
+        call()
+    assert not refusal.value.outcome_unknown
+    assert fresh.values() == []
+
+
+@pytest.mark.parametrize("make_call", [commit_whole, append_alone])
+@pytest.mark.parametrize("sqlstate", ["23514", "40001"])
+def test_one_statement_whose_commit_is_refused_is_done_once_in_the_end(fresh, refuse_commits, make_call, sqlstate):
+    fresh.store.commits_whole = True
+    call = make_call(fresh)
+    refuse_commits(sqlstate, times=1)
+    call()
+    assert fresh.committed() == [b"a book"]
 
 
 def test_a_default_isolation_level_of_the_role_makes_no_victims(fresh, txnstore_postgresql_url, txnstore_open):

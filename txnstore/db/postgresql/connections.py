@@ -108,10 +108,12 @@ class PostgreSQLConnection(psycopg.Connection[Any]):
         """
         with self.lock:
             self.pgconn.send_query_params(statement.encode(), parameters, types, formats)
-            result = self._answers()[0]
-        if result.status != pq.ExecStatus.TUPLES_OK:
-            raise psycopg.errors.error_from_result(result, encoding="utf-8")
-        value: bytes | None = result.get_value(0, 0)
+            results = self._answers()
+        # The server says that the statement is done before it commits: what the COMMIT was refused for comes behind.
+        for result in results:
+            if result.status != pq.ExecStatus.TUPLES_OK:
+                raise psycopg.errors.error_from_result(result, encoding="utf-8")
+        value: bytes | None = results[0].get_value(0, 0)
         return value
 
     def read_last(self, statements: str) -> list[Any]:
