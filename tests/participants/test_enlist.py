@@ -14,6 +14,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from txnstore import Consumer, KafkaError, KafkaException, Producer
 from txnstore.db.opening import open_store
+from txnstore.errors import BranchUnfinished
 from txnstore.participants.branches import Branches
 from txnstore.participants.recovery import raise_failed, recover_branches
 from txnstore.transactions.branch_rows import all_branches
@@ -472,6 +473,40 @@ def test_after_an_interrupt_behind_the_commit_the_next_transaction_has_its_own_b
     transfer(producer, drivers, "next")
     producer.commit_transaction(TIMEOUT)
     assert [table.balances() for table in tables] == [{name: -1, "next": -1}, {name: 1, "next": 1}]
+
+
+@pytest.mark.parametrize("call", ["commit_transaction", "abort_transaction"])
+def test_what_was_decided_before_an_interrupted_begin_says_nothing_of_what_has_begun(
+    url, producer, drivers, tables, name, monkeypatch, call
+):
+    def leave(*_, **__):
+        raise BranchUnfinished("it is away")
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    end, is_commit = getattr(producer, call), call == "commit_transaction"
+    transfer(producer, drivers, name)
+    with monkeypatch.context() as patch:
+        patch.setattr(Branches, "finish", leave)
+        patch.setattr(Branches, "settle", leave)
+        with pytest.raises(KafkaException, match="it is away"):
+            end(TIMEOUT)
+        # In the middle of giving them up.
+        patch.setattr(Branches, "forget_ended", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            producer.begin_transaction()
+    producer.produce(topic_of(producer), "next")
+    end(TIMEOUT)
+    with producer.transaction():
+        producer.produce(topic_of(producer), "last")
+    assert records(url, topic_of(producer)) == [*([name, "next"] if is_commit else []), "last"]
+    for driver in drivers:
+        driver.rollback()
+    with open_store(url) as store:
+        for table in tables:
+            raise_failed(recover_branches(store, table.url))
+    assert [bool(table.balances()) for table in tables] == [is_commit] * 2
 
 
 @pytest.mark.parametrize("votes", ["for it", "against it"])

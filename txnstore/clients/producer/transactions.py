@@ -222,7 +222,8 @@ class ProducerTransactions:
             return
         progress, branches = self._progress, self._branches
         deadline = self._deadline(timeout_seconds)
-        if branches.decided:
+        # Of this transaction: what was left of the one before stays noted if Ctrl-C came while this one began.
+        if branches.decided and progress.stage is _S.READY:
             branches.finish(deadline, commit=True)
             return
         if branches.connections:
@@ -306,7 +307,7 @@ class ProducerTransactions:
         branches = self._branches
         deadline = self._deadline(timeout_seconds)
         self._end_left_commit(deadline)
-        if branches.decided is False:
+        if branches.decided is False and self._progress.stage is _S.READY:
             branches.finish(deadline, commit=False)
             return
         if branches.connections and branches.are_registered:
