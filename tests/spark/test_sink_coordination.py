@@ -191,6 +191,17 @@ def test_a_decision_that_is_repeated_is_still_known_by_what_its_batch_has_read(q
     assert query.visible == [b"a", b"b"]
 
 
+@EITHER_ORDER
+@pytest.mark.parametrize("group_id", [NO_GROUP, None], ids=["no group", "group"])
+def test_a_decision_of_a_batch_that_has_written_nothing_may_be_repeated(query, group_id) -> None:
+    for batch_id in range(2):
+        query.read(batch_id, batch_id * 10, batch_id * 10 + 10, group_id=group_id)
+        assert [query.decide(batch_id), query.decide(batch_id)] == [True, False]
+    query.read(2, 20, 30, group_id=group_id)
+    assert query.batch(2, b"a")
+    assert query.visible == [b"a"]
+
+
 @pytest.mark.parametrize("group_id", [NO_GROUP, None], ids=["no group", "group"])
 def test_a_decision_that_a_dead_driver_left_on_its_way_takes_nothing_from_the_next_run(query, group_id) -> None:
     query.read(0, 0, 10, group_id=group_id)

@@ -335,8 +335,10 @@ def _decide(
     identity = transaction.known.identity
     for group_id, group_offsets in offsets.items():
         transaction.send_offsets(identity, SentOffsets(GroupMembership(group_id), group_offsets))
-    if transaction.known.state is TransactionState.ONGOING:
-        transaction.end(identity, commit=True, writers=writers)
+    if transaction.known.state is not TransactionState.ONGOING:
+        # Nobody has written anything. Its end says all the same that the decision was this run's (`_is_decided`).
+        transaction.begin(identity)
+    transaction.end(identity, commit=True, writers=writers)
     transaction.save("sink decision")
     save_identity(connection, run, transaction.known.identity)
     _insert_batch(connection, run, batch_id, last)
