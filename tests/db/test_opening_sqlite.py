@@ -387,3 +387,18 @@ def test_a_file_that_goes_away_as_it_is_opened_is_told_of_as_one_that_has_gone(t
     monkeypatch.setattr(connections, "_file_at", look)
     with pytest.raises(StoreUnavailable, match="moved, deleted or replaced"):
         _opener(str(tmp_path / "store.db"))()
+
+
+def test_a_file_that_is_replaced_as_it_is_opened_is_not_taken_for_the_one_that_is_open(tmp_path, monkeypatch):
+    """What is written to the old one would be lost."""
+    path, other = tmp_path / "store.db", tmp_path / "other.db"
+    other.touch()
+
+    def replace_meanwhile(connection):
+        configure(connection)
+        other.replace(path)
+
+    configure = connections._configure
+    monkeypatch.setattr(connections, "_configure", replace_meanwhile)
+    with closing(connections.connect(str(path))) as connection:
+        assert connection.leads_elsewhere()

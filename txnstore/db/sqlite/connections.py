@@ -175,8 +175,8 @@ def connect(path: str, *, is_there: bool = False) -> SQLiteConnection:
             path, timeout=0, isolation_level=None, check_same_thread=False, factory=SQLiteConnection
         )
         try:
-            _configure(connection)
             connection.file = _file_at(path)
+            _configure(connection)
         except BaseException:
             connection.close()
             raise
