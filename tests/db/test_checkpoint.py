@@ -394,9 +394,10 @@ def test_a_checkpoint_needs_no_connection_of_a_pool_that_is_all_in_use(store, pa
             connection.close()
 
 
-def test_a_checkpoint_that_fails_is_no_error_of_the_commit_before_it(store, monkeypatch):
+@pytest.mark.parametrize("error", [sqlite3.DatabaseError("disk I/O error"), FileNotFoundError("store.db")])
+def test_a_checkpoint_that_fails_is_no_error_of_the_commit_before_it(store, monkeypatch, error):
     def refuse(path, **options):
-        raise sqlite3.DatabaseError("disk I/O error")
+        raise error
 
     monkeypatch.setattr(sqlite_connections, "connect", refuse)
     write(store, WAL_BYTES_DUE + 1)

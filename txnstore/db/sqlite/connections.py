@@ -547,7 +547,7 @@ def make_room(
                 moved = _move(worker)
             if moved.is_all:
                 time.sleep(linger_seconds)
-    except (sqlite3.Error, StoreUnavailable):
+    except (sqlite3.Error, StoreUnavailable, OSError):
         # A full disk or an I/O error here loses nothing: the log still has every frame.
         return None
     return moved

@@ -304,7 +304,7 @@ class FileWaiter:
                     return False
                 before, self._version = self._version, version
                 return self._compare(self._connection, is_first=before is None)
-        except (sqlite3.Error, StoreUnavailable):
+        except (sqlite3.Error, StoreUnavailable, OSError):
             self._close_connection()
             return False
 
