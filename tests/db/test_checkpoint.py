@@ -281,6 +281,18 @@ def test_a_log_that_has_grown_is_moved_after_a_commit_and_starts_anew(store, pat
     assert Path(path).stat().st_size > 20_000_000
 
 
+def test_the_log_of_a_store_that_is_opened_by_a_symbolic_link_is_moved_as_well(store, path, tmp_path):
+    """SQLite keeps it beside the file, and not beside the link."""
+    link = tmp_path / "link.db"
+    link.symlink_to(path)
+    with open_store(f"sqlite:///{link}") as by_link:
+        for _ in range(4):
+            write(by_link, WAL_BYTES_DUE)
+        assert WAL_BYTES_DUE < wal_bytes(path) < 3 * WAL_BYTES_DUE
+    # Nor are there two places where writers stand in line.
+    assert not Path(f"{link}-line").exists()
+
+
 def test_a_log_that_starts_anew_keeps_its_space_and_is_moved_once_it_is_long_again(store, path, monkeypatch):
     moved = []
 

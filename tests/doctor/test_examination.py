@@ -246,6 +246,18 @@ def test_what_bites_a_file_is_found_and_nothing_else(tmp_path, monkeypatch, plan
     assert state_of(tmp_path) == before
 
 
+def test_a_store_in_use_is_read_with_its_log_when_it_is_named_by_a_symbolic_link(tmp_path):
+    """Without the log it would be read as one that nobody writes to, and as it was before the last commits."""
+    folder = tmp_path / "linked"
+    folder.mkdir()
+    link = folder / "link.db"
+    link.symlink_to(tmp_path / "store.db")
+    with open_store(f"sqlite:///{tmp_path}/store.db"):
+        assert seen(f"sqlite:///{link}") == {}
+        assert examine(f"sqlite:///{link}").has_store
+        assert list(folder.iterdir()) == [link]
+
+
 def test_a_folder_in_the_place_of_the_file_is_a_problem(tmp_path):
     assert seen(f"sqlite:///{tmp_path}") == {"damage": "it is not a regular file"}
 

@@ -385,9 +385,9 @@ class Checkpointer:
     """Keeps the write-ahead log of one file short."""
 
     def __init__(self, path: str) -> None:
-        """Watch the log of the database file at `path`."""
+        """Watch the log of the database file at `path`; it lies beside the file, not beside a link that leads there."""
         self._path = path
-        self._wal_path = path + "-wal"
+        self._wal_path = os.path.realpath(path) + "-wal"
         #: To open them takes longer than the checkpoint.
         self._kept: list[_Pair] = []
         self._log: _LogFile | None = None
@@ -401,7 +401,7 @@ class Checkpointer:
     def close_connections(self) -> None:
         """Close what it looks and checkpoints with; the next checkpoint opens others."""
         with FORK_LOCK:
-            self._log = None
+            self._log, self._wal_path = None, os.path.realpath(self._path) + "-wal"
             while self._kept:
                 self._kept.pop().close()
 
@@ -728,7 +728,7 @@ class FileAnnouncer:
     def __init__(self, path: str) -> None:
         """Wake readers of the file at `path`."""
         self._path = path
-        self._wal_path = path + "-wal"
+        self._wal_path = os.path.realpath(path) + "-wal"
         self._stamps: CommitStamps | None = None
         self._has_looked_for_stamps = False
 

@@ -84,6 +84,8 @@ def read_sqlite_facts(url: DatabaseUrl, *, version_table: str) -> SQLiteFacts:
     try:
         _read_place(facts, path)
         if path.exists():
+            # What SQLite keeps beside it lies where the file is, not where a link to it is.
+            path = path.resolve()
             _read_file(facts, path)
     except OSError as error:
         facts.unknown["file"] = error.strerror or type(error).__name__

@@ -61,15 +61,16 @@ futex: Final = _futex_of_system()
 def mapped_words(path: str) -> mmap.mmap:
     """Map the file `-line` beside the database file at `path`, and make it if there is none.
 
-    It gets the owner and the permissions of the database, as SQLite gives them to its own files.
+    It gets the owner and the permissions of the database, as SQLite gives them to its own files.  By whichever symbolic
+    link they come, all find the same one.
     """
-    database = os.stat(path)  # noqa: PTH116 - as everywhere here
+    database, line = os.stat(path), os.path.realpath(path) + "-line"  # noqa: PTH116 - as everywhere here
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
-        file = os.open(path + "-line", flags | os.O_CREAT | os.O_EXCL, 0o600)
+        file = os.open(line, flags | os.O_CREAT | os.O_EXCL, 0o600)
         is_new = True
     except FileExistsError:
-        file = os.open(path + "-line", flags)
+        file = os.open(line, flags)
         is_new = False
     try:
         if is_new:

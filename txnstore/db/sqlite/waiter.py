@@ -324,7 +324,7 @@ class FileWaiter:
         # There is a log once somebody has read.
         opened.execute("PRAGMA data_version").fetchone()
         if self._stamps is None:
-            self._watched = _inotify.watch(self._path + "-wal")
+            self._watched = _inotify.watch(os.path.realpath(self._path) + "-wal")
             self._signal.watch(self._watched)
 
     def _close_connection(self) -> None:
