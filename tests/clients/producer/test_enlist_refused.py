@@ -17,6 +17,9 @@ from tests.clients.producer.enlisting import *  # noqa: F403 - the fixtures
 from tests.clients.producer.enlisting import committed_values, is_there, numbers, rows_of
 from tests.clients.steps import PATIENCE_SECONDS, Refusal, error_of
 from txnstore import Consumer, KafkaError, KafkaException, Producer
+from txnstore.clients.producer import enlistment
+from txnstore.errors import UnknownMember
+from txnstore.transactions.outcome import end_within
 
 # --- the caller's own endings -----------------------------------------------------------------------------------------
 
@@ -183,6 +186,33 @@ def test_a_generation_that_has_passed_commits_no_rows(producer, url, topic, entr
         assert (error.code(), error.txn_requires_abort()) == (KafkaError.UNKNOWN_MEMBER_ID, True)
         producer.abort_transaction(PATIENCE_SECONDS)
     assert (is_there(url, entry), committed_values(url, topic)) == (False, [])
+
+
+def test_what_a_failed_commit_has_written_does_not_stand_if_the_caller_commits(
+    producer, url, topic, entry, monkeypatch
+):
+    """Neither the rows alone, nor records of which the coordinator does not know."""
+
+    def fail(connection, request):
+        end_within(connection, request)
+        raise UnknownMember("the group has no such member")
+
+    with calling(url, "driver") as caller:
+        producer.begin_transaction()
+        producer.enlist(caller.given)
+        caller.write(entry)
+        producer.produce(topic, b"1")
+        with monkeypatch.context() as patch:
+            patch.setattr(enlistment, "end_whole_within", lambda *_: None)
+            patch.setattr(enlistment, "end_within", fail)
+            assert error_of(producer.commit_transaction, PATIENCE_SECONDS).txn_requires_abort()
+        caller.commit()
+        assert (is_there(url, entry), committed_values(url, topic)) == (False, [])
+        producer.abort_transaction(PATIENCE_SECONDS)
+    producer.begin_transaction()
+    producer.produce(topic, b"2")
+    producer.commit_transaction(PATIENCE_SECONDS)
+    assert committed_values(url, topic) == [b"2"]
 
 
 # --- bad inputs -------------------------------------------------------------------------------------------------------

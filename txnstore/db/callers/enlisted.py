@@ -313,7 +313,7 @@ class EnlistedConnection:
         last: Callable[[Connection], object],
         deadline: float,
     ) -> None:
-        stage = Stage.STATEMENT
+        stage, is_ours = Stage.STATEMENT, False
         try:
             with joined_connection(self._store, self.callers, lambda: stage) as connection:
                 if self.callers.backend_name == "postgresql":
@@ -324,7 +324,9 @@ class EnlistedConnection:
                         self._check_same(connection)
                 else:
                     self._check_same(connection)
+                    is_ours = True
                     result = at_once(connection, None)
+                is_ours = True
                 if result is None:
                     result = last(connection)
                 self._check_committable()
@@ -333,10 +335,14 @@ class EnlistedConnection:
                 self.is_committed, self.result = True, result
         except TxnStoreError as error:
             self.outcome_unknown = error.outcome_unknown
+            if is_ours and not self.outcome_unknown:
+                self._undo()
             raise
-        except BaseException:
+        except BaseException as error:
             # Interrupted while the COMMIT was on its way.
             self.outcome_unknown = stage is Stage.COMMIT and not self.is_committed
+            if is_ours and stage is Stage.STATEMENT and isinstance(error, Exception):
+                self._undo()
             raise
 
     def _check_same(self, connection: Connection) -> None:
@@ -375,6 +381,12 @@ class EnlistedConnection:
             else:
                 return
             time.sleep(CONTENTION_PAUSE_SECONDS)
+
+    def _undo(self) -> None:
+        """Roll back at once: if the owner committed now, records would stand of which the coordinator does not know."""
+        with contextlib.suppress(SQLAlchemyError, psycopg.Error, sqlite3.Error):
+            if not self.callers.is_closed and self.callers.is_in_transaction:
+                self.callers.cursor().execute("ROLLBACK")
 
     def _roll_back(self) -> None:
         callers = self.callers
