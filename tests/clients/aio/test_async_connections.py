@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import event, text
 
 from tests.clients.callers import ledger_of, make_ledger
 from tests.clients.membership.steps import TP
@@ -62,8 +62,11 @@ def test_records_and_rows_of_an_async_connection_are_one_commit(url, async_url):
     producer = Producer({"bootstrap.servers": url, "transactional.id": "anna"})
     producer.init_transactions(PATIENCE_SECONDS)
 
+    lost = []
+
     async def work():
         engine = create_async_engine(async_url)
+        event.listen(engine.sync_engine, "invalidate", lambda *what: lost.append(what))
         async with engine.connect() as connection:
             for end in (producer.abort_transaction, producer.commit_transaction):
                 producer.begin_transaction()
@@ -77,3 +80,5 @@ def test_records_and_rows_of_an_async_connection_are_one_commit(url, async_url):
     producer.close()
     assert ledger_of(url) == ["commit_transaction"]
     assert values(read_to_end(url, "t"))[2:] == [b"commit_transaction"]
+    # The answer to the COMMIT was understood: the connection is its owner's again, as it was.
+    assert lost == []

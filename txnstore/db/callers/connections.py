@@ -61,6 +61,13 @@ class AsyncPsycopgCursor(psycopg.AsyncCursor[Any]):
 class AdaptedPsycopgCursor(AsyncAdapt_psycopg_cursor):
     """The same for code that async SQLAlchemy's `run_sync` calls."""
 
+    @property
+    def statusmessage(self) -> str | None:
+        """What the server said to the last statement, for instance to COMMIT."""
+        cursor: Any = self._cursor
+        message: str | None = cursor.statusmessage
+        return message
+
     def _make_new_cursor(self, connection: Any) -> Any:
         return AsyncPsycopgCursor(connection)
 
