@@ -6,12 +6,32 @@ import threading
 
 import pytest
 
+from tests.clients.callers import calling
 from tests.clients.moments import attempt, every_interrupt, is_no_moment_for_signals
-from tests.clients.producer.reporting import NEVER_MS, Reports
-from tests.clients.steps import PATIENCE_SECONDS, create_topic
+from tests.clients.producer.reporting import NEVER_MS, Reports, poll_until
+from tests.clients.steps import PATIENCE_SECONDS, create_topic, error_of, read_to_end, values
+from tests.databases import on_sqlite_alone
 from txnstore import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, KafkaError
 from txnstore.clients.producer.queue import PARTITION_UNASSIGNED, Accumulator, Batch, DeliveryReport, DeliveryReports
+from txnstore.clients.producer.requests import ProducerSession
 from txnstore.clients.producer.thread import Alarm
+from txnstore.errors import OutcomeUnknown, RecordTooLarge, StoreClosed
+
+
+@pytest.fixture
+def reported(monkeypatch):
+    """The batches of which there were reports; a second one of a batch is noted, and not counted out once more."""
+    batches: list[Batch] = []
+    add = DeliveryReports.add
+
+    def add_once(reports, report):
+        is_first = not any(known is report.batch for known in batches)
+        batches.append(report.batch)
+        if is_first:
+            add(reports, report)
+
+    monkeypatch.setattr(DeliveryReports, "add", add_once)
+    return batches
 
 
 def test_each_report_tells_of_its_own_record(make_producer, url):
@@ -71,6 +91,89 @@ def test_a_record_that_never_got_a_partition_has_the_one_that_was_asked_for(make
     producer.poll(0)
     assert reports.errors == [KafkaError._PURGE_QUEUE] * 3
     assert [message.partition() for _, message in reports] == [7, None, 3]
+
+
+@on_sqlite_alone
+@pytest.mark.parametrize("is_refused", [False, True], ids=["written", "refused"])
+def test_what_was_given_up_while_it_was_being_written_is_reported_once(
+    make_producer, url, monkeypatch, reported, is_refused
+):
+    """As of a producer that is closed while a database is silent, which answers in that very moment."""
+    producer = make_producer({"linger.ms": 0})
+    write = ProducerSession.write
+
+    def write_late(session, request):
+        appended = write(session, request)
+        producer._sender.drop_in_flight(KafkaError(KafkaError._PURGE_INFLIGHT))
+        if is_refused:
+            raise StoreClosed
+        return appended
+
+    monkeypatch.setattr(ProducerSession, "write", write_late)
+    reports = Reports()
+    producer.produce(create_topic(url, "orders"), b"x", on_delivery=reports)
+    poll_until(producer, lambda: len(reports) == 1)
+    # Behind all that the sender has to say.
+    producer.list_topics(timeout=PATIENCE_SECONDS)
+    producer.poll(0)
+    assert [error.code() for error in reports.errors] == [KafkaError._PURGE_INFLIGHT]
+    assert len(reported) == 1
+    assert len(producer) == 0
+
+
+@on_sqlite_alone
+def test_what_fails_with_the_record_before_it_is_reported_once(make_producer, url, monkeypatch, reported):
+    """A purge names two requests of a transaction, and the log may have the first: the transaction fails with it."""
+    producer = make_producer({"transactional.id": "anna", "linger.ms": NEVER_MS})
+    topic = create_topic(url, "orders")
+    answers = [RecordTooLarge("both together"), OutcomeUnknown("of the first")]
+
+    def refuse(session, request):
+        if len(answers) == 1:
+            producer.purge(in_queue=False, blocking=False)
+        raise answers.pop(0)
+
+    producer.init_transactions(PATIENCE_SECONDS)
+    producer.begin_transaction()
+    monkeypatch.setattr(ProducerSession, "write", refuse)
+    reports = Reports()
+    producer.produce(topic, b"first", partition=0, on_delivery=reports)
+    producer.produce(topic, b"second", partition=0, on_delivery=reports)
+    assert producer.flush(PATIENCE_SECONDS) == 0
+    producer.abort_transaction(PATIENCE_SECONDS)
+    assert [error.code() for error in reports.errors] == [KafkaError._PURGE_INFLIGHT] * 2
+    assert len(reported) == 2
+
+
+@on_sqlite_alone
+def test_what_an_interrupt_fails_while_its_commit_is_gathered_is_reported_once(
+    make_producer, url, monkeypatch, reported
+):
+    """The commit of an application's connection: its thread notes the interrupt while the sender's encodes records."""
+    producer = make_producer({"transactional.id": "anna", "linger.ms": NEVER_MS})
+    topic = create_topic(url, "orders")
+    prepare = ProducerSession.prepare
+
+    def prepare_while_interrupted(session, batches):
+        request = prepare(session, batches)
+        producer._progress.fail(KafkaError(KafkaError._FAIL, "interrupted", txn_requires_abort=True))
+        return request
+
+    producer.init_transactions(PATIENCE_SECONDS)
+    reports = Reports()
+    with calling(url, "core") as caller, monkeypatch.context() as patched:
+        patched.setattr(ProducerSession, "prepare", prepare_while_interrupted)
+        producer.begin_transaction()
+        producer.enlist(caller.given)
+        producer.produce(topic, b"in vain", partition=0, on_delivery=reports)
+        assert error_of(producer.commit_transaction, PATIENCE_SECONDS).txn_requires_abort()
+        producer.abort_transaction(PATIENCE_SECONDS)
+    assert [error.code() for error in reports.errors] == [KafkaError._PURGE_INFLIGHT]
+    assert len(reported) == 1
+    # Whatever sequence numbers were used up in vain.
+    with producer.transaction(PATIENCE_SECONDS):
+        producer.produce(topic, b"next", partition=0)
+    assert [value for value in values(read_to_end(url, topic)) if value] == [b"next"]
 
 
 @pytest.mark.parametrize("bounds", [{"queue.buffering.max.messages": 8}, {"queue.buffering.max.kbytes": 1}])

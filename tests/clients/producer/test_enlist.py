@@ -15,7 +15,9 @@ from tests.clients.steps import NO_MEMBER, PATIENCE_SECONDS, error_of
 from tests.tools.crashes import at_each_step, is_commit
 from txnstore import OFFSET_INVALID, Consumer, KafkaError, KafkaException
 from txnstore.clients.producer import progress
+from txnstore.clients.producer.requests import ProducerSession
 from txnstore.db.opening import open_store
+from txnstore.errors import RecordTooLarge
 from txnstore.groups.offsets import check_committer
 from txnstore.testing.invariants import assert_sound
 
@@ -220,6 +222,27 @@ def test_more_than_a_request_holds(make_producer, caller, url, topic, entry):
     found = [(value or b"")[:4] for value in committed_values(url, topic)]
     assert found == [number.to_bytes(4) for number in range(900)]
     assert is_there(url, entry)
+
+
+def test_what_cannot_be_prepared_as_it_is_is_split_where_it_stands(make_producer, caller, url, topic, monkeypatch):
+    """Of several requests that go with one commit it is the second: no record is lost, doubled or moved by it."""
+    producer = make_producer(batch_num_messages=2)
+    written = [b"%d" % number for number in range(12)]
+    refusals = [RecordTooLarge("the last two together")]
+    prepare = ProducerSession.prepare
+
+    def refuse_once(session, batches):
+        if refusals and [batch.values for batch, _ in batches] == [written[-2:]]:
+            raise refusals.pop()
+        return prepare(session, batches)
+
+    monkeypatch.setattr(ProducerSession, "prepare", refuse_once)
+    producer.begin_transaction()
+    producer.enlist(caller.given)
+    for value in written:
+        producer.produce(topic, value)
+    producer.commit_transaction(PATIENCE_SECONDS)
+    assert (committed_values(url, topic), refusals) == (written, [])
 
 
 def test_a_full_queue_says_why(make_producer, caller, url, topic):

@@ -667,8 +667,8 @@ class Enlistment:
     def _gather_work(self, ending: _Ending) -> None:
         self._offsets.stop_lingering()
         requests = self._sender.take_everything()
-        if requests:
-            # Their sequence numbers are used up: an abort has to bring a new epoch.
+        if requests or self._progress.error is not None:
+            # Their sequence numbers are used up, also those of what has failed: an abort has to bring a new epoch.
             self._progress.is_written = True
         try:
             self._progress.check_delivered(None)

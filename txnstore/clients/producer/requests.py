@@ -336,6 +336,15 @@ class InFlight:
     is_given_up: bool = False
     """Whether a purge named them: they are dropped as soon as nobody writes them."""
 
+    @property
+    def queued_seconds(self) -> float:
+        """When the first of their records was queued, by the monotonic clock."""
+        return self.batches[0].queued_seconds[0]
+
+    def part(self, batches: Sequence[Batch]) -> InFlight:
+        """Return some of the batches, or parts of them, which were refused together and go by themselves."""
+        return InFlight(self.lane, batches, has_fresh_topics=self.has_fresh_topics, is_given_up=self.is_given_up)
+
 
 @dataclass(slots=True, eq=False)
 class Lane:

@@ -54,7 +54,6 @@ HELD_TEXT: Final = (
     "Local: Queue full: the records of a transaction with an enlisted SQLite connection go with its commit, for the"
     " connection keeps all others from writing; make the transaction smaller, or queue.buffering.max.messages larger"
 )
-
 #: For how long a transaction's records wait for their commit at least, to go with it in one database transaction.
 COMMIT_COMES_SECONDS: Final = 0.05
 
@@ -296,9 +295,6 @@ class Sender:
     def _take_answer(self, lane: Lane) -> None:
         with self._lock:
             in_flight, answer = lane.take_answer()
-            if in_flight not in lane.in_flight:
-                # Its transaction was aborted meanwhile, which has been reported.
-                return
         assert in_flight.request is not None
         try:
             self._finish(in_flight, in_flight.request, answer.result)
@@ -311,12 +307,16 @@ class Sender:
         try:
             appended = answer()
         except TxnStoreError as error:
-            self._handle(in_flight, error)
-        else:
-            if in_flight.lane.backoff.is_pausing:
-                in_flight.lane.backoff.succeeded()
-            self.report(request, appended)
-            self._done(in_flight)
+            if in_flight in in_flight.lane.in_flight:
+                self._handle(in_flight, error)
+            return
+        with self._lock:
+            # Else it was reported meanwhile: by an abort, an interrupted commit, or the end of the producer.
+            if in_flight in in_flight.lane.in_flight:
+                if in_flight.lane.backoff.is_pausing:
+                    in_flight.lane.backoff.succeeded()
+                self.report(request, appended)
+                self._done(in_flight)
 
     def _distribute(self) -> None:
         """Take what comes next from the queue, for each database whose lane is free."""
@@ -388,13 +388,14 @@ class Sender:
             with self._lock:
                 while batches := self._accumulator.take_batches(BATCHES_PER_PARTITION_MAX, REQUEST_BYTES_MAX):
                     lane.in_flight.append(InFlight(lane, batches))
-                taken = list(lane.in_flight)
-                is_complete = self._accumulator.is_empty
+                taken, is_complete = list(lane.in_flight), self._accumulator.is_empty
             if is_complete and all(self._can_be_prepared(in_flight) for in_flight in taken):
                 with self._lock:
+                    # Without what an interrupt of the commit has failed meanwhile, on the caller's thread.
+                    requests = [sent.request for sent in lane.in_flight if sent.request is not None]
                     lane.in_flight.clear()
                     self._changed.notify_all()
-                return [in_flight.request for in_flight in taken if in_flight.request is not None]
+                return requests
             self._pause()
 
     def _can_be_prepared(self, in_flight: InFlight) -> bool:
@@ -680,11 +681,11 @@ class Sender:
             return
         with self._lock:
             lane = in_flight.lane
-            lane.in_flight.popleft()
-            lane.in_flight.extendleft(
-                InFlight(lane, part, has_fresh_topics=in_flight.has_fresh_topics, is_given_up=in_flight.is_given_up)
-                for part in reversed(parts)
-            )
+            # Not always the first: a commit takes several at once.
+            place = lane.in_flight.index(in_flight)
+            del lane.in_flight[place]
+            for part in reversed(parts):
+                lane.in_flight.insert(place, in_flight.part(part))
 
     def _done(self, in_flight: InFlight) -> None:
         with self._lock:
@@ -693,8 +694,11 @@ class Sender:
 
     def _fail(self, in_flight: InFlight, error: KafkaError) -> None:
         """Report a request as not delivered, and see to it that nothing follows where the log may have it."""
-        self.fail_batches(in_flight.batches, error)
-        self._done(in_flight)
+        with self._lock:
+            if in_flight not in in_flight.lane.in_flight:
+                return  # reported already: by another thread, or with the failure of one before it
+            self.fail_batches(in_flight.batches, error)
+            self._done(in_flight)
         if not in_flight.is_uncertain:
             if in_flight.request is not None:
                 self.session.take_back(in_flight.request)
@@ -724,7 +728,7 @@ class Sender:
         before_seconds = time.monotonic() - self._message_timeout_seconds
         error = KafkaError(KafkaError._MSG_TIMED_OUT)
         for lane in list(self._lanes):
-            while lane.in_flight and not lane.is_writing and _queued_seconds(lane.in_flight[0]) <= before_seconds:
+            while lane.in_flight and not lane.is_writing and lane.in_flight[0].queued_seconds <= before_seconds:
                 self._fail(lane.in_flight[0], error)
         with self._lock:
             expired = self._accumulator.take_expired(before_seconds)
@@ -738,10 +742,6 @@ def linger_seconds_of(configuration: Configuration) -> float:
         return linger_seconds
     timeout_seconds: float = configuration["message.timeout.ms"] / 1000 or math.inf
     return max(linger_seconds, min(COMMIT_COMES_SECONDS, timeout_seconds / 2))
-
-
-def _queued_seconds(in_flight: InFlight) -> float:
-    return in_flight.batches[0].queued_seconds[0]
 
 
 def _halves(batch: Batch) -> tuple[Batch, Batch]:
