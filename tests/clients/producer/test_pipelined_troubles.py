@@ -195,6 +195,33 @@ def test_what_was_purged_is_missed_by_its_own_commit_and_no_other(ready, hold_da
     assert values(read_to_end(url, topic)) == [b"before", b"kept", b"after"]
 
 
+def test_no_other_thread_commits_without_what_is_being_purged(ready, monkeypatch, url, topic):
+    done_in_between = []
+    lock = ready._thread.alarm.lock
+    fail_batches = Sender.fail_batches
+
+    def commit_in_between():
+        # Without waiting for the lock: the purge waits for this thread.
+        if lock.acquire(blocking=False):
+            lock.release()
+            done_in_between.append(ready.commit_transaction_async().result(PATIENCE_SECONDS))
+
+    def slowly(sender, batches, error):
+        with ThreadPoolExecutor() as threads:
+            threads.submit(commit_in_between).result(PATIENCE_SECONDS)
+        fail_batches(sender, batches, error)
+
+    begun(ready, topic, b"purged")
+    with monkeypatch.context() as patched:
+        patched.setattr(Sender, "fail_batches", slowly)
+        ready.purge(in_flight=False)
+    assert done_in_between == []
+    assert error_of(ready.commit_transaction, PATIENCE_SECONDS).code() == KafkaError._INCONSISTENT
+    ready.abort_transaction(PATIENCE_SECONDS)
+    left(ready, topic, b"after").result(PATIENCE_SECONDS)
+    assert values(read_to_end(url, topic)) == [b"before", b"after"]
+
+
 def test_what_is_sealed_does_not_expire(make_transactional, hold_database, url, topic):
     # Long enough for a busy machine to come from the record to its commit.
     ready = make_transactional(message_timeout_ms=1_500, linger_ms=0)

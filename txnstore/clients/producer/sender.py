@@ -182,12 +182,13 @@ class Sender:
     def purge(self, *, in_queue: bool, in_flight: bool) -> None:
         """Give up records: those that wait, and those that are being sent as soon as this can be stopped."""
         with self._lock:
-            queued = self._accumulator.take_all() if in_queue else []
+            if in_queue:
+                # Counted at once: no other thread may commit without them.
+                self.fail_batches(self._accumulator.take_all(), KafkaError(KafkaError._PURGE_QUEUE))
             if in_flight:
                 for sent in self._lanes.all_in_flight:
                     sent.is_given_up = True
                 self.thread.alarm.ring()
-        self.fail_batches(queued, KafkaError(KafkaError._PURGE_QUEUE))
 
     def wait_until_dropped(self, timeout_seconds: float) -> None:
         """Wait until what was being sent at a purge is reported."""
