@@ -75,6 +75,29 @@ def test_what_is_open_is_left_until_it_is_too_old_and_its_coordinator_comes_too_
     bank.assert_whole(transfer.name, committed=False)
 
 
+def test_one_whose_transaction_no_rule_can_abort_keeps_no_other_branch_from_its_end(sqlite_bank):
+    bank = sqlite_bank
+    damaged, free = bank.prepared(), bank.prepared()
+
+    def begin_at(epoch, connection):
+        row = update(transactions).where(transactions.c.transactional_id == damaged.name)
+        connection.execute(row.values(begin_epoch=epoch))
+
+    # No marker of the epochs that it has left would end records of this one.
+    bank.store.write(partial(begin_at, 7))
+    bank.clock.advance(60_001)
+    for table in bank.tables:
+        recovered = recover_branches(bank.store, table.url)
+        assert len(recovered.rolled_back) == 1
+        with pytest.raises(BranchUnfinished, match="is left as it is: no rule can abort its transaction"):
+            raise_failed(recovered)
+    bank.store.write(partial(begin_at, damaged.producer.epoch))
+    bank.recover()
+    for transfer in (damaged, free):
+        transfer.die()
+        bank.assert_whole(transfer.name, committed=False)
+
+
 def test_what_the_home_does_not_know_was_never_decided_to_commit(bank):
     transfer = bank.prepared()
     bank.store.write(lambda connection: connection.execute(delete(transaction_branches)))

@@ -14,7 +14,7 @@ from txnstore.errors import InvalidProducerIdMapping, StoreUnavailable, UnknownT
 from txnstore.model import ControlType
 from txnstore.transactions import recovery
 from txnstore.transactions.delivery import PendingDelivery, deliver
-from txnstore.transactions.protocol import TransactionState
+from txnstore.transactions.protocol import EPOCH_MAX, TransactionState
 from txnstore.transactions.recovery import complete_all_decided
 from txnstore.transactions.rows import marker_of
 from txnstore.transactions.transaction import complete_decided
@@ -177,6 +177,28 @@ def test_an_id_that_cannot_be_completed_keeps_no_other_one_from_it(own_bench, mo
     with pytest.raises(UnknownTopicOrPartition):
         complete_all_decided(own_bench.store)
     assert own_bench.read(own_bench.partition_ids[1]) == [b"a"]
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "elsewhere"])
+def test_one_that_the_rules_cannot_complete_keeps_no_other_one_open(own_bench, elsewhere: bool) -> None:
+    """Nor one whose time is up."""
+    bench = own_bench
+    cluster = Elsewhere(bench.store) if elsewhere else None
+    producers = [bench.started(writes_elsewhere=True) for _ in range(2)]
+    damaged, sound = sorted(producer.transactional_id for producer in producers)
+    late = bench.started(timeout_ms=1_000)
+    for producer in (*producers, late):
+        producer.send(bench.partition_ids[0], b"a")
+    for producer in producers:
+        producer.decide(commit=True)
+    # The next transaction would have no epoch, nor a new producer id.
+    bench.set_row(damaged, producer_epoch=EPOCH_MAX + 1)
+    bench.clock.advance(1_001)
+    with pytest.raises(AssertionError, match=f"epoch {EPOCH_MAX + 1}"):
+        recovery.recover(bench.store, cluster)
+    assert bench.row(damaged).state is S.PREPARE_COMMIT
+    assert bench.row(sound).state is S.COMPLETE_COMMIT
+    assert bench.row(late.transactional_id).state is S.COMPLETE_ABORT
 
 
 class Unreachable:

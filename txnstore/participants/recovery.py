@@ -191,7 +191,14 @@ class _Recovery:
     def _standing(self, branch: RegisteredBranch) -> Standing:
         standing = _standing_by_outcome(branch)
         if standing is None:
-            abort_if_timed_out(self._store, branch.transactional_id, self._cluster)
+            try:
+                abort_if_timed_out(self._store, branch.transactional_id, self._cluster)
+            except AssertionError as error:
+                # Its row is damaged: that keeps no other branch from its end.
+                raise BranchUnfinished(
+                    f"the branch {branch.gid} in {self._database.label} is left as it is: no rule can abort its"
+                    f" transaction ({error})"
+                ) from error
             standing = self._store.read(partial(_standing_of, branch))
         return standing
 

@@ -289,6 +289,7 @@ def _complete_if_possible(store: Store, cluster: Cluster | None, transactional_i
     """Complete what is decided, unless a database that takes part is away: then recovery does it, once it is back."""
     if not transactional_ids:
         return
+    put_off: Mapping[str, TxnStoreError | AssertionError]
     try:
         put_off = complete_together(store, cluster, transactional_ids).put_off
     except TxnStoreError as error:
@@ -343,11 +344,12 @@ def recover(store: Store, cluster: Cluster | None = None) -> Recovered:
 
     Raises:
         TxnStoreError: some of it could not be done now; all else is.
+        AssertionError: the same, for a row that is damaged: no rule has a move for it.
     """
     try:
         completed = complete_all_decided(store, cluster)
-    except TxnStoreError:
-        # What waits for a database that is away keeps no other transaction open.
+    except (TxnStoreError, AssertionError):
+        # What waits for a database that is away, or is damaged, keeps no other transaction open.
         abort_timed_out(store, cluster)
         raise
     return Recovered(completed, abort_timed_out(store, cluster))
@@ -360,9 +362,10 @@ def complete_all_decided(
 
     Raises:
         TxnStoreError: some of them could not be completed, for a database that takes part is away; all others are.
+        AssertionError: the same, for a row that is damaged: no rule has a move for it.
     """
     completed: list[str] = []
-    failed: TxnStoreError | None = None
+    failed: TxnStoreError | AssertionError | None = None
     for some in _all_decided(store):
         done = complete_together(store, cluster, some)
         completed += done.completed

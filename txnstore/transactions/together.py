@@ -325,7 +325,7 @@ class Completed:
     """What became of decided transactions that were to be completed together."""
 
     completed: Sequence[str]
-    put_off: Mapping[str, TxnStoreError]
+    put_off: Mapping[str, TxnStoreError | AssertionError]
     """Why the others are not complete, by transactional id."""
 
 
@@ -347,7 +347,9 @@ def complete_together(store: Store, cluster: Cluster | None, transactional_ids: 
         # What waits for a database that is away costs no write at each look.
         news = {name: each for name, each in delivered.items() if each.error is None or each.is_news}
         rest = _try_to_strike_off(store, left, news) if news else ()
-    put_off = {name: each.error for name, each in delivered.items() if each.error is not None}
+    put_off: dict[str, TxnStoreError | AssertionError] = {
+        name: each.error for name, each in delivered.items() if each.error is not None
+    }
     if put_off:
         # Others may have completed it meanwhile, and it may have gone on: what came too late for that was refused.
         decided = store.read(partial(_read_decided, put_off))
@@ -368,19 +370,21 @@ def _try_to_strike_off(
         return store.write(partial(_strike_off, left, delivered))
     except StoreUnavailable:
         raise
-    except TxnStoreError as error:
-        # Of one of them something is damaged: that keeps no other one from it.
+    except (TxnStoreError, AssertionError) as error:
+        # Of one of them something is damaged, also so that no rule has a move for it: that keeps no other one from it.
         _log.debug("%s decided transactions could not be completed together: %s", len(delivered), error)
         return delivered
 
 
-def _complete_by_itself(store: Store, cluster: Cluster | None, transactional_id: str) -> TxnStoreError | None:
+def _complete_by_itself(
+    store: Store, cluster: Cluster | None, transactional_id: str
+) -> TxnStoreError | AssertionError | None:
     try:
         complete_decided(store, transactional_id, cluster)
     except InvalidProducerIdMapping:
         # It was forgotten meanwhile: there is nothing left to do.
         return None
-    except TxnStoreError as error:
+    except (TxnStoreError, AssertionError) as error:
         return error
     return None
 

@@ -561,11 +561,11 @@ def complete_if_possible(store: Store, cluster: Cluster | None, transactional_id
     except InvalidProducerIdMapping:
         # It was forgotten meanwhile: there is nothing left to do.
         return
-    except TxnStoreError as error:
+    except (TxnStoreError, AssertionError) as error:
         log_put_off(transactional_id, error)
 
 
-def log_put_off(transactional_id: str, error: TxnStoreError) -> None:
+def log_put_off(transactional_id: str, error: TxnStoreError | AssertionError) -> None:
     """Tell people that a decided transaction waits for a database that takes part."""
     _log.warning(
         "the transaction of %.80r is decided; recovery will complete it: %s",
