@@ -11,7 +11,7 @@ from sqlalchemy import Connection, insert, select
 from tests.cluster.conftest import Bench, Producer, read, row_of
 from txnstore.db.cluster import cluster as cluster_module
 from txnstore.db.cluster.cluster import PAUSE_LAST_SECONDS, open_cluster
-from txnstore.db.portions import FOUND_MAX
+from txnstore.db.portions import FOUND_MAX, Portions
 from txnstore.db.schema import pending_markers, transactions
 from txnstore.errors import (
     ConcurrentTransactions,
@@ -86,6 +86,21 @@ def test_everything_else_is_delivered_and_the_rest_when_it_is_back(bench: Bench,
     next_one.end(commit=True)
     assert bench.read(bench.partition_at(2))[-1] == b"next"
     assert_cluster_sound(bench.cluster, at_rest=True)
+
+
+def test_what_waits_for_a_database_stands_before_nothing_else_however_little_time_there_is(bench: Bench, monkeypatch):
+    monkeypatch.setattr(recovery, "COMPLETED_TOGETHER", 1)
+    stuck, free = sorted((bench.producer_at(1) for _ in range(2)), key=lambda producer: producer.transactional_id)
+    for producer, away in ((free, 2), (stuck, 3)):
+        producer.send(bench.partition_at(away), b"a")
+        with bench.down(away), pytest.raises(OutcomeUnknown):
+            producer.end(commit=True)
+    store = bench.cluster.own(1)
+    with bench.down(3), pytest.raises(StoreUnavailable):
+        complete_all_decided(store, bench.cluster, Portions(seconds=0))
+    assert bench.row(free.transactional_id).state is S.COMPLETE_COMMIT
+    assert bench.row(stuck.transactional_id).state is S.PREPARE_COMMIT
+    assert complete_all_decided(store, bench.cluster) == (stuck.transactional_id,)
 
 
 def test_a_repeated_end_catches_up_by_itself(bench: Bench):
