@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import Connection, delete, insert, select, update
 
-from tests.cluster.conftest import Bench, Site
+from tests.cluster.conftest import Bench, Producer, Site
 from txnstore.config import TOPIC_SETTINGS, settings_in_force
 from txnstore.db.cluster.catalogue import apply_catalogue, is_current, read_catalogue
 from txnstore.db.cluster.cluster import Cluster, repaired
@@ -40,6 +42,7 @@ from txnstore.model import ProducerIdentity, Record
 from txnstore.testing.invariants import Invariant, Violation, assert_cluster_sound, cluster_violations
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.verification import verify as verify_module
+from txnstore.verification.catalogue import home_violations
 from txnstore.verification.verify import verify
 
 #: The duties that go by settings.
@@ -345,3 +348,67 @@ def test_the_checker_sees_what_is_not_in_the_database_that_its_name_selects(sqli
     assert [(each.place.transactional_id, each.place.group_id) for each in found] == [(name, None), (None, name)]
     assert {each.place.database for each in found} == {bench.cluster.databases[1].label}
     assert {each.seen for each in found} == {f"its name selects {bench.cluster.databases[0].label!r}"}
+
+
+class BusyClient:
+    """A producer whose transactions have offsets of one group, and records of one partition or the other."""
+
+    def __init__(self, bench: Bench, cluster: Cluster) -> None:
+        self.partition_ids = bench.partition_at(2, 0), bench.partition_at(2, 1)
+        self.group_id = bench.name_at(2, "group")
+        self.producer = Producer(cluster, bench.name_at(1, "id")).start()
+        self.begin(0)
+
+    def begin(self, nth: int) -> None:
+        self.producer.send(self.partition_ids[nth], b"a")
+        self.producer.send_offsets(self.group_id, {self.partition_ids[0]: 1})
+
+    def go_on(self, nth: int) -> None:
+        self.producer.end(commit=True)
+        self.begin(nth)
+
+
+def test_what_clients_do_between_the_snapshots_of_each_look_is_no_violation(bench: Bench, monkeypatch):
+    """At the same places each time, for a transactional id and a group go on."""
+    looks: list[int] = []
+
+    def counted(cluster: Cluster, **options: Any) -> list[Violation]:
+        found = cluster_violations(cluster, **options)
+        looks.append(len(found))
+        return found
+
+    def first(work: Any, read: Any) -> Any:
+        def read_then(*arguments: Any, **options: Any) -> Any:
+            work()
+            return read(*arguments, **options)
+
+        return read_then
+
+    with bench.site.open() as others:
+        client = BusyClient(bench, others)
+        # Before the snapshot of the second database it goes to the other partition, and then comes back.
+        for number, nth in ((2, 1), (3, 0)):
+            store = bench.cluster.own(number)
+            monkeypatch.setattr(store, "read", first(partial(client.go_on, nth), store.read))
+        monkeypatch.setattr(verify_module, "cluster_violations", counted)
+        found = verify(bench.cluster)
+    assert len(looks) == 2
+    assert all(looks), "there was nothing in between"
+    assert found == []
+
+
+def test_what_is_done_once_all_snapshots_are_taken_is_not_seen(bench: Bench, monkeypatch):
+    """However long the first database takes."""
+    read_count = 0
+    with bench.site.open() as others:
+        client = BusyClient(bench, others)
+
+        def work_meanwhile(connection: Connection) -> Iterator[Violation]:
+            nonlocal read_count
+            yield from home_violations(connection)
+            read_count += 1
+            client.go_on(read_count % 2)
+
+        monkeypatch.setattr(verify_module, "home_violations", work_meanwhile)
+        assert cluster_violations(bench.cluster) == []
+    assert read_count == 3

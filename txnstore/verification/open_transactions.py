@@ -151,7 +151,8 @@ def _partition_ids(rows: Iterable[Row[Any]]) -> set[int]:
 def _participant_violations(what: _Open) -> Iterator[Violation]:
     for name, row in what.transactions.items():
         for seen in _wrong_participants(what, name, row):
-            yield Violation(Invariant.PARTICIPANTS_KNOWN, Place(transactional_id=name), f"it {seen}")
+            of_row = f"transaction {row.transaction_number} {seen}"
+            yield Violation(Invariant.PARTICIPANTS_KNOWN, Place(transactional_id=name), of_row)
     known = {*what.partitions, *what.groups, *what.writers, *what.writer_partitions}
     for name in sorted(known - what.transactions.keys()):
         yield Violation(Invariant.PARTICIPANTS_KNOWN, Place(transactional_id=name), "it has participants and no row")

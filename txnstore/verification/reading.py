@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, Table, bindparam, exists, select, tuple_
 
-from txnstore.db.schema import record_batches
+from txnstore.db.schema import record_batches, stores
 from txnstore.db.statements import HotStatement
 from txnstore.db.store import Store
 from txnstore.log.fetch import PAGE_BATCHES_MAX, PAGE_BYTES_MAX
@@ -25,6 +25,7 @@ PAGE_ROWS: Final = 500
 #: How many violations of a kind of rules are told; a store that is broken throughout has no end of them.
 VIOLATIONS_MAX: Final = 1_000
 
+_TAKE_SNAPSHOT: Final = HotStatement(select(stores.c.singleton))
 _OF_PARTITION: Final = record_batches.c.partition_id == bindparam("of_partition_id")
 _FROM: Final = record_batches.c.last_offset >= bindparam("from_offset")
 _SIZES: Final = HotStatement(
@@ -130,7 +131,7 @@ def batch_pages(connection: Connection, partition_id: int, from_offset: int = 0)
         of_range["from_offset"] = through_offset + 1
 
 
-def in_snapshots(stores: Sequence[Store], work: Callable[[Sequence[Connection]], Result]) -> Result:
+def in_snapshots(members: Sequence[Store], work: Callable[[Sequence[Connection]], Result]) -> Result:
     """Run `work` on a snapshot of each of the databases, all open at once.
 
     They are taken one after the other: no moment is common to them.
@@ -140,9 +141,14 @@ def in_snapshots(stores: Sequence[Store], work: Callable[[Sequence[Connection]],
     """
 
     def nested(connections: tuple[Connection, ...]) -> Result:
-        if len(connections) == len(stores):
+        if len(connections) == len(members):
             return work(connections)
-        return stores[len(connections)].read(lambda connection: nested((*connections, connection)))
+        return members[len(connections)].read(lambda connection: taken((*connections, connection)))
+
+    def taken(connections: tuple[Connection, ...]) -> Result:
+        # It is taken by the first statement: not only once those before it have been read, which may take minutes.
+        _TAKE_SNAPSHOT.value(connections[-1])
+        return nested(connections)
 
     return nested(())
 
