@@ -84,6 +84,10 @@ _PAUSE_MAX_SECONDS: Final = 0.02
 
 #: Where a connection keeps what `note_change` was told.
 _CHANGES: Final = "txnstore_changes"
+_MAKE_DURABLE: Final = (
+    "SELECT pg_catalog.set_config('synchronous_commit', 'on', true)"
+    " WHERE pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) 'off'"
+)
 #: Where a new one keeps what it is asked before it is used.
 CONNECTION_CHECK: Final = "txnstore_check"
 
@@ -530,6 +534,16 @@ def take_changes(connection: Connection) -> Subjects:
     """Return what was noted, and forget it; everything if `note_change` was not called."""
     changes: Subjects = connection.info.pop(_CHANGES, EVERYTHING)
     return changes
+
+
+def make_durable(connection: Connection) -> None:
+    """Let this database transaction's commit wait for the disk though the store's need not (`Durability.DATABASE`).
+
+    For what another database goes by: of a decision that is lost it would keep its share.
+    """
+    # SQLite's wait whatever is set, and so do all of a store that was told to, from their beginning.
+    if connection.dialect.name != "sqlite" and not getattr(connection.dialect, "waits_for_disk", False):
+        connection.exec_driver_sql(_MAKE_DURABLE)
 
 
 def _doubting(store: Store) -> Callable[..., None]:

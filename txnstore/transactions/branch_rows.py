@@ -15,18 +15,12 @@ from sqlalchemy import Connection, Row, bindparam, delete, exists, select, updat
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from txnstore.db.schema import transaction_branches
-from txnstore.db.store import server_now_ms
+from txnstore.db.store import make_durable, server_now_ms
 from txnstore.model import ProducerIdentity
 
 _ABORT: Final = 0
 _COMMIT: Final = 1
 
-# A vote is on its disk whatever is set there.  So is that it will come, and what is decided about it, though a store's
-# commits need not wait (`Durability.DATABASE`): of a decision that is lost the others would keep their share.
-_MAKE_DURABLE: Final = (
-    "SELECT pg_catalog.set_config('synchronous_commit', 'on', true)"
-    " WHERE pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) 'off'"
-)
 # DO NOTHING: a registration whose answer was lost is repeated.
 _INSERT: Final = (
     upsert(transaction_branches)
@@ -89,13 +83,14 @@ def insert_branches(connection: Connection, branches: Iterable[RegisteredBranch]
         for branch in branches
     ]
     if entries:
-        _make_durable(connection)
+        # A vote is on its disk whatever is set there: so is that it will come, and below what is decided about it.
+        make_durable(connection)
         connection.execute(_INSERT, entries)
 
 
 def decide_branches(connection: Connection, transactional_id: str, producer: ProducerIdentity, *, commit: bool) -> None:
     """Set the outcome of all branches of the transaction that `producer` began and that is decided now."""
-    _make_durable(connection)
+    make_durable(connection)
     connection.execute(
         _DECIDE,
         {
@@ -134,12 +129,6 @@ def forget_branches(connection: Connection, gids: Collection[str]) -> None:
     """Remove branches that have ended in their database, or that were decided to abort and never came to be there."""
     if gids:
         connection.execute(_DELETE, {"gids": sorted(gids)})
-
-
-def _make_durable(connection: Connection) -> None:
-    # (SQLite: a commit of a transaction waits for the disk whatever is set.)
-    if connection.dialect.name != "sqlite":
-        connection.exec_driver_sql(_MAKE_DURABLE)
 
 
 def _branch(row: Row[tuple[object, ...]]) -> RegisteredBranch:

@@ -14,6 +14,7 @@ from typing import Final
 from sqlalchemy import Connection
 
 from txnstore.db.cluster.cluster import Cluster
+from txnstore.db.store import make_durable
 from txnstore.errors import OutcomeUnknown, StoreUnavailable, TxnStoreError, UnknownTopicOrPartition
 from txnstore.groups.offsets_from_elsewhere import EndedElsewhere, finish_offsets_from_elsewhere
 from txnstore.log.append import Marker
@@ -145,6 +146,8 @@ def _deliver_at_once(cluster: Cluster, database_id: int, shares: Sequence[_Share
     ]
 
     def work(markers: Sequence[Marker], connection: Connection) -> None:
+        # What is struck off at the coordinator is never told again.
+        make_durable(connection)
         write_markers(connection, markers)
         finish_offsets_from_elsewhere(connection, ended)
 

@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 from sqlalchemy import Connection
 
 from txnstore.db.cluster.cluster import Cluster, Locality, repaired
-from txnstore.db.store import Store
+from txnstore.db.store import Store, make_durable
 from txnstore.errors import (
     InvalidProducerEpoch,
     InvalidTransactionState,
@@ -123,6 +123,8 @@ class RemoteTransaction:
         """
 
         def work(connection: Connection) -> None:
+            # What the decision counts in is not to be lost with the last commits of its own database.
+            make_durable(connection)
             add_offsets_from_elsewhere(connection, sent.committer, sent.offsets, self.producer)
 
         def announce_here(connection: Connection) -> None:
@@ -188,6 +190,7 @@ class RemoteTransaction:
         partition_ids = {item.partition_id for item in appends}
 
         def work(connection: Connection) -> list[Appended]:
+            make_durable(connection)
             return append(connection, appends, coordinated=True, from_elsewhere=True)
 
         def write(_: Store) -> list[Appended]:
@@ -281,6 +284,7 @@ class RemoteWriter:
 
     def _append(self, database_id: int, appends: Sequence[Append], *, has_reported: bool) -> list[Appended]:
         def work(connection: Connection) -> list[Appended]:
+            make_durable(connection)
             appended = append(connection, appends, coordinated=True, from_elsewhere=True)
             check_unreported(
                 self.writer, is_new=not all(place.is_duplicate for place in appended), has_reported=has_reported
@@ -320,6 +324,8 @@ class RemoteWriter:
                 f"writer {self.writer.writer_id} of {self._transactional_id[:80]!r} has reported that it wrote"
                 " everything; nothing was appended"
             )
+        if new:
+            make_durable(connection)
         rows.add_writer_partitions(connection, self.writer, new)
         return has_reported
 

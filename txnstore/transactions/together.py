@@ -30,7 +30,7 @@ from txnstore.db.schema import (
     transactions,
 )
 from txnstore.db.statements import HotStatement, is_listed
-from txnstore.db.store import Store, must_hit_each, note_change, server_now_ms
+from txnstore.db.store import Store, make_durable, must_hit_each, note_change, server_now_ms
 from txnstore.errors import InvalidProducerIdMapping, StoreUnavailable, TxnStoreError
 from txnstore.groups.offsets import drop_pending_offsets
 from txnstore.log.append import Marker
@@ -290,6 +290,8 @@ class _Aborts:
         connection = self.connection
         # Whoever reads waits for markers and offsets alone.
         note_change(connection)
+        if self.queued:
+            make_durable(connection)
         write_markers(connection, self._markers)
         drop_pending_offsets(connection, self._producer_ids)
         rows.queue_markers(connection, self.queued)

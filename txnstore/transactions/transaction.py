@@ -29,7 +29,7 @@ from sqlalchemy import Connection
 from sqlalchemy.util import memoized_property
 
 from txnstore.db.cluster.cluster import Cluster, Locality, several
-from txnstore.db.store import Store, note_change
+from txnstore.db.store import Store, make_durable, note_change
 from txnstore.errors import (
     ConcurrentTransactions,
     InvalidProducerIdMapping,
@@ -406,6 +406,8 @@ class LockedTransaction:
             done = {marker.partition_id for marker in self._stored_markers} - away
             rows.strike_off_markers(self.connection, transactional_id, done)
         else:
+            # The others act on the decision: it is not to be lost with this database's last commits.
+            make_durable(self.connection)
             rows.queue_markers(self.connection, {transactional_id: left.markers})
         for group_id in self._stored_groups:
             if group_id not in left.group_ids:
@@ -420,6 +422,9 @@ class LockedTransaction:
             groups -= set(rows.groups_of(self.connection, self.known.transactional_id))
         if not opened and not groups:
             return
+        if self._added_partitions or self._added_groups:
+            # What is written there would otherwise have nobody who ends it.
+            make_durable(self.connection)
         rows.add_partitions(self.connection, self.known.transactional_id, opened)
         rows.add_groups(self.connection, self.known.transactional_id, groups)
         if not self._steps:

@@ -254,6 +254,8 @@ class PostgreSQLBackend:
         )
         engine.dialect.store_schema = schema  # type: ignore[attr-defined]  # our own dialect class
         engine.dialect.clock = clock  # type: ignore[attr-defined]  # our own dialect class
+        # For `store.make_durable`.
+        engine.dialect.waits_for_disk = limits.durability is Durability.FULL  # type: ignore[attr-defined]  # the same
         return engine
 
     def close_before_fork(self, holder: Holder, let_go: Callable[[Holder], None]) -> None:
