@@ -208,8 +208,10 @@ def _make_log() -> None:
         _column("log_start_offset", Int64, "The first offset that can still be read."),
         _column("next_offset", Int64, "The next offset to be given out, which is the high watermark."),
         _column("running_max_timestamp_ms", Int64, "The largest timestamp appended so far; -1 while the log is empty."),
+        _column("segment", Int16, "In which segment of record_batches what is appended is put."),
         PrimaryKeyConstraint("partition_id", name="partition_heads_pk"),
         _check("partition_heads_order", "0 <= log_start_offset AND log_start_offset <= next_offset"),
+        _check("partition_heads_segment", "segment BETWEEN 0 AND 3"),
         comment="The end of each partition's log. Locking a row is what puts the partition's appends in order.",
         postgresql_with=_HOT,
     )
@@ -248,6 +250,7 @@ def _make_log() -> None:
             null=True,
         ),
         _column("codec", Int16, "The compression of key_data and value_data: 0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd."),
+        _column("segment", Int16, "Which of the segments the row is in: PostgreSQL frees a segment as a whole."),
         _column("is_transactional", Flag, "Whether the records count only once their transaction has been committed."),
         _column(
             "timestamp_deltas_ms",
@@ -283,14 +286,15 @@ def _make_log() -> None:
         _column("headers", String, "JSON: for each record null or [name, value, ...]; NULL if no headers.", null=True),
         _column("key_data", Bytes, "The keys, one after another.", null=True),
         _column("value_data", Bytes, "The values, one after another.", null=True),
-        PrimaryKeyConstraint("partition_id", "last_offset", name="record_batches_pk"),
+        PrimaryKeyConstraint("partition_id", "last_offset", name="record_batches_pk").ddl_if(dialect="sqlite"),
         _check("record_batches_offsets", "0 <= base_offset AND base_offset <= last_offset"),
         _check("record_batches_count", "record_count >= 1"),
         _check("record_batches_codec", "codec BETWEEN 0 AND 4"),
+        _check("record_batches_segment", "segment BETWEEN 0 AND 3"),
         _check("record_batches_control", "control_type BETWEEN 0 AND 1"),
         _check("record_batches_timestamp_type", "timestamp_type BETWEEN 0 AND 1"),
         comment="The log: one row per record batch; only compaction changes it. The view records shows one row per record.",
-        postgresql_with=_PASSED_THROUGH,
+        postgresql_partition_by="LIST (segment)",
     )
     _index(
         "record_batches",

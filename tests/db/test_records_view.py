@@ -41,7 +41,7 @@ def placed(partition_id: int, batches: Sequence[EncodedBatch]) -> list[dict[str,
         span = json.loads(batch.offset_deltas)[-1] + 1 if batch.offset_deltas else batch.record_count
         running_max_timestamp_ms = max(running_max_timestamp_ms, batch.max_timestamp_ms)
         place = {"partition_id": partition_id, "base_offset": next_offset, "last_offset": next_offset + span - 1}
-        rows.append({**place, **batch.columns(), "running_max_timestamp_ms": running_max_timestamp_ms})
+        rows.append({**place, **batch.columns(), "running_max_timestamp_ms": running_max_timestamp_ms, "segment": 1})
         next_offset += span
     return rows
 

@@ -30,6 +30,7 @@ def lengthen(store, batches):
             "base_offset": number * PER_BATCH,
             "last_offset": number * PER_BATCH + PER_BATCH - 1,
             "running_max_timestamp_ms": number,
+            "segment": 1,
         }
         for number in range(first, first + batches)
     ]
@@ -132,10 +133,10 @@ def test_postgresql_finds_a_range_by_the_primary_key_and_opens_nothing_else(log_
         store.write(lambda connection: connection.exec_driver_sql("ANALYZE txnstore.record_batches"))
         end = store.batches * PER_BATCH
         plan = postgresql_plan(store, range_of("txnstore.records", end - 90, end - 50))
-        (scan,) = (node for node in scans(plan) if node.get("Relation Name") == "record_batches")
+        (scan,) = (node for node in scans(plan) if node.get("Relation Name") == "record_batches_1")
         assert "last_offset" in scan["Index Cond"]
         assert "partition_id" in scan["Index Cond"]
-        assert scan["Index Name"] == "record_batches_pk"
+        assert scan["Index Name"] == "record_batches_1_pk"
         touched.append(scan["Shared Hit Blocks"] + scan["Shared Read Blocks"])
         opened.append(openings(plan))
     assert max(touched) <= min(touched) + 3, touched
@@ -148,5 +149,5 @@ def test_postgresql_reads_all_opening_each_batch_once(log_of):
         lengthen(store, BATCHES_PER_ROUND)
         plan = postgresql_plan(store, "SELECT count(*), sum(length(value)) FROM txnstore.records")
         assert openings(plan) == store.batches
-        (scan,) = (node for node in scans(plan) if node.get("Relation Name") == "record_batches")
+        (scan,) = (node for node in scans(plan) if node.get("Relation Name") == "record_batches_1")
         assert scan["Actual Loops"] * scan["Actual Rows"] == store.batches

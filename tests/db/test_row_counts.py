@@ -49,7 +49,7 @@ def test_a_head_that_is_gone_is_an_error(store: Store) -> None:
 
     def lose(connection) -> None:
         connection.execute(delete(partition_heads))
-        save_heads(connection, [Head(partition_id, 0, 1, 1)])
+        save_heads(connection, [Head(partition_id, 0, 1, 1, 1)])
 
     with pytest.raises(RowsMissedError, match="partition_heads hit 0 rows"):
         store.write(lose)

@@ -76,6 +76,7 @@ def head(number: int, next_offset: int = 0) -> dict[str, int]:
         "log_start_offset": 0,
         "next_offset": next_offset,
         "running_max_timestamp_ms": -1,
+        "segment": 1,
     }
 
 
@@ -97,7 +98,7 @@ def listened(request: pytest.FixtureRequest, heads: Store) -> list[str] | None:
 
 def test_rows_are_tuples_with_the_names_of_the_columns(heads: Store, listened: list[str] | None) -> None:
     rows = heads.read(HEADS.rows)
-    assert [tuple(row) for row in rows] == [(number, 0, number, -1) for number in range(1, 31)]
+    assert [tuple(row) for row in rows] == [(number, 0, number, -1, 1) for number in range(1, 31)]
     assert (rows[4].partition_id, rows[4].next_offset) == (5, 5)
     assert listened is None or any(statement.startswith("SELECT") for statement in listened)
 

@@ -49,7 +49,7 @@ def make_partition(store):
     (partition_id,) = store.write(lambda connection: create_topic(connection, "orders")).partition_ids
     if store.backend.name == "postgresql":
         # Nobody else is to do what is tested here.
-        off = "ALTER TABLE txnstore.record_batches SET (autovacuum_enabled = off, toast.autovacuum_enabled = off)"
+        off = "ALTER TABLE txnstore.record_batches_1 SET (autovacuum_enabled = off, toast.autovacuum_enabled = off)"
         store.write(lambda connection: connection.exec_driver_sql(off))
     return partition_id
 
@@ -66,7 +66,7 @@ def write_and_delete(store, partition_id):
 def size_bytes(store):
     if store.backend.name == "sqlite":
         return store.read(lambda c: c.exec_driver_sql("PRAGMA page_count").scalar()) * 4096
-    total = "SELECT pg_total_relation_size('txnstore.record_batches')"
+    total = "SELECT pg_total_relation_size('txnstore.record_batches_1')"
     return store.read(lambda c: c.exec_driver_sql(total).scalar())
 
 
@@ -125,7 +125,7 @@ def test_a_table_that_somebody_has_locked_is_not_waited_for(postgresql, monkeypa
     monkeypatch.setattr(vacuuming, "_SECONDS_MAX", 5.0)
     write_and_delete(store, partition_id)
     beside.execute("BEGIN")
-    beside.execute("LOCK TABLE txnstore.record_batches IN SHARE UPDATE EXCLUSIVE MODE")
+    beside.execute("LOCK TABLE txnstore.record_batches_1 IN SHARE UPDATE EXCLUSIVE MODE")
     with caplog.at_level(logging.INFO):
         assert [store.reclaim(), store.reclaim()] == [1, 0]
     assert "takes too long" not in caplog.text
@@ -140,7 +140,7 @@ def test_a_table_that_takes_too_long_is_left_to_autovacuum(postgresql, monkeypat
     monkeypatch.setattr(vacuuming, "_SECONDS_MAX", 0.01)
     with caplog.at_level(logging.INFO):
         assert [store.reclaim(), store.reclaim()] == [1, 0]
-    assert "record_batches takes too long" in caplog.text
+    assert "record_batches_1 takes too long" in caplog.text
 
 
 def test_who_does_not_own_the_tables_leaves_them_alone(txnstore_postgres_server, postgresql, new_role, granted, caplog):

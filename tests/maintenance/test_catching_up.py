@@ -182,8 +182,9 @@ def make_partitions(connection, topic_id, partition_count):
     into = f"INSERT INTO {prefix}partitions (topic_id, partition_number, leader_database_id) {numbers}"
     connection.execute(text(into))
     heads = (
-        f"INSERT INTO {prefix}partition_heads (partition_id, log_start_offset, next_offset, running_max_timestamp_ms)"
-        f" SELECT partition_id, 0, 0, -1 FROM {prefix}partitions WHERE topic_id = {topic_id} AND partition_number > 0"
+        f"INSERT INTO {prefix}partition_heads"
+        " (partition_id, log_start_offset, next_offset, running_max_timestamp_ms, segment)"
+        f" SELECT partition_id, 0, 0, -1, 1 FROM {prefix}partitions WHERE topic_id = {topic_id} AND partition_number > 0"
     )
     connection.execute(text(heads))
 

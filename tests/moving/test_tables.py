@@ -73,6 +73,7 @@ SMALL = {
     # What was committed has a number, and nothing else has.
     "outcome": lambda number: int(number > 1),
     "state": lambda _: 1,
+    "segment": lambda number: number % 4,
     "start_ms": lambda number: 2**62 + number,
     "deadline_ms": lambda number: number,
     "producer_epoch": lambda number: number,
@@ -173,7 +174,7 @@ def test_rows_that_differ_have_different_digests(left, right) -> None:
 
 def test_a_digest_says_in_which_table_and_partition_two_stores_differ(store) -> None:
     heads = COPIED_BY_NAME["partition_heads"].table
-    row = {"partition_id": 3, "log_start_offset": 0, "next_offset": 5, "running_max_timestamp_ms": -1}
+    row = {"partition_id": 3, "log_start_offset": 0, "next_offset": 5, "running_max_timestamp_ms": -1, "segment": 1}
     before = digest_of(store)
     assert list(differences(before, digest_of(store))) == []
     store.write(lambda connection: connection.execute(insert(heads), [row, row | {"partition_id": 4}]))

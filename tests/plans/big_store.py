@@ -27,6 +27,7 @@ from sqlalchemy import (
 
 from txnstore.db.backend import Limits
 from txnstore.db.ddl import Int64, String
+from txnstore.db.postgresql.segments import LASTING_SEGMENT, TURNING_SEGMENTS
 from txnstore.db.schema import (
     finished_transactions,
     group_members,
@@ -172,6 +173,7 @@ def _fill_log(connection: Connection, big: BigStore) -> None:
             "last_offset": number,
             "running_max_timestamp_ms": batch.max_timestamp_ms,
             "commit_number": None,
+            "segment": LASTING_SEGMENT,
         }
         for number, batch in enumerate(encoded)
     ]
@@ -187,6 +189,8 @@ def _fill_log(connection: Connection, big: BigStore) -> None:
         offset = (record_batches.c.last_offset - first) * COPIES + copies.c.n
         values: dict[str, Any] = {column.name: column for column in record_batches.c}
         values |= {"partition_id": literal(partition_id, Int64), "last_offset": offset, "base_offset": offset}
+        # One after the other, as they are written to in turns.
+        values["segment"] = 1 + offset * len(TURNING_SEGMENTS) // (count * COPIES)
         values["commit_number"] = case((not_(record_batches.c.is_transactional), offset + 1))
         chosen = (
             select(*values.values())

@@ -24,7 +24,7 @@ from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeEngine
 
 from txnstore.db import open_transactions_view
-from txnstore.db.postgresql import commit_function
+from txnstore.db.postgresql import commit_function, segments
 from txnstore.db.postgresql import records_view as records_view_postgresql
 from txnstore.db.sqlite import records_view as records_view_sqlite
 
@@ -134,6 +134,7 @@ def after_tables(kind: str, schema: str | None) -> list[Verbatim]:
         return [Verbatim(statement) for statement in views]
     assert schema is not None
     statements = (
+        *segments.create_segments(schema),
         _KEEP_AS_THEY_ARE.replace("{schema}", schema),
         _NUMBERS_ARE_DRAWN.replace("{schema}", schema),
         records_view_postgresql.create_view(schema),

@@ -306,6 +306,7 @@ class LockedPartitions:
         head.running_max_timestamp_ms = max(head.running_max_timestamp_ms, row["max_timestamp_ms"])
         row["running_max_timestamp_ms"] = head.running_max_timestamp_ms
         row["commit_number"] = None
+        row["segment"] = head.segment
         return row
 
     def _state_after(self, partition_id: int, batch: EncodedBatch, recent: RecentBatch) -> ProducerInPartition:

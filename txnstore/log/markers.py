@@ -58,6 +58,7 @@ _MARKER: Final[Mapping[str, Any]] = {
     "timestamp_type": _ZERO,
     "control_type": _OUTCOME,
     "codec": _ZERO,
+    "segment": bindparam("of_segment", type_=Int16),
     "is_transactional": true(),
 }
 _FINISHED: Final[Mapping[str, Any]] = {
@@ -126,6 +127,7 @@ def write_markers(connection: Connection, markers: Sequence[Marker]) -> None:
             "of_partition_id": partition_id,
             "of_producer_id": producer.producer_id,
             "at_offset": offset,
+            "of_segment": head.segment,
             "of_outcome": int(marker.control_type),
             "new_epoch": producer.epoch,
             "new_coordinator_epoch": marker.coordinator_epoch,

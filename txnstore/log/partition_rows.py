@@ -71,6 +71,7 @@ _HEADS: Final = select(
     partition_heads.c.log_start_offset,
     partition_heads.c.next_offset,
     partition_heads.c.running_max_timestamp_ms,
+    partition_heads.c.segment,
     server_now_ms().label("now_ms"),
 ).with_for_update()
 _LOCK_HEADS: Final = HotStatement(
@@ -201,6 +202,7 @@ class Head:
     log_start_offset: int
     next_offset: int
     running_max_timestamp_ms: int
+    segment: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +225,7 @@ def lock_heads(connection: Connection, partition_ids: Iterable[int]) -> LockedHe
         rows = _LOCK_HEAD.rows(connection, {"of_partition_id": wanted[0]})
     else:
         rows = [row for some in chunks(wanted) for row in _LOCK_HEADS.rows(connection, {"partition_ids": some})]
-    heads = {row[0]: Head(*row[:4]) for row in rows}
+    heads = {row[0]: Head(*row[:5]) for row in rows}
     if len(heads) != len(wanted):
         missing = next(number for number in wanted if number not in heads)
         raise UnknownTopicOrPartition(

@@ -276,6 +276,7 @@ def _placed(head: Head, row: dict[str, Any]) -> dict[str, Any]:
     row["last_offset"] = head.next_offset - 1
     row["running_max_timestamp_ms"] = head.running_max_timestamp_ms
     row["commit_number"] = None
+    row["segment"] = head.segment
     return row
 
 

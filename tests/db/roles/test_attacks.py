@@ -18,8 +18,8 @@ PARTITION = "(SELECT partition_id FROM txnstore.partitions JOIN txnstore.topics 
 A_BATCH = (
     "INSERT INTO txnstore.record_batches (partition_id, last_offset, base_offset, record_count, base_timestamp_ms,"
     " max_timestamp_ms, running_max_timestamp_ms, timestamp_type, producer_id, producer_epoch, base_sequence,"
-    " is_transactional, control_type, coordinator_epoch, codec, crc, size_bytes)"
-    " VALUES ({partition}, 1000, 1000, 1, 0, 0, 0, 0, 7, 0, 0, true, {control}, 0, 0, 0, 0)"
+    " is_transactional, control_type, coordinator_epoch, codec, segment, crc, size_bytes)"
+    " VALUES ({partition}, 1000, 1000, 1, 0, 0, 0, 0, 7, 0, 0, true, {control}, 0, 0, 1, 0, 0)"
 )
 AS_PRODUCER = (
     "INSERT INTO txnstore.producer_states (partition_id, producer_id, producer_epoch, recent_batches,"

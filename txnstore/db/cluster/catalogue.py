@@ -22,6 +22,7 @@ from txnstore.db.cluster.membership import (
     lock_catalogue,
     read_databases,
 )
+from txnstore.db.postgresql.segments import TURNING_SEGMENTS
 from txnstore.db.schema import (
     databases,
     deleted_partitions,
@@ -221,7 +222,13 @@ def _make_heads(connection: Connection, catalogue: Catalogue, database_id: int) 
 
 def new_head(partition_id: int) -> dict[str, int]:
     """Return the row of a partition that nothing was written to."""
-    return {"partition_id": partition_id, "log_start_offset": 0, "next_offset": 0, "running_max_timestamp_ms": -1}
+    return {
+        "partition_id": partition_id,
+        "log_start_offset": 0,
+        "next_offset": 0,
+        "running_max_timestamp_ms": -1,
+        "segment": TURNING_SEGMENTS[0],
+    }
 
 
 # --- the store's settings --------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from txnstore.db.postgresql import commit_function
 from txnstore.db.postgresql.closing import CLOSED
 from txnstore.db.postgresql.connections import ListenWaiter, NotifyAnnouncer, PostgreSQLConnection
 from txnstore.db.postgresql.protection import warn_of_unverified
+from txnstore.db.postgresql.rotation import rotate_segments
 from txnstore.db.postgresql.vacuuming import vacuum_due_tables
 from txnstore.db.statements import CompiledStatements, heard, run_on_driver
 from txnstore.db.url import DatabaseUrl
@@ -399,12 +400,12 @@ class PostgreSQLBackend:
         """Nothing: the server looks after itself."""
 
     def reclaim(self, engine: Engine, url: DatabaseUrl, *, schema: str) -> int:
-        """Vacuum the tables that are due, on a connection of its own."""
+        """Empty the segments that are over and vacuum the tables that are due, on a connection of its own."""
         try:
             with connect_driver(url) as connection:
                 # Statistics and vacuuming take longer than a notification.
                 connection.expect_answers_within(Limits(statement_timeout_ms=0))
-                return vacuum_due_tables(connection, engine, schema)
+                return rotate_segments(connection, schema) + vacuum_due_tables(connection, engine, schema)
         except psycopg.Error as error:
             raise self.translate_driver_error(error, Stage.STATEMENT) from None
 
@@ -451,7 +452,7 @@ class PostgreSQLBackend:
         rows = connection.execute(
             text(
                 "SELECT c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
-                " WHERE n.nspname = :schema AND c.relkind IN ('r', 'p', 'f', 'v', 'm')"
+                " WHERE n.nspname = :schema AND c.relkind IN ('r', 'p', 'f', 'v', 'm') AND NOT c.relispartition"
             ),
             {"schema": schema},
         )

@@ -198,7 +198,7 @@ BEGIN
             RAISE 'it took too long' USING ERRCODE = 'query_canceled';
         END IF;
         log_now_ms := coalesce(given_now_ms, CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint));
-        SELECT log_start_offset, next_offset, running_max_timestamp_ms INTO head
+        SELECT log_start_offset, next_offset, running_max_timestamp_ms, segment INTO head
         FROM {schema}.partition_heads WHERE partition_id = partition_ids[place] FOR UPDATE;
         IF NOT FOUND THEN
             RAISE 'the transaction is not usual' USING ERRCODE = '{not_usual}';
@@ -474,15 +474,16 @@ $function$
 _COLUMNS: Final = """
                 partition_id, last_offset, base_offset, record_count, base_timestamp_ms, max_timestamp_ms,
                 running_max_timestamp_ms, commit_number, timestamp_type, producer_id, producer_epoch, base_sequence,
-                is_transactional, control_type, coordinator_epoch, codec, crc, size_bytes, timestamp_deltas_ms,
-                key_positions, null_keys, value_positions, null_values, headers, key_data, value_data
+                is_transactional, control_type, coordinator_epoch, codec, segment, crc, size_bytes,
+                timestamp_deltas_ms, key_positions, null_keys, value_positions, null_values, headers, key_data,
+                value_data
             """
 _BATCH: Final = """(
                 partition_ids[place], next_offset_now + record_counts[batch] - 1, next_offset_now,
                 record_counts[batch], base_timestamps_ms[batch], max_timestamps_ms[batch],
                 largest_ms, CASE WHEN of_transactional_id IS NULL THEN commit_number_now END,
                 0, of_producer_id, of_producer_epoch, base_sequences[batch],
-                of_transactional_id IS NOT NULL, NULL, NULL, codecs[batch], crcs[batch], sizes_bytes[batch],
+                of_transactional_id IS NOT NULL, NULL, NULL, codecs[batch], head.segment, crcs[batch], sizes_bytes[batch],
                 batch_timestamp_deltas_ms[batch], batch_key_positions[batch], batch_null_keys[batch],
                 batch_value_positions[batch], batch_null_values[batch], batch_headers[batch],
                 batch_key_data[batch], batch_value_data[batch]
@@ -494,7 +495,7 @@ _THIS_PRODUCER: Final = """transactional_id = of_transactional_id
 _MARKER: Final = """(
                 partition_ids[place], marker_offset_now, marker_offset_now, 1, log_now_ms, log_now_ms,
                 greatest(largest_ms, log_now_ms), NULL, 0, of_producer_id, of_producer_epoch + 1, -1, true,
-                1, 0, 0,
+                1, 0, 0, head.segment,
                 -- The checksum of a marker of the time 0 came along; each bit of the time turns some of its bits over.
                 marker_crc{crc_of_time}, 0,
                 NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL

@@ -96,6 +96,7 @@ _RELATIONS: Final = """
         ARRAY(
             SELECT p FROM pg_catalog.unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS p
             WHERE NOT pg_catalog.has_table_privilege(c.oid, p) AND (p = 'SELECT' OR c.relkind <> 'v')
+                AND NOT c.relispartition
         )
     FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
     LEFT JOIN pg_catalog.pg_stat_all_tables s ON s.relid = c.oid

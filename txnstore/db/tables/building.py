@@ -19,6 +19,7 @@ from sqlalchemy.types import TypeEngine
 from txnstore.db import ddl
 from txnstore.db.ddl import Int64
 from txnstore.db.names import CODE_SCHEMA, StoreName
+from txnstore.db.postgresql.segments import PASSED_THROUGH
 
 metadata: Final = MetaData(schema=CODE_SCHEMA)
 
@@ -30,13 +31,6 @@ TEN_SECONDS_MS: Final = 10_000
 #: changes each time stands together, a number whose high bytes stay last: from the first byte that changes to the last
 #: one all is written to the log.
 _HOT: Final = {"fillfactor": 50}
-#: As many rows go as come, from the old end on: autovacuum comes when a twentieth of the table is dead, not a fifth.
-_PASSED_THROUGH: Final = {
-    "autovacuum_vacuum_scale_factor": 0.05,
-    "autovacuum_vacuum_threshold": 500,
-    "toast.autovacuum_vacuum_scale_factor": 0.05,
-    "toast.autovacuum_vacuum_threshold": 500,
-}
 #: What PostgreSQL alone is told when tables and indexes are made, see `enter_options_of_postgresql`.
 _OPTIONS_OF_POSTGRESQL: Final[list[tuple[Table | Index, str, Any]]] = []
 
@@ -47,6 +41,7 @@ def table(
     comment: str,
     is_hot: bool = False,
     is_passed_through: bool = False,
+    in_segments_of: str | None = None,
     **options: Any,
 ) -> Table:
     """Return a table whose columns keep to their types, on SQLite too."""
@@ -56,7 +51,9 @@ def table(
     if is_hot:
         _OPTIONS_OF_POSTGRESQL.append((table, "with", _HOT))
     if is_passed_through:
-        _OPTIONS_OF_POSTGRESQL.append((table, "with", _PASSED_THROUGH))
+        _OPTIONS_OF_POSTGRESQL.append((table, "with", PASSED_THROUGH))
+    if in_segments_of is not None:
+        _OPTIONS_OF_POSTGRESQL.append((table, "partition_by", f"LIST ({in_segments_of})"))
     return table
 
 

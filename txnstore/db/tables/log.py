@@ -16,8 +16,10 @@ partition_heads: Final = table(
     column("log_start_offset", Int64, "The first offset that can still be read."),
     column("next_offset", Int64, "The next offset to be given out, which is the high watermark."),
     column("running_max_timestamp_ms", Int64, "The largest timestamp appended so far; -1 while the log is empty."),
+    column("segment", Int16, "In which segment of record_batches what is appended is put."),
     PrimaryKeyConstraint("partition_id", name="partition_heads_pk"),
     check("partition_heads_order", "0 <= log_start_offset AND log_start_offset <= next_offset"),
+    check("partition_heads_segment", "segment BETWEEN 0 AND 3"),
     comment="The end of each partition's log. Locking a row is what puts the partition's appends in order.",
     is_hot=True,
 )
@@ -48,6 +50,7 @@ record_batches: Final = table(
     column("timestamp_type", Int16, "0: CreateTime, by the producer's clock; 1: LogAppendTime, by the store's."),
     column("control_type", Int16, "Of a marker, which ends a transaction: 0 ABORT, 1 COMMIT; else NULL.", null=True),
     column("codec", Int16, "The compression of key_data and value_data: 0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd."),
+    column("segment", Int16, "Which of the segments the row is in: PostgreSQL frees a segment as a whole."),
     column("is_transactional", Flag, "Whether the records count only once their transaction has been committed."),
     column("timestamp_deltas_ms", String, "JSON: each record's timestamp minus the base; NULL if all 0.", null=True),
     column("offset_deltas", String, "JSON: each record's offset minus the base; NULL if 0, 1, 2, ...", null=True),
@@ -73,14 +76,16 @@ record_batches: Final = table(
     column("headers", String, "JSON: for each record null or [name, value, ...]; NULL if no headers.", null=True),
     column("key_data", Bytes, "The keys, one after another.", null=True),
     column("value_data", Bytes, "The values, one after another.", null=True),
-    PrimaryKeyConstraint("partition_id", "last_offset", name="record_batches_pk"),
+    # On PostgreSQL each segment has it for itself: there a key of all of them would have to name the segment.
+    PrimaryKeyConstraint("partition_id", "last_offset", name="record_batches_pk").ddl_if(dialect="sqlite"),
     check("record_batches_offsets", "0 <= base_offset AND base_offset <= last_offset"),
     check("record_batches_count", "record_count >= 1"),
     check("record_batches_codec", "codec BETWEEN 0 AND 4"),
+    check("record_batches_segment", "segment BETWEEN 0 AND 3"),
     check("record_batches_control", "control_type BETWEEN 0 AND 1"),
     check("record_batches_timestamp_type", "timestamp_type BETWEEN 0 AND 1"),
     comment="The log: one row per record batch; only compaction changes it. The view records shows one row per record.",
-    is_passed_through=True,
+    in_segments_of="segment",
 )
 # Nobody looks for the time of a marker: of a small transaction it is half of what would be entered.
 partial_index(

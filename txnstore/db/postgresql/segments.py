@@ -1,0 +1,43 @@
+"""The segments of the log: tables of which one is written to while another is emptied, and freed as a whole.
+
+PostgreSQL frees the room of deleted rows only once nobody has a snapshot from before their deletion.  A table that is
+truncated gives its room back at once, whoever has a snapshot, as long as he has not read that very table.  So the rows
+of `record_batches` are in a few partitions by `segment`, of which a partition's head names the one that is written to
+(`rotation`).  Which one a row is in means nothing else: all are read, by the name of the whole.
+
+They are few, and stay the same.  Whoever reads the whole opens an index of each; and to attach or to drop one would
+wait for everybody who has read the whole, and let everybody wait.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+#: Where batches stay that outlast the turns of the others.
+LASTING_SEGMENT: Final = 0
+#: These are written to in turns.
+TURNING_SEGMENTS: Final = (1, 2, 3)
+#: As many rows go as come, from the old end on: autovacuum comes when a twentieth of the table is dead, not a fifth.
+PASSED_THROUGH: Final = {
+    "autovacuum_vacuum_scale_factor": 0.05,
+    "autovacuum_vacuum_threshold": 500,
+    "toast.autovacuum_vacuum_scale_factor": 0.05,
+    "toast.autovacuum_vacuum_threshold": 500,
+}
+
+
+def name_of(segment: int) -> str:
+    """Return the name of the table that holds the rows of a segment."""
+    return f"record_batches_{segment}"
+
+
+def create_segments(schema: str) -> list[str]:
+    """Return the statements that make the segments in `schema`, where the whole is."""
+    quoted = '"' + schema.replace('"', '""') + '"'
+    options = ", ".join(f"{name} = {value}" for name, value in PASSED_THROUGH.items())
+    return [
+        f"CREATE TABLE {quoted}.{name_of(segment)} PARTITION OF {quoted}.record_batches"
+        f" (CONSTRAINT {name_of(segment)}_pk PRIMARY KEY (partition_id, last_offset))"
+        f" FOR VALUES IN ({segment}) WITH ({options})"
+        for segment in (LASTING_SEGMENT, *TURNING_SEGMENTS)
+    ]
