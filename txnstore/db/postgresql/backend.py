@@ -405,7 +405,7 @@ class PostgreSQLBackend:
             with connect_driver(url) as connection:
                 # Statistics and vacuuming take longer than a notification.
                 connection.expect_answers_within(Limits(statement_timeout_ms=0))
-                return rotate_segments(connection, schema) + vacuum_due_tables(connection, engine, schema)
+                return rotate_segments(connection, engine, schema) + vacuum_due_tables(connection, engine, schema)
         except psycopg.Error as error:
             raise self.translate_driver_error(error, Stage.STATEMENT) from None
 

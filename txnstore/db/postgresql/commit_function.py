@@ -483,10 +483,10 @@ _BATCH: Final = """(
                 record_counts[batch], base_timestamps_ms[batch], max_timestamps_ms[batch],
                 largest_ms, CASE WHEN of_transactional_id IS NULL THEN commit_number_now END,
                 0, of_producer_id, of_producer_epoch, base_sequences[batch],
-                of_transactional_id IS NOT NULL, NULL, NULL, codecs[batch], head.segment, crcs[batch], sizes_bytes[batch],
-                batch_timestamp_deltas_ms[batch], batch_key_positions[batch], batch_null_keys[batch],
-                batch_value_positions[batch], batch_null_values[batch], batch_headers[batch],
-                batch_key_data[batch], batch_value_data[batch]
+                of_transactional_id IS NOT NULL, NULL, NULL, codecs[batch], head.segment, crcs[batch],
+                sizes_bytes[batch], batch_timestamp_deltas_ms[batch], batch_key_positions[batch],
+                batch_null_keys[batch], batch_value_positions[batch], batch_null_values[batch],
+                batch_headers[batch], batch_key_data[batch], batch_value_data[batch]
             )"""
 _THIS_PRODUCER: Final = """transactional_id = of_transactional_id
             AND producer_id = of_producer_id

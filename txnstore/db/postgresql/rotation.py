@@ -9,17 +9,27 @@ written to it has committed by then, and whoever comes later finds an empty tabl
 names is of no matter to what is kept, and a rotation that stops halfway is continued at the next look.  Nobody waits
 longer than for a moment: a segment that somebody is reading, or has read in a transaction that goes on, has its turn
 again later.
+
+To a snapshot from before its last row was deleted an emptied segment looks as it does now, as if it had been empty
+then.  So it is left for a while, longer than a client may stand between two statements of one snapshot.
+
+Some partitions keep their batches much longer than others.  Where a few of them, with little of what is stored, are
+all that holds the oldest segment, they are led to a segment that is not emptied, and hold no other one from then on.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping
-from typing import Final
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg import sql
+from sqlalchemy import Engine
 
 from txnstore.db.postgresql.connections import PostgreSQLConnection
 from txnstore.db.postgresql.segments import LASTING_SEGMENT, TURNING_SEGMENTS, name_of
@@ -32,6 +42,12 @@ SEGMENT_BYTES_MIN: Final = 16 * 1024 * 1024
 _PART_DUE: Final = len(TURNING_SEGMENTS)
 #: What is not larger than that has been emptied: PostgreSQL gives an index a page or two to begin with.
 _EMPTY_BYTES: Final = 64 * 1024
+#: How long a segment has to be without rows: the server ends a client that stands for ten (`db.backend.Limits`).
+_EMPTY_SECONDS: Final = 15.0
+#: Those that hold a segment are led to the lasting one if they have at most this part of what is stored.
+_LASTING_PART: Final = 8
+#: How long it is not looked for them again: so many times as long as that took.
+_PAUSE_TIMES: Final = 20
 #: How long everybody may have to wait behind the wish to empty a segment, and for the look at it under the lock.
 _WAIT_MS: Final = 20
 _LOOK_MS: Final = 100
@@ -83,61 +99,92 @@ _MOVE_ONE: Final = """
 """
 
 
-def rotate_segments(connection: PostgreSQLConnection, schema: str) -> int:
-    """Empty the segments that have no rows left, and let appends go to the next one when it is due.
+# What takes little room is counted as well.
+_OUTLASTING: Final = """
+    SET LOCAL search_path = pg_catalog, pg_temp;
+    WITH stored AS (
+        SELECT partition_id, sum(size_bytes + 200) AS bytes, bool_or(segment = {oldest}) AS holds
+        FROM {batches} WHERE segment IN ({turning}) GROUP BY partition_id
+    )
+    SELECT partition_id FROM stored
+    WHERE holds AND {part} * (SELECT sum(bytes) FROM stored WHERE holds) <= (SELECT sum(bytes) FROM stored)
+"""
 
-    `connection` is in no database transaction.  Returns how many segments were emptied; none of those that do not
-    belong to this role.
+
+@dataclass
+class _Seen:
+    """What is remembered of the segments of a store, by the clock of this process."""
+
+    #: Since when segments are without rows.
+    empty_since: dict[int, float] = field(default_factory=dict)
+    #: Until when it is not asked whose batches outlast the others'.
+    paused_until: float = 0.0
+
+
+_seen: Final[WeakKeyDictionary[Engine, _Seen]] = WeakKeyDictionary()
+
+
+def rotate_segments(connection: PostgreSQLConnection, engine: Engine, schema: str) -> int:
+    """Empty the segments that have been without rows for a while, and let appends go to the next one when it is due.
+
+    `connection` is in no database transaction; `engine` stands for the database in what is remembered.  Returns how
+    many segments were emptied; none of those that do not belong to this role.
 
     Raises:
         psycopg.Error: the database refused, or is away.
     """
-    return _Segments(connection, schema).rotate()
+    return _Segments(connection, schema, _seen.setdefault(engine, _Seen())).rotate()
 
 
 class _Segments:
     """The segments of one store, as its database knows them."""
 
-    def __init__(self, connection: PostgreSQLConnection, schema: str) -> None:
+    def __init__(self, connection: PostgreSQLConnection, schema: str, seen: _Seen) -> None:
         self._connection = connection
         self._schema = schema
-        self._heads = sql.Identifier(schema, "partition_heads")
+        self._seen = seen
 
     def rotate(self) -> int:
         sizes = self._sizes()
-        heads_in = dict(self._read(_HEADS_IN))
+        heads_in: dict[int, int] = dict(self._read(_HEADS_IN))
         if len(sizes) < len(TURNING_SEGMENTS) or not heads_in:
             return 0
         # After a rotation that stopped halfway, and of topics that are new since, some are elsewhere.
         current = max(TURNING_SEGMENTS, key=lambda segment: heads_in.get(segment, 0))
         emptied = 0
         for segment in TURNING_SEGMENTS:
-            if segment != current and sizes[segment] > _EMPTY_BYTES:
+            if segment in heads_in:
+                # What is appended and deleted between two looks nobody sees.
+                self._seen.empty_since.pop(segment, None)
+            elif sizes[segment] > _EMPTY_BYTES and self._is_over(segment):
                 before_bytes, sizes[segment] = sizes[segment], self._emptied(segment, sizes[segment])
                 emptied += sizes[segment] < before_bytes
-        self._let_append_to(self._due(sizes, current))
-        return emptied
-
-    def _due(self, sizes: Mapping[int, int], current: int) -> int:
-        """Return to which segment to append from now on."""
-        if sizes[current] < max(SEGMENT_BYTES_MIN, sum(sizes.values()) // _PART_DUE):
-            return current
         place = TURNING_SEGMENTS.index(current)
         following = (*TURNING_SEGMENTS[place + 1 :], *TURNING_SEGMENTS[:place])
-        return next((segment for segment in following if sizes[segment] <= _EMPTY_BYTES), current)
+        is_due = sizes[current] >= max(SEGMENT_BYTES_MIN, sum(sizes.values()) // _PART_DUE)
+        free = [segment for segment in following if sizes[segment] <= _EMPTY_BYTES]
+        if is_due and not free:
+            self._part_from_lasting(following)
+        self._let_append_to(free[0] if is_due and free else current)
+        return emptied
 
     def _sizes(self) -> dict[int, int]:
         """Return what the segments take that belong to this role."""
         segments = {name_of(segment): segment for segment in TURNING_SEGMENTS}
-        names = sql.SQL(", ").join(map(sql.Literal, segments))
-        rows = self._read(_SIZES, schema=sql.Literal(self._schema), names=names)
+        rows = self._read(_SIZES, schema=sql.Literal(self._schema), names=_list_of(list(segments)))
         return {segments[name]: size_bytes for name, size_bytes in rows}
 
+    def _is_over(self, segment: int) -> bool:
+        """Return whether nothing has been in a segment for a while."""
+        if self._read(_HAS_ROWS, segment=self._table(segment)) == [(True,)]:
+            self._seen.empty_since.pop(segment, None)
+            return False
+        now_seconds = time.monotonic()
+        return now_seconds - self._seen.empty_since.setdefault(segment, now_seconds) >= _EMPTY_SECONDS
+
     def _emptied(self, segment: int, size_bytes: int) -> int:
-        """Empty a segment if nothing is in it; return what it takes then."""
-        table = sql.Identifier(self._schema, name_of(segment))
-        if self._read(_HAS_ROWS, segment=table) == [(True,)]:
-            return size_bytes
+        """Empty a segment if nothing is in it under its lock; return what it takes then."""
+        table = self._table(segment)
         try:
             ((left_bytes,),) = self._read(
                 _EMPTY,
@@ -149,10 +196,28 @@ class _Segments:
         except (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled, psycopg.errors.DeadlockDetected):
             return size_bytes
         if left_bytes < size_bytes:
+            self._seen.empty_since.pop(segment, None)
             name = f"{self._schema}.{name_of(segment)}"
             fields = {"event": "segment_emptied", "table": name, "freed_bytes": size_bytes - left_bytes}
             _log.info("the segment %s was emptied: %d bytes are free", name, size_bytes - left_bytes, extra=fields)
         return int(left_bytes)
+
+    def _part_from_lasting(self, following: Sequence[int]) -> None:
+        """Lead those to the lasting segment that hold the oldest one with little."""
+        begun = time.monotonic()
+        if begun < self._seen.paused_until:
+            return
+        outlasting = self._read(
+            _OUTLASTING,
+            batches=sql.Identifier(self._schema, "record_batches"),
+            oldest=sql.Literal(following[0]),
+            turning=_list_of(TURNING_SEGMENTS),
+            part=sql.Literal(_LASTING_PART),
+        )
+        for (partition_id,) in outlasting:
+            self._lead(partition_id, LASTING_SEGMENT)
+        ended = time.monotonic()
+        self._seen.paused_until = ended + _PAUSE_TIMES * (ended - begun)
 
     def _let_append_to(self, segment: int) -> None:
         """Let all heads name the segment, but for those of partitions whose batches outlast the rotation."""
@@ -160,14 +225,26 @@ class _Segments:
         while len(self._read(_MOVE_FREE, **to)) == _HEADS:
             pass
         for (partition_id,) in self._read(_LEFT, **to):
-            with contextlib.suppress(psycopg.errors.LockNotAvailable):
-                self._read(
-                    _MOVE_ONE,
-                    to_segment=to["to_segment"],
-                    partition_id=sql.Literal(partition_id),
-                    wait_ms=sql.Literal(_HEAD_WAIT_MS),
-                )
+            self._lead(partition_id, segment)
 
-    def _read(self, statements: str, **parts: sql.Composable) -> list[tuple[int, ...]]:
-        composed = sql.SQL(statements).format(heads=self._heads, lasting=sql.Literal(LASTING_SEGMENT), **parts)
+    def _lead(self, partition_id: int, segment: int) -> None:
+        """Let what is appended to a partition go to the segment, unless somebody keeps its head for long."""
+        with contextlib.suppress(psycopg.errors.LockNotAvailable):
+            self._read(
+                _MOVE_ONE,
+                to_segment=sql.Literal(segment),
+                partition_id=sql.Literal(partition_id),
+                wait_ms=sql.Literal(_HEAD_WAIT_MS),
+            )
+
+    def _table(self, segment: int) -> sql.Identifier:
+        return sql.Identifier(self._schema, name_of(segment))
+
+    def _read(self, statements: str, **parts: sql.Composable) -> list[Any]:
+        heads = sql.Identifier(self._schema, "partition_heads")
+        composed = sql.SQL(statements).format(heads=heads, lasting=sql.Literal(LASTING_SEGMENT), **parts)
         return self._connection.read_last(composed.as_string(self._connection))
+
+
+def _list_of(values: Sequence[int | str]) -> sql.Composed:
+    return sql.SQL(", ").join(map(sql.Literal, values))
