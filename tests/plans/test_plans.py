@@ -81,6 +81,7 @@ _Call = Callable[[BigStore], Callable[[], object]]
 _numbers = itertools.count(1)
 #: How many transactions end together.
 TOGETHER = 20
+_OF_A_SEGMENT = "Relation Name: record_batches_"
 
 
 @dataclass(frozen=True)
@@ -556,7 +557,7 @@ def test_the_plan_that_a_waiting_reader_keeps_goes_by_the_key(
         rows = listening.execute(f"EXPLAIN EXECUTE {name}({', '.join(['0'] * count[0])})").fetchall()
         plan = "\n".join(row[0] for row in rows)
         # Over a bitmap where the server takes the table for small, as it may at any time: the key bounds that, too.
-        assert len(re.findall("Index Scan (?:using|on) record_batches_pk ", plan)) == 1, plan
+        assert len(re.findall(r"Index Scan (?:using|on) record_batches_\d_pk ", plan)) == 4, plan
         assert re.search(r"Index Cond: .*partition_id = \$\d.*last_offset >= \$\d.*last_offset < \$\d", plan)
         for index in ("finished_transactions_producer", "producer_states_open", "outbox_waiting"):
             assert f"using {index} " in plan, plan
@@ -576,5 +577,6 @@ def test_a_call_touches_what_it_is_about_and_nothing_else(big: BigStore, call: C
 
 
 def assert_at_most(limit: int, found: list[Touched]) -> None:
-    beyond = [touched for touched in found if touched.count > limit]
+    # On the way into the index of each segment there are three blocks, of those with many rows.
+    beyond = [touched for touched in found if touched.count > limit + 3 * touched.plan.count(_OF_A_SEGMENT)]
     assert not beyond, "\n".join(f"more than {limit}: {touched}" for touched in beyond)

@@ -21,7 +21,7 @@ GROWTH: Final[Mapping[str, str]] = MappingProxyType(
         "deleted_partitions": "Goes once nothing of the partition is left.",
         "partition_heads": _WITH_TOPIC,
         "record_batches": "By the topic's `retention.ms`, `retention.bytes` and `cleanup.policy`, or `delete_records`;"
-        " with its topic.",
+        " with its topic. On PostgreSQL the room goes with the segment.",
         "producer_states": "Once the producer has been silent for `producer.id.expiration.ms`; with its topic. Never"
         " while it has a transaction open there.",
         "finished_transactions": "Goes with its marker, which goes after its records.",
