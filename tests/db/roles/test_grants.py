@@ -35,7 +35,7 @@ def catalogue(shop):
                 (
                     "SELECT relname, relrowsecurity, relowner, reloptions,"
                     " (SELECT array_agg(item::text ORDER BY item::text) FROM unnest(relacl) AS item) FROM pg_class"
-                    " WHERE relnamespace = 'txnstore'::regnamespace AND relkind IN ('r', 'v') ORDER BY 1"
+                    " WHERE relnamespace = 'txnstore'::regnamespace AND relkind IN ('r', 'p', 'v') ORDER BY 1"
                 ),
                 (
                     "SELECT attrelid::regclass::text, attname, attacl::text FROM pg_catalog.pg_attribute"
@@ -212,6 +212,13 @@ def test_an_owner_migrates_and_grants(bare):
     with open_store(bare.url("reader")) as store:
         assert store.read(list_topics) == ["made"]
     with bare.connect() as connection:
+        # The segments of the log with it: who empties them has to own them.
+        others = connection.execute(
+            "SELECT relname FROM pg_class WHERE relnamespace = 'txnstore'::regnamespace"
+            " AND relkind IN ('r', 'p', 'v', 'S') AND pg_get_userbyid(relowner) <> %s",
+            [bare.roles["upkeep"]],
+        ).fetchall()
+        assert others == []
         connection.execute(sql.SQL("REASSIGN OWNED BY {} TO postgres").format(sql.Identifier(bare.roles["upkeep"])))
 
 

@@ -31,13 +31,17 @@ def name_of(segment: int) -> str:
     return f"record_batches_{segment}"
 
 
+#: All of them, by name.
+SEGMENT_TABLES: Final = tuple(name_of(segment) for segment in (LASTING_SEGMENT, *TURNING_SEGMENTS))
+
+
 def create_segments(schema: str) -> list[str]:
     """Return the statements that make the segments in `schema`, where the whole is."""
     quoted = '"' + schema.replace('"', '""') + '"'
     options = ", ".join(f"{name} = {value}" for name, value in PASSED_THROUGH.items())
     return [
-        f"CREATE TABLE {quoted}.{name_of(segment)} PARTITION OF {quoted}.record_batches"
-        f" (CONSTRAINT {name_of(segment)}_pk PRIMARY KEY (partition_id, last_offset))"
+        f"CREATE TABLE {quoted}.{name} PARTITION OF {quoted}.record_batches"
+        f" (CONSTRAINT {name}_pk PRIMARY KEY (partition_id, last_offset))"
         f" FOR VALUES IN ({segment}) WITH ({options})"
-        for segment in (LASTING_SEGMENT, *TURNING_SEGMENTS)
+        for segment, name in enumerate(SEGMENT_TABLES)
     ]

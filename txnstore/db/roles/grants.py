@@ -17,6 +17,7 @@ from sqlalchemy import Connection, text
 
 from txnstore.db.names import RECORDS_VIEW, VERSION_TABLE, VIEWS
 from txnstore.db.postgresql.commit_function import NAME, NAME_WITHIN
+from txnstore.db.postgresql.segments import SEGMENT_TABLES
 from txnstore.db.roles.rights import BELONGING, BOUNDED, CALLS_FUNCTIONS, VIEWS_OF, Kind, Per, Right, rights_of
 from txnstore.db.schema import databases, metadata
 from txnstore.db.statements import run_on_driver
@@ -73,7 +74,7 @@ _OTHERS: Final = text(
     "SELECT DISTINCT pg_catalog.pg_get_userbyid(one.grantee) FROM pg_catalog.pg_class c"
     " JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
     " CROSS JOIN pg_catalog.aclexplode(c.relacl) AS one"
-    " WHERE n.nspname = :schema AND c.relkind IN ('r', 'v') AND one.grantee NOT IN (0, c.relowner) ORDER BY 1"
+    " WHERE n.nspname = :schema AND c.relkind IN ('r', 'p', 'v') AND one.grantee NOT IN (0, c.relowner) ORDER BY 1"
 )
 
 
@@ -233,7 +234,7 @@ class _Statements:
         """Make the role the owner of all that is there."""
         to_role = f"OWNER TO {_quoted(self.role)}"
         yield f"ALTER SCHEMA {_quoted(self.schema)} {to_role}"
-        for table in (*_our_tables(), VERSION_TABLE):
+        for table in (*_our_tables(), *SEGMENT_TABLES, VERSION_TABLE):
             yield f"ALTER TABLE {self._named(table)} {to_role}"
         for view in VIEWS:
             yield f"ALTER VIEW {self._named(view)} {to_role}"
