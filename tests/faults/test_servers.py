@@ -226,7 +226,7 @@ def test_a_full_disk_leaves_nothing_half_done_and_goes_on_when_there_is_room(clu
     with open_store(cluster.url("full_shop"), limits=Limits(retry_timeout_ms=0)) as store:
         orders = orders_of(store)
         store.write(
-            lambda connection: connection.exec_driver_sql("ALTER TABLE txnstore.record_batches SET TABLESPACE small")
+            lambda connection: connection.exec_driver_sql("ALTER TABLE txnstore.record_batches_1 SET TABLESPACE small")
         )
         coordinator, producer = orders.transaction(orders.name)
         batches = (

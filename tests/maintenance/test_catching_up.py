@@ -184,7 +184,8 @@ def make_partitions(connection, topic_id, partition_count):
     heads = (
         f"INSERT INTO {prefix}partition_heads"
         " (partition_id, log_start_offset, next_offset, running_max_timestamp_ms, segment)"
-        f" SELECT partition_id, 0, 0, -1, 1 FROM {prefix}partitions WHERE topic_id = {topic_id} AND partition_number > 0"
+        f" SELECT partition_id, 0, 0, -1, 1 FROM {prefix}partitions"
+        f" WHERE topic_id = {topic_id} AND partition_number > 0"
     )
     connection.execute(text(heads))
 

@@ -9,7 +9,7 @@ from sqlalchemy import func, select
 
 from tests.tools.journal import ENTRIES, add_old_entries
 from txnstore.db import portions as portions_module
-from txnstore.db.portions import FIRST_ROWS, HELD_SECONDS, Portions
+from txnstore.db.portions import BYTES_AT_ONCE, FIRST_ROWS, HELD_SECONDS, LEAST_BYTES, LEAST_ROWS, Portions
 from txnstore.db.schema import maintenance_duties, transaction_log
 from txnstore.db.store import ROWS_AT_ONCE
 from txnstore.errors import StoreBusy
@@ -155,6 +155,37 @@ def test_portions_grow_while_they_are_quick_and_shrink_as_soon_as_others_wait(st
     assert not portions.is_over
     seconds.now += 10
     assert portions.is_over
+
+
+def test_who_has_a_process_of_its_own_gets_on_however_busy_the_machine_is(store):
+    seconds = Seconds()
+    portions = Portions(monotonic_seconds=seconds)
+
+    def wait(_):
+        seconds.now += 3 * HELD_SECONDS
+
+    for _ in range(12):
+        portions.write(store, wait)
+    assert (portions.rows, portions.size_bytes) == (LEAST_ROWS, LEAST_BYTES)
+
+
+def test_portions_that_nobody_waits_for_stay_large_on_postgresql(store, monkeypatch):
+    pauses = []
+    monkeypatch.setattr(portions_module, "pause_after_portion", pauses.append)
+    seconds = Seconds()
+    portions = Portions(monotonic_seconds=seconds)
+
+    def take_long(_):
+        seconds.now += 3 * HELD_SECONDS
+
+    for _ in range(3):
+        portions.write(store, take_long, is_apart=True)
+    if store.backend.name == "postgresql":
+        assert (portions.rows, portions.size_bytes, pauses) == (ROWS_AT_ONCE, BYTES_AT_ONCE, [])
+    else:
+        # Every writer waits for it there.
+        assert portions.rows < ROWS_AT_ONCE
+        assert len(pauses) == 3
 
 
 def test_a_duty_is_unfinished_if_it_had_to_stop_and_not_because_it_took_long_to_look(store, clock):

@@ -274,6 +274,8 @@ class Backend(Protocol):
     name: str
     #: Whether the database keeps prepared transactions (two-phase commit).
     keeps_prepared: bool
+    #: Whether whoever writes keeps everybody else from writing, whatever the rows.
+    has_one_writer: bool
     #: Whether readers that wait are woken by every commit, also one of an application's own rows.
     every_commit_wakes_readers: bool
 

@@ -30,6 +30,9 @@ HELD_SECONDS: Final = 0.01
 #: How many rows and bytes the first portion of a turn that has little time takes at most.
 FIRST_ROWS: Final = 25
 FIRST_BYTES: Final = 128 * 1024
+#: Smaller than that no portion becomes where nobody waits for the end: it would take as long, on a busy machine.
+LEAST_ROWS: Final = 8
+LEAST_BYTES: Final = 128 * 1024
 #: A turn that has little time does not wait longer than this for a lock of somebody at work.
 LOCK_TIMEOUT_MS: Final = 100
 
@@ -103,8 +106,12 @@ class Portions:
         wakes_readers: bool = False,
         retry_timeout_ms: int | None = None,
         is_awaited: bool = False,
+        is_apart: bool = False,
     ) -> Result:
         """Run one portion as `Store.write` does, then let others go first: for a moment, if it `is_awaited` by others.
+
+        One that `is_apart` locks no row that anybody else wants: only where all writers wait for each other is it kept
+        short, and are others let go first.
 
         Raises:
             TxnStoreError: see `Store.write`; the portions before stay done.
@@ -123,6 +130,8 @@ class Portions:
             retry_timeout_ms = LOCK_TIMEOUT_MS if retry_timeout_ms is None else retry_timeout_ms
         result = store.write(timed, wakes_readers=wakes_readers, retry_timeout_ms=retry_timeout_ms, limits=limits)
         held_seconds = self._monotonic_seconds() - began
+        if is_apart and not store.backend.has_one_writer:
+            return result
         self._adapt(held_seconds)
         if self.left_seconds > 0:
             pause_after_portion(0 if is_awaited else held_seconds)
@@ -139,8 +148,9 @@ class Portions:
 
     def _adapt(self, held_seconds: float) -> None:
         if held_seconds > 2 * self._held_seconds:
-            self.rows = max(1, self.rows // 2)
-            self.size_bytes = max(1, self.size_bytes // 2)
+            least_rows, least_bytes = (1, 1) if self.is_bounded else (LEAST_ROWS, LEAST_BYTES)
+            self.rows = max(min(self.rows, least_rows), self.rows // 2)
+            self.size_bytes = max(min(self.size_bytes, least_bytes), self.size_bytes // 2)
         elif held_seconds < self._held_seconds / 2:
             self.rows = min(self._rows_max, 2 * self.rows)
             self.size_bytes = min(BYTES_AT_ONCE, 2 * self.size_bytes)

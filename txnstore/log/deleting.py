@@ -207,7 +207,8 @@ def delete_below_log_start(
     portions = portions or Portions()
     deleted = 0
     delete_portion = partial(_delete_portion, partition_id, portions)
-    while portion := portions.write(store, delete_portion, retry_timeout_ms=retry_timeout_ms):
+    # Nobody but the maintenance locks what lies below the log start.
+    while portion := portions.write(store, delete_portion, retry_timeout_ms=retry_timeout_ms, is_apart=True):
         deleted += portion
         if portions.is_over:
             break
@@ -267,7 +268,7 @@ def purge_deleted_partitions(store: Store, portions: Portions | None = None, *, 
         return 0
     purged = 0
     for delete_portion in _purges(store, portions):
-        while portion := portions.write(store, delete_portion):
+        while portion := portions.write(store, delete_portion, is_apart=True):
             purged += portion
             if purged >= rows_max or portions.is_over:
                 return purged

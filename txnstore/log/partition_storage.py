@@ -126,7 +126,7 @@ def count_stored(store: Store, partition_id: int, portions: Portions | None = No
         UnknownTopicOrPartition: the topic has been deleted meanwhile.
     """
     portions = portions or Portions()
-    while portions.write(store, partial(_count_portion, partition_id)):
+    while portions.write(store, partial(_count_portion, partition_id), is_apart=True):
         if portions.is_over:
             return False
     return True

@@ -234,6 +234,7 @@ class PostgreSQLBackend:
     """PostgreSQL 14 and newer."""
 
     name = "postgresql"
+    has_one_writer = False
     keeps_prepared = True
     every_commit_wakes_readers = False
 

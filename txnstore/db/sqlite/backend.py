@@ -142,6 +142,7 @@ class SQLiteBackend:
     """SQLite: everything in one file, also for several processes on one machine."""
 
     name = "sqlite"
+    has_one_writer = True
     keeps_prepared = False
     every_commit_wakes_readers = True
     #: Statements are calls within the process here: none of them waits for another computer.
