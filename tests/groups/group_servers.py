@@ -77,9 +77,13 @@ class RulesServer:
         """Return whether an offset of the partition would be accepted."""
 
         def row(member):
-            ids = [hash(owned) for owned in member.owned]
-            stored = json.dumps({"owned_ids": ids}) if member.member_id == membership.member_id else None
-            return CommittingMember(member.member_id, member.group_instance_id, member.generation, stored)
+            stored = {
+                "owned_ids": [hash(owned) for owned in member.owned - member.granted],
+                "granted_ids": [hash(granted) for granted in member.granted],
+                "granted_in": member.granted_in,
+            }
+            text = json.dumps(stored) if member.member_id == membership.member_id else None
+            return CommittingMember(member.member_id, member.group_instance_id, member.generation, text)
 
         group = self._group()
         view = GroupView(group.generation, [row(member) for member in group.members.values()])

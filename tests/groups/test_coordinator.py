@@ -235,6 +235,27 @@ def test_a_member_commits_what_it_keeps_while_others_come_and_go(server, topic, 
 
 
 @COMMITS
+def test_what_a_member_has_lost_and_got_back_it_commits_only_once_it_has_heard_of_that(server, topic, member, commit):
+    """What it kept from before is older than what others have committed meanwhile."""
+    first, second = settled(member(), member())
+    before = first.membership
+    kept, moved = PartitionName(topic, numbers(first)[0]), PartitionName(topic, numbers(second)[0])
+    second.leave()
+    # In the background: it has the partition back, and its application does not know.
+    first.send()
+    assert moved in server.read().members[before.member_id].owned
+    commit(server, before, kept)
+    with pytest.raises(IllegalGeneration):
+        commit(server, before, moved)
+    first.act()
+    for partition in (kept, moved):
+        commit(server, first.membership, partition)
+    first.poll()
+    for partition in (kept, moved):
+        commit(server, first.membership, partition)
+
+
+@COMMITS
 def test_who_was_removed_or_replaced_commits_nothing(server, topic, shared_clock, member, commit):
     first, second = settled(member(), member(instance_id="one"))
     back = member(instance_id="one")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from contextlib import suppress
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -191,6 +192,21 @@ class GroupHistory(RuleBasedStateMachine):
             for partition in set(member.had[-how_many:]):
                 self._commit(member, membership, partition)
 
+    @rule(name=NAMES, gone=NAMES)
+    def commit_what_another_leaves(self, name, gone):
+        """In the background, the application has not heard of that: from before, it commits nothing of it."""
+        self.everybody_polls()
+        member, leaver = self._awake(name), self._awake(gone)
+        if member is None or leaver is None or name == gone:
+            return
+        row = self.server.read().members.get(leaver.membership.member_id)
+        self.leave(gone)
+        member.send()
+        for membership in member.memberships:
+            for partition in row.owned if row else ():
+                with suppress(UnknownMember, FencedInstance):
+                    assert not self.server.commit(membership, partition)
+
     def _commit(self, member, membership, partition):
         group = self.server.read()
         row = group.members.get(membership.member_id)
@@ -205,7 +221,8 @@ class GroupHistory(RuleBasedStateMachine):
             return
         assert row is not None
         in_range = row.generation <= membership.generation <= group.generation
-        assert was_accepted == (in_range and partition in row.owned)
+        granted_since = partition in row.granted and membership.generation < row.granted_in
+        assert was_accepted == (in_range and partition in row.owned and not granted_since)
         if membership == member.membership and partition in member.believed():
             assert was_accepted, "a member cannot commit what is its own"
 

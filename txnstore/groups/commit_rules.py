@@ -120,9 +120,11 @@ def other_order(group_id: str, committed: OffsetAndMetadata) -> InvalidRequest:
 
 
 @lru_cache(64)
-def _owned_ids(subscription: str) -> frozenset[int]:
+def _owned_ids(subscription: str, generation: int) -> frozenset[int]:
     # The same text at each commit until the group rebalances, and its row is locked meanwhile.
-    return frozenset(json.loads(subscription)["owned_ids"])
+    stored = json.loads(subscription)
+    granted = stored.get("granted_ids", []) if generation >= stored.get("granted_in", NO_GENERATION) else []
+    return frozenset((*stored["owned_ids"], *granted))
 
 
 def _check_member(group: GroupView, committer: GroupMembership) -> None:
@@ -149,7 +151,9 @@ def check_member_commit(
     """Return if `committer` may commit offsets of these partitions of the group.
 
     A member may be behind the group: it commits in any generation from the one that it has confirmed, because no other
-    member gets what it owns before it has given it back.
+    member gets what it owns before it has given it back.  What it was granted since it last reported it commits only in
+    the generation of that answer or a later one: in an earlier one, which it may still be in, others had that, and may
+    have committed further (Kafka's KIP-1251 counts the same by partition).
 
     Raises:
         IllegalGeneration: the generation is not one of these, or the member does not own one of the partitions; a
@@ -163,7 +167,7 @@ def check_member_commit(
     check_commit(accepted, committer, is_transactional=is_transactional)
     if own is None or own.subscription is None:
         return
-    owned = _owned_ids(own.subscription)
+    owned = _owned_ids(own.subscription, committer.generation)
     if owned.issuperset(partition_ids):
         return
     if committer.commits_unowned:
@@ -173,5 +177,6 @@ def check_member_commit(
     else:
         raise IllegalGeneration(
             f"the member does not own {len(set(partition_ids) - owned)} of the {len(partition_ids)} partitions that it"
-            " commits offsets of: the group has assigned them to others, or has never assigned them to it"
+            " commits offsets of, or not since this generation: the group has assigned them to others, or has never"
+            " assigned them to it"
         )

@@ -32,9 +32,9 @@ only if `answer.step` is the step that it sent last; whatever a failed request m
 
 Commits: a member may commit what it owns, in any generation from the one that it has confirmed (with a heartbeat, or
 by joining with nothing) to the group's: a rebalance disturbs no member that loses nothing.  An older generation,
-or a partition not owned: ILLEGAL_GENERATION; removed: UNKNOWN_MEMBER_ID; replaced: FENCED_INSTANCE_ID; in a transaction
-all three are abortable.  A member that `commits_unowned` may, in the group's own generation, commit what others own,
-too.  `commit_rules.check_member_commit` is that check.
+a partition not owned, or one that it got in a later generation: ILLEGAL_GENERATION; removed: UNKNOWN_MEMBER_ID;
+replaced: FENCED_INSTANCE_ID; in a transaction all three are abortable.  A member that `commits_unowned` may, in the
+group's own generation, commit what others own, too.  `commit_rules.check_member_commit` is that check.
 """
 
 from __future__ import annotations

@@ -77,6 +77,11 @@ class MemberState:
     owned: Partitions = NO_PARTITIONS
     """What it was given and has not given back: no other member gets any of it."""
 
+    granted: Partitions = NO_PARTITIONS
+    """What it owns since its newest answer, and has yet to report: until `granted_in`, others may have had that."""
+
+    granted_in: int = NO_GENERATION
+
 
 @dataclass(frozen=True, slots=True)
 class Group:

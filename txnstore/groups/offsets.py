@@ -549,8 +549,9 @@ def _owned_anew(
     subscription = next((member.subscription for member in members if member.member_id == committer.member_id), None)
     if subscription is None:
         return set()
-    owned: Mapping[str, list[int]] = json.loads(subscription).get("owned", {})
-    names = names_of_partitions(connection, ids)
+    stored = json.loads(subscription)
+    owned: Mapping[str, list[int]] = stored.get("owned", {})
+    names = names_of_partitions(connection, set(ids).difference(stored.get("granted_ids", ())))
     return {partition_id for partition_id, name in names.items() if name.partition in owned.get(name.topic, ())}
 
 

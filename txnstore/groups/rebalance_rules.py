@@ -28,7 +28,7 @@ from txnstore.groups.group import (
     Report,
     check_move,
 )
-from txnstore.model import PartitionName
+from txnstore.model import NO_GENERATION, PartitionName
 
 #: How many characters of a group id, for example, an error's text repeats.
 _SHOWN: Final = 80
@@ -303,12 +303,15 @@ def _reply(group: Group, report: Report) -> Reply:
     status, partitions, revoke = decide(group, member, report, owned_by_others)
     # A member that owns nothing begins afresh in this generation; others confirm it with their next report.
     confirmed = group.generation if not report.owned else max(member.generation, report.membership.generation)
+    granted = partitions - report.owned if confirmed < group.generation else NO_PARTITIONS
     reported = replace(
         member,
         generation=confirmed,
         step=report.step,
         # It still owns what it has to give back, but nothing that it claims without ever having been given it.
         owned=partitions | (revoke & member.owned),
+        granted=granted,
+        granted_in=group.generation if granted else NO_GENERATION,
     )
     after = _with(group, others, reported)
     check_move(before, GroupMove.REPORT, state_of(after))

@@ -15,7 +15,7 @@ from txnstore.db.schema import group_members, groups, partitions, topics
 from txnstore.db.statements import HotStatement
 from txnstore.db.store import must_hit, must_hit_each, note_change, server_now_ms
 from txnstore.groups.group import Group, MemberDetails, MemberState, Partitions
-from txnstore.model import PartitionName
+from txnstore.model import NO_GENERATION, PartitionName
 
 _OF_GROUP: Final = group_members.c.group_id == bindparam("of_group_id")
 _OF_MEMBER: Final = group_members.c.member_id == bindparam("of_member_id")
@@ -195,6 +195,8 @@ def read_member(row: Any) -> MemberState:
         stored["step"],
         _partitions(json.loads(row.assignment)),
         _partitions(stored["owned"]),
+        _partitions(stored.get("granted", {})),
+        stored.get("granted_in", NO_GENERATION),
     )
 
 
@@ -210,15 +212,20 @@ def _by_topic(some: Partitions) -> dict[str, list[int]]:
 
 
 def _stored(member: MemberState, known: KnownPartitions) -> dict[str, Any]:
-    subscription = {
+    subscription: dict[str, Any] = {
         "subscribed": member.details.subscription,
         "topics": sorted(member.details.topics),
         "assignors": member.details.assignors,
         "owned": _by_topic(member.owned),
         # Commits come with ids: they are checked without reading the topics.
-        "owned_ids": known.ids(member.owned),
+        "owned_ids": known.ids(member.owned - member.granted),
         "step": member.step,
     }
+    if member.granted:
+        # Apart: a commit of these is never usual, which spares whoever knows `owned_ids` alone to ask in which it is.
+        subscription["granted"] = _by_topic(member.granted)
+        subscription["granted_ids"] = known.ids(member.granted)
+        subscription["granted_in"] = member.granted_in
     return {
         "client_id": member.details.client_id,
         "generation": member.generation,
