@@ -1,4 +1,4 @@
-"""The partitioners: which partition a key belongs to, as librdkafka and Java's producer compute it.
+"""The partitioners: which partition a key belongs to, as librdkafka and Java's producer compute it, and the choice.
 
 The hashes are part of Kafka's contract with its users: records of one key go to one partition, whoever writes them.
 """
@@ -145,3 +145,43 @@ PARTITIONERS: Final[Mapping[str, Partitioner]] = MappingProxyType(
         "fnv1a_random": _hashed_or_random(fnv1a, empty_is_none=False),
     }
 )
+
+
+#: The partitioners that treat an empty key as no key.
+_EMPTY_IS_NONE: Final = frozenset({"consistent_random"})
+
+
+class PartitionChoice:
+    """Chooses partitions for one producer.
+
+    Records without a key stay together for `sticky_seconds`, so that they make full batches (KIP-480); with 0 each
+    of them goes where the partitioner says.
+    """
+
+    def __init__(self, partitioner: str, *, sticky_seconds: float) -> None:
+        """Choose by the partitioner of this name."""
+        self._partition_of = PARTITIONERS[partitioner]
+        self.key_hash = key_hash_of(partitioner)
+        """What a key's partition is by, modulo how many there are; None: it is not by the key."""
+
+        self.empty_is_none = partitioner in _EMPTY_IS_NONE
+        """Whether an empty key is none."""
+
+        self.sticky_seconds = sticky_seconds
+        """For how long those without a key stay together; with 0 they are chosen for anew, also if asked again."""
+
+        self._random = random.Random()
+        #: By topic: the partition of the moment, and until when.
+        self._sticky: dict[str, tuple[int, float]] = {}
+
+    def choose(self, topic: str, key: bytes | None, partition_count: int, now_seconds: float) -> int:
+        """Return the partition of a record; `now_seconds` is of the monotonic clock."""
+        if partition_count == 1:
+            return 0
+        if key or (key is not None and not self.empty_is_none) or self.sticky_seconds <= 0:
+            return self._partition_of(key, partition_count, self._random)
+        partition, until_seconds = self._sticky.get(topic, (-1, 0.0))
+        if now_seconds >= until_seconds or not 0 <= partition < partition_count:
+            partition = self._random.randrange(partition_count)
+            self._sticky[topic] = (partition, now_seconds + self.sticky_seconds)
+        return partition

@@ -21,12 +21,11 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txnstore.clients.producer.queue import PartitionChoice
 from txnstore.errors import InvalidRecord, RecordTooLarge, UnknownTopicOrPartition
 from txnstore.log.append import Append
 from txnstore.log.codec import PackedColumns, encode_packed
 from txnstore.log.columns import POSITION_BYTES, Codec, PackedBytes, codec_for_topic, join_bytes, pack_headers
-from txnstore.log.partitioners import partitions_of_keys
+from txnstore.log.partitioners import PartitionChoice, partitions_of_keys
 from txnstore.log.topics import Topic
 from txnstore.model import Header, ProducerIdentity
 from txnstore.spark.sink_options import SinkColumns

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.clients.moments import attempt, every_interrupt, is_no_moment_for_signals
+from tests.clients.producer.reporting import take_all
 from txnstore.clients.producer.queue import PARTITION_UNASSIGNED, PLACES, VALUE, Accumulator, DeliveryReport
 from txnstore.clients.producer.state import TransactionStage
 from txnstore.clients.producer.thread import Alarm
@@ -207,7 +208,7 @@ def test_a_call_that_was_interrupted_before_its_record_was_queued_leaves_nothing
     assert queue.take_expired(1.0) == []
 
     queue.add("t", partition, known, b"queued", None, 0, None, None, 0.0, 6, 7)
-    (batch,) = queue.take_all()
+    (batch,) = take_all(queue)
     assert (batch.values, batch.asked_for) == ([b"queued"], [] if known is not None else [7])
 
 
@@ -243,7 +244,7 @@ class Around:
         self.take_all()
 
     def take_all(self) -> None:
-        self.note(self.queue.take_all())
+        self.note(take_all(self.queue))
 
     def produce(self) -> None:
         self.add(b"in between")
@@ -355,5 +356,5 @@ def test_a_closed_queue_takes_nothing_of_a_call_that_began_before():
     for partition in (0, 1, PARTITION_UNASSIGNED):
         with pytest.raises(RuntimeError, match="closed"):
             add(queue, "t", partition, b"after")
-    assert values(queue.take_all()) == [("t", 0, [b"before"])]
+    assert values(take_all(queue)) == [("t", 0, [b"before"])]
     assert queue.record_count == 1

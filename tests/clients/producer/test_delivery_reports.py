@@ -319,3 +319,31 @@ def test_each_record_is_counted_out_once_also_if_a_signals_handler_serves_report
         attempt(moment, queue.reports.serve)
         assert sorted(message.offset() for _, message in served) == [0, 1, 2, 3], moment.where
         assert (queue.accumulator.record_count, queue.accumulator.size_bytes) == (1, 1), moment.where
+
+
+FILES = {"producer/producer.py", "producer/queue.py", "producer/sender.py"}
+
+
+@on_sqlite_alone
+@pytest.mark.parametrize("with_transactions", [False, True])
+def test_what_a_purge_takes_is_reported_once_wherever_it_is_interrupted(make_producer, url, with_transactions):
+    topic = create_topic(url, "orders", partition_count=2)
+    producer = make_producer({"linger.ms": NEVER_MS, **({"transactional.id": "anna"} if with_transactions else {})})
+    if with_transactions:
+        producer.init_transactions(PATIENCE_SECONDS)
+    for _, moment in every_interrupt(FILES, is_no_moment_for_signals):
+        if with_transactions:
+            producer.begin_transaction()
+        reports = Reports()
+        for number in range(3):
+            producer.produce(topic, b"%d" % number, partition=number % 2, on_delivery=reports)
+        producer.produce("unknown", b"3", on_delivery=reports)
+        attempt(moment, lambda: producer.purge(in_flight=False))
+        if with_transactions:
+            producer.poll(0)
+            if len(reports) > 0:
+                assert error_of(producer.commit_transaction, PATIENCE_SECONDS).txn_requires_abort(), moment.where
+            producer.abort_transaction(PATIENCE_SECONDS)
+        assert producer.flush(PATIENCE_SECONDS) == 0, moment.where
+        assert sorted(reports.values) == [b"0", b"1", b"2", b"3"], moment.where
+        assert len(producer) == 0

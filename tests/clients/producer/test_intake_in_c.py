@@ -17,15 +17,15 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.clients.bulk_paths import needs_c, outcome
-from tests.clients.producer.reporting import NEVER_MS
+from tests.clients.producer.reporting import NEVER_MS, take_all
 from tests.clients.steps import PATIENCE_SECONDS, create_topic
 from tests.databases import on_sqlite_alone
 from tests.tools.memory import assert_nothing_is_kept
 from txnstore import KafkaException, bulk
-from txnstore.clients.producer.queue import PLACES, QUEUED_SECONDS, Accumulator, PartitionChoice, make_intake
+from txnstore.clients.producer.queue import PLACES, QUEUED_SECONDS, Accumulator, make_intake
 from txnstore.clients.producer.state import IN_TRANSACTION, TransactionStage
 from txnstore.clients.producer.thread import Alarm
-from txnstore.log.partitioners import PARTITIONERS
+from txnstore.log.partitioners import PARTITIONERS, PartitionChoice
 from txnstore.testing.manual_clock import ManualClock
 
 pytestmark = needs_c
@@ -133,7 +133,7 @@ def held(accumulator: Accumulator) -> Any:
 def empty(accumulator: Accumulator) -> None:
     """Let everything go, as if it had been delivered."""
     with accumulator.changed:
-        accumulator.take_all()
+        take_all(accumulator)
         accumulator.record_count = accumulator.size_bytes = 0
 
 
@@ -509,7 +509,7 @@ def test_memory_and_counts_stay_as_they_are_over_many_records():
             around.add("t", b"x" * 1001)
         with contextlib.suppress(Fails):
             Surroundings(key_hash=fail, partition_count=2).add("t", "text", "key")
-        around.accumulator.take_all()
+        take_all(around.accumulator)
         for number in range(2):
             around.accumulator.add("t", number, None, b"", None, 0, None, None, 0.0, 0, number)
         around.asked.clear()

@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from txnstore.clients.producer.queue import PartitionChoice
-from txnstore.log.partitioners import PARTITIONERS
+from txnstore.log.partitioners import PARTITIONERS, PartitionChoice
 
 MANY = 64
 

@@ -18,6 +18,7 @@ from tests.clients.steps import PATIENCE_SECONDS, create_topic, error_of, read_t
 from txnstore import KafkaError, KafkaException, TopicPartition
 from txnstore.clients.producer import pipeline as pipeline_module
 from txnstore.clients.producer.pipeline import CommitPipeline
+from txnstore.clients.producer.queue import DeliveryReports
 from txnstore.clients.producer.requests import ProducerSession
 from txnstore.clients.producer.sender import Sender
 from txnstore.db.opening import open_store
@@ -198,7 +199,7 @@ def test_what_was_purged_is_missed_by_its_own_commit_and_no_other(ready, hold_da
 def test_no_other_thread_commits_without_what_is_being_purged(ready, monkeypatch, url, topic):
     done_in_between = []
     lock = ready._thread.alarm.lock
-    fail_batches = Sender.fail_batches
+    fail_waiting = DeliveryReports.fail_waiting
 
     def commit_in_between():
         # Without waiting for the lock: the purge waits for this thread.
@@ -206,14 +207,14 @@ def test_no_other_thread_commits_without_what_is_being_purged(ready, monkeypatch
             lock.release()
             done_in_between.append(ready.commit_transaction_async().result(PATIENCE_SECONDS))
 
-    def slowly(sender, batches, error):
+    def slowly(reports, count_failed):
         with ThreadPoolExecutor() as threads:
             threads.submit(commit_in_between).result(PATIENCE_SECONDS)
-        fail_batches(sender, batches, error)
+        fail_waiting(reports, count_failed)
 
     begun(ready, topic, b"purged")
     with monkeypatch.context() as patched:
-        patched.setattr(Sender, "fail_batches", slowly)
+        patched.setattr(DeliveryReports, "fail_waiting", slowly)
         ready.purge(in_flight=False)
     assert done_in_between == []
     assert error_of(ready.commit_transaction, PATIENCE_SECONDS).code() == KafkaError._INCONSISTENT

@@ -8,7 +8,6 @@ the caller serve them.
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from bisect import bisect_right
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
 from txnstore import bulk
 from txnstore.clients.callbacks import EventQueue
+from txnstore.clients.model.errors import KafkaError
 from txnstore.clients.model.message import (
     TIMESTAMP_CREATE_TIME,
     TIMESTAMP_LOG_APPEND_TIME,
@@ -33,12 +33,11 @@ from txnstore.clients.producer.state import IN_TRANSACTION, TransactionStage
 from txnstore.clients.producer.thread import Alarm
 from txnstore.deadline import Condition, Ticks
 from txnstore.log.columns import fitting
-from txnstore.log.partitioners import PARTITIONERS, key_hash_of
+from txnstore.log.partitioners import PartitionChoice
 from txnstore.model import NO_TIMESTAMP_MS
 
 if TYPE_CHECKING:
     from txnstore.clients.configuration.configuration import Configuration
-    from txnstore.clients.model.errors import KafkaError
     from txnstore.log.topics import Topic
 
 #: How much of the topic's max.message.bytes is filled: what does not compress becomes a little larger by a codec.
@@ -115,11 +114,11 @@ class PartitionQueue(_QueueParts):
 
     def take(self, count: int) -> Batch:
         """Take the first records."""
-        return self._taken(self._first(count))
+        return self._taken(self.first(count))
 
     def take_batch(self, records_max: int) -> Batch:
         """Take the first records that make a batch which the log takes; one that is too large goes by itself."""
-        batch = self._first(min(self.record_count, records_max))
+        batch = self.first(min(self.record_count, records_max))
         if self.size_bytes > self.batch_bytes_max:
             count = bisect_right(list(accumulate(batch.sizes_bytes)), self.batch_bytes_max)
             batch = batch.part(0, max(1, count))
@@ -134,7 +133,8 @@ class PartitionQueue(_QueueParts):
         )
         return self._taken(batch if count == batch.record_count else batch.part(0, count))
 
-    def _first(self, count: int) -> Batch:
+    def first(self, count: int) -> Batch:
+        """Return the first records, which stay where they are."""
         return Batch.of(self.topic, self.partition, self.places[: count * PLACES], self.asked_for[:count])
 
     def _taken(self, batch: Batch) -> Batch:
@@ -262,6 +262,8 @@ class Accumulator(_AccumulatorParts):
         """What waits, by topic and partition."""
         #: Records of topics that are not known yet, by topic.
         self._unassigned: dict[str, PartitionQueue] = {}
+        self.given_up: list[Mapping[Any, PartitionQueue]] = []
+        """What does not wait any more, and has no report yet."""
 
     def add(  # noqa: PLR0917 - called for each record, and keywords take their time
         self,
@@ -371,6 +373,13 @@ class Accumulator(_AccumulatorParts):
         return next(self._all_queues(), None) is None
 
     @property
+    def waiting_count(self) -> int:
+        """How many records wait to be sent."""
+        # Listed first: a signal's handler may queue more meanwhile.
+        queues = (*self.queues.values(), *self._unassigned.values())
+        return sum(queue.record_count for queue in queues)
+
+    @property
     def oldest_seconds(self) -> float | None:
         """When the oldest record was queued, by the monotonic clock."""
         return min((queue.oldest_seconds for queue in self._all_queues()), default=None)
@@ -451,12 +460,12 @@ class Accumulator(_AccumulatorParts):
         self._drop_empty()
         return expired
 
-    def take_all(self) -> list[Batch]:
-        """Take every record that waits."""
-        all_queues = self.queues, self._unassigned
-        # First: what a finalizer queues meanwhile, on this thread, is to be found by the next one.
+    def give_up(self) -> None:
+        """Give up every record that waits; whoever waits for reports is woken."""
+        self.changed.notify_all()
+        # No call in between: Ctrl-C finds each record here or there.
+        self.given_up += self.queues, self._unassigned
         self.queues, self._unassigned = {}, {}
-        return [queue.take(queue.record_count) for queues in all_queues for queue in queues.values() if queue.places]
 
     def _queue(self, topic: str, partition: int, known: Topic | None) -> PartitionQueue:
         queues: dict[Any, PartitionQueue] = self._unassigned if partition == PARTITION_UNASSIGNED else self.queues
@@ -581,10 +590,35 @@ class DeliveryReports:
                 self._reports.append(report)
             self._changed.notify_all()
 
+    def fail_waiting(self, count_failed: Callable[[int], object] | None) -> None:
+        """Report all that waits to be sent as not delivered; under the lock.
+
+        Should Ctrl-C come in between, what has no report yet gets one from whoever serves next.
+        """
+        if count_failed is not None:
+            # First: if Ctrl-C comes right behind it, nobody commits without them.
+            count_failed(self._accumulator.waiting_count)
+        self._accumulator.give_up()
+        self._report_given_up()
+
+    def _report_given_up(self) -> None:
+        given_up = self._accumulator.given_up
+        while given_up:
+            queues = given_up[0]
+            reports = [
+                DeliveryReport(queue.first(queue.record_count), KafkaError(KafkaError._PURGE_QUEUE))
+                for queue in queues.values()
+                if queue.places
+            ]
+            # Unless a signal's handler has done so meanwhile; no call in between, as above.
+            if given_up and given_up[0] is queues:
+                self._reports += reports
+                del given_up[0]
+
     @property
     def are_waiting(self) -> bool:
         """Whether something can be served; under the lock."""
-        return bool(self._reports or self.events.events)
+        return bool(self._reports or self.events.events or self._accumulator.given_up)
 
     def serve(self) -> int:
         """Call the callbacks of everything that waits, in order, and return how many events that were.
@@ -615,6 +649,7 @@ class DeliveryReports:
         try:
             while True:
                 with self._lock:
+                    self._report_given_up()
                     report = self._reports[0] if self._reports else None
                 if report is None:
                     return served
@@ -647,46 +682,6 @@ class DeliveryReports:
         """Count out what has been served of the first report; under the lock."""
         if self._reports:
             self._accumulator.release(self._reports[0])
-
-
-#: The partitioners that treat an empty key as no key.
-_EMPTY_IS_NONE: Final = frozenset({"consistent_random"})
-
-
-class PartitionChoice:
-    """Chooses partitions for one producer.
-
-    Records without a key stay together for `sticky_seconds`, so that they make full batches (KIP-480); with 0 each
-    of them goes where the partitioner says.
-    """
-
-    def __init__(self, partitioner: str, *, sticky_seconds: float) -> None:
-        """Choose by the partitioner of this name."""
-        self._partition_of = PARTITIONERS[partitioner]
-        self.key_hash = key_hash_of(partitioner)
-        """What a key's partition is by, modulo how many there are; None: it is not by the key."""
-
-        self.empty_is_none = partitioner in _EMPTY_IS_NONE
-        """Whether an empty key is none."""
-
-        self.sticky_seconds = sticky_seconds
-        """For how long those without a key stay together; with 0 they are chosen for anew, also if asked again."""
-
-        self._random = random.Random()
-        #: By topic: the partition of the moment, and until when.
-        self._sticky: dict[str, tuple[int, float]] = {}
-
-    def choose(self, topic: str, key: bytes | None, partition_count: int, now_seconds: float) -> int:
-        """Return the partition of a record; `now_seconds` is of the monotonic clock."""
-        if partition_count == 1:
-            return 0
-        if key or (key is not None and not self.empty_is_none) or self.sticky_seconds <= 0:
-            return self._partition_of(key, partition_count, self._random)
-        partition, until_seconds = self._sticky.get(topic, (-1, 0.0))
-        if now_seconds >= until_seconds or not 0 <= partition < partition_count:
-            partition = self._random.randrange(partition_count)
-            self._sticky[topic] = (partition, now_seconds + self.sticky_seconds)
-        return partition
 
 
 def make_queue(

@@ -184,7 +184,7 @@ class Sender:
         with self._lock:
             if in_queue:
                 # Counted at once: no other thread may commit without them.
-                self.fail_batches(self._accumulator.take_all(), KafkaError(KafkaError._PURGE_QUEUE))
+                self._reports.fail_waiting(None if self.listener is None else self.listener.delivery_failed)
             if in_flight:
                 for sent in self._lanes.all_in_flight:
                     sent.is_given_up = True

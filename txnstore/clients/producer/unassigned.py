@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from txnstore.clients.model.errors import KafkaError, kafka_error_of
-from txnstore.clients.producer.queue import KEY, PARTITION_UNASSIGNED, PLACES, Accumulator, Batch, PartitionChoice
+from txnstore.clients.producer.queue import KEY, PARTITION_UNASSIGNED, PLACES, Accumulator, Batch
 from txnstore.errors import TxnStoreError
 
 if TYPE_CHECKING:
     from txnstore.clients.topic_directory import TopicDirectory
+    from txnstore.log.partitioners import PartitionChoice
     from txnstore.log.topics import Topic
 
 #: Records that will not be delivered, and why.
