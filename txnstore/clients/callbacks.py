@@ -77,9 +77,20 @@ class EventQueue(Generic[Event]):
                     del self.events[0]
             return serve(taken)
         except BaseException:
-            with self._changed:
-                self.events.extendleft(taken)
+            try:
+                self._put_back(taken)
+            except BaseException:
+                # A second interrupt.
+                self._put_back(taken)
+                raise
             raise
+
+    def _put_back(self, taken: list[Event]) -> None:
+        with self._changed:
+            # Unless it is there: the interrupt came right behind it.
+            if taken and not (self.events and self.events[0] is taken[0]):
+                self.events.extendleft(taken)
+            self._changed.notify_all()
 
 
 #: `error_cb` hears of the same trouble at most this often.

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from tests.clients.steps import PATIENCE_SECONDS
 from txnstore.clients import callbacks
 from txnstore.clients.callbacks import EventQueue, RepeatedTrouble
 from txnstore.clients.consumer.events import (
@@ -21,6 +22,7 @@ from txnstore.clients.consumer.events import (
 from txnstore.clients.model.errors import KafkaError
 from txnstore.clients.model.message import error_message
 from txnstore.clients.worker import Duties
+from txnstore.deadline import Condition
 
 AWAY = KafkaError(KafkaError._TRANSPORT, "away", retriable=True)
 
@@ -54,6 +56,62 @@ def test_events_come_in_their_order(now):
     for event in events:
         inbox.put(event)
     assert [inbox.pop() for _ in range(4)] == [*events, None]
+
+
+class InterruptedTwice(Condition):
+    """Ctrl-C comes as its lock is taken for the second time."""
+
+    def __init__(self):
+        super().__init__()
+        self.taken_count = 0
+
+    def __enter__(self):
+        self.taken_count += 1
+        if self.taken_count == 2:
+            raise KeyboardInterrupt
+        return self._enter()
+
+    def __exit__(self, *error):
+        return self._exit(*error)
+
+
+def fail(taken):
+    raise KeyboardInterrupt
+
+
+def test_what_fails_stays_first_also_after_a_second_interrupt():
+    inbox = EventQueue(InterruptedTwice())
+    inbox.events += ("first", "second")
+    with pytest.raises(KeyboardInterrupt):
+        inbox.serve_first(fail)
+    assert list(inbox.events) == ["first", "second"]
+
+
+def test_whoever_waits_hears_of_an_event_that_another_thread_could_not_serve():
+    changed = Condition()
+    inbox = EventQueue(changed)
+    inbox.put("event")
+    waits = threading.Event()
+    heard = []
+
+    def wait():
+        with changed:
+            waits.set()
+            heard.append(changed.wait(PATIENCE_SECONDS))
+
+    waiter = threading.Thread(target=wait)
+
+    def serve(taken):
+        waiter.start()
+        assert waits.wait(PATIENCE_SECONDS)
+        # Not before it waits: until then it has the lock.
+        with changed:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        inbox.serve_first(serve)
+    waiter.join()
+    assert heard == [True]
 
 
 def test_an_error_that_comes_again_and_again_is_said_once_a_second(now):
