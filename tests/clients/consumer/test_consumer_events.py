@@ -80,7 +80,7 @@ def fail(taken):
 
 
 def test_what_fails_stays_first_also_after_a_second_interrupt():
-    inbox = EventQueue(InterruptedTwice())
+    inbox: EventQueue[str] = EventQueue(InterruptedTwice())
     inbox.events += ("first", "second")
     with pytest.raises(KeyboardInterrupt):
         inbox.serve_first(fail)
@@ -89,7 +89,7 @@ def test_what_fails_stays_first_also_after_a_second_interrupt():
 
 def test_whoever_waits_hears_of_an_event_that_another_thread_could_not_serve():
     changed = Condition()
-    inbox = EventQueue(changed)
+    inbox: EventQueue[str] = EventQueue(changed)
     inbox.put("event")
     waits = threading.Event()
     heard = []
