@@ -266,7 +266,7 @@ class ForeignSchema(TxnStoreError, code=1012, recovery=Recovery.FIX):
 
 
 class StoreDamaged(TxnStoreError, code=1013, recovery=Recovery.FIX):
-    """The database reports that its own files are damaged or are not a database."""
+    """The database reports that its files are damaged or are none, or a row says what this version does not know."""
 
 
 class TransactionPoisoned(TxnStoreError, code=1014, recovery=Recovery.RETRY):

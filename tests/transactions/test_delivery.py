@@ -10,7 +10,7 @@ from sqlalchemy import event, select, update
 
 from tests.tools.elsewhere import Elsewhere
 from txnstore.db.schema import pending_markers
-from txnstore.errors import InvalidProducerIdMapping, StoreUnavailable, UnknownTopicOrPartition
+from txnstore.errors import InvalidProducerIdMapping, StoreDamaged, StoreUnavailable, UnknownTopicOrPartition
 from txnstore.model import ControlType
 from txnstore.transactions import recovery
 from txnstore.transactions.delivery import PendingDelivery, deliver
@@ -177,6 +177,30 @@ def test_an_id_that_cannot_be_completed_keeps_no_other_one_from_it(own_bench, mo
     with pytest.raises(UnknownTopicOrPartition):
         complete_all_decided(own_bench.store)
     assert own_bench.read(own_bench.partition_ids[1]) == [b"a"]
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "elsewhere"])
+def test_one_whose_row_says_what_this_version_does_not_know_keeps_no_other_one_open(own_bench, elsewhere: bool) -> None:
+    """As a newer version may write it; nor one whose time is up."""
+    bench = own_bench
+    cluster = Elsewhere(bench.store) if elsewhere else None
+    producers = [bench.started(writes_elsewhere=True) for _ in range(3)]
+    first, damaged, last = sorted(producer.transactional_id for producer in producers)
+    late = bench.started(timeout_ms=1_000)
+    for producer in (*producers, late):
+        producer.send(bench.partition_ids[0], b"a")
+    for producer in producers:
+        producer.decide(commit=True)
+    bench.set_row(damaged, fence_reason="boredom")
+    bench.clock.advance(1_001)
+    with pytest.raises(StoreDamaged, match=f"{damaged}.*boredom"):
+        recovery.recover(bench.store, cluster)
+    for sound in (first, last):
+        assert bench.row(sound).state is S.COMPLETE_COMMIT
+    assert bench.row(late.transactional_id).state is S.COMPLETE_ABORT
+    bench.set_row(damaged, fence_reason=None)
+    recovery.recover(bench.store, cluster)
+    assert bench.row(damaged).state is S.COMPLETE_COMMIT
 
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "elsewhere"])

@@ -41,7 +41,7 @@ from txnstore.db.schema import (
 )
 from txnstore.db.statements import HotStatement
 from txnstore.db.store import chunks, clock_of, must_hit, must_hit_each, server_now_ms
-from txnstore.errors import InvalidRequest
+from txnstore.errors import InvalidRequest, StoreDamaged
 from txnstore.log.append import Marker
 from txnstore.model import ClientProcess, ControlType, ProducerIdentity
 from txnstore.transactions.protocol import (
@@ -56,6 +56,7 @@ from txnstore.transactions.protocol import (
 _THIS: Final = transactions.c.transactional_id == bindparam("of_transactional_id")
 #: Who the producer is, for people: written when it starts, and read by nobody who works.
 CLIENT_COLUMNS: Final = ("client_id", "client_host", "client_process_id")
+_FENCE_REASONS: Final[dict[str | None, FenceReason | None]] = {None: None} | {str(each): each for each in FenceReason}
 #: What `metadata_from_row` takes.
 ROW: Final = [column for column in transactions.c if column.name not in CLIENT_COLUMNS]
 # Every request of a transactional id takes this lock first and holds it to the end of its database transaction. So
@@ -370,7 +371,13 @@ def forget_participants(connection: Connection, transactional_id: str) -> None:
 
 
 def metadata_from_row(row: Row[Any]) -> TransactionMetadata:
-    """Return the values of a row of the table."""
+    """Return the values of a row of the table.
+
+    Raises:
+        StoreDamaged: it holds what this version does not know.
+    """
+    if row.fence_reason not in _FENCE_REASONS:
+        raise StoreDamaged(f"the row of {row.transactional_id[:80]!r} has an unknown fence_reason {row.fence_reason!r}")
     return TransactionMetadata(
         transactional_id=row.transactional_id,
         producer_id=row.producer_id,
@@ -384,7 +391,7 @@ def metadata_from_row(row: Row[Any]) -> TransactionMetadata:
         start_ms=row.start_ms,
         transaction_number=row.transaction_number,
         begin_epoch=row.begin_epoch,
-        fence_reason=None if row.fence_reason is None else FenceReason(row.fence_reason),
+        fence_reason=_FENCE_REASONS[row.fence_reason],
         fence_detail=row.fence_detail,
     )
 

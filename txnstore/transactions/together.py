@@ -31,7 +31,7 @@ from txnstore.db.schema import (
 )
 from txnstore.db.statements import HotStatement, is_listed
 from txnstore.db.store import Store, make_durable, must_hit_each, note_change, server_now_ms
-from txnstore.errors import InvalidProducerIdMapping, StoreUnavailable, TxnStoreError
+from txnstore.errors import InvalidProducerIdMapping, StoreDamaged, StoreUnavailable, TxnStoreError
 from txnstore.groups.offsets import drop_pending_offsets
 from txnstore.log.append import Marker
 from txnstore.log.markers import write_markers
@@ -343,15 +343,22 @@ def complete_together(store: Store, cluster: Cluster | None, transactional_ids: 
     others = several(cluster)
     delivered: dict[str, Delivered] = {}
     rest: Collection[str] = transactional_ids
+    put_off: dict[str, TxnStoreError | AssertionError]
     if others is not None:
-        left = store.read(partial(_read_undelivered, transactional_ids))
+        try:
+            left = store.read(partial(_read_undelivered, transactional_ids))
+        except StoreDamaged as damage:
+            if len(transactional_ids) == 1:
+                return Completed((), {transactional_ids[0]: damage})
+            # One of them is: that keeps no other one from it.
+            each = [complete_together(store, cluster, [name]) for name in transactional_ids]
+            put_off = {name: why for one in each for name, why in one.put_off.items()}
+            return Completed([name for name in transactional_ids if name not in put_off], put_off)
         delivered = dict(zip(left, deliver(others, store.database_id, list(left.values())), strict=True))
         # What waits for a database that is away costs no write at each look.
         news = {name: each for name, each in delivered.items() if each.error is None or each.is_news}
         rest = _try_to_strike_off(store, left, news) if news else ()
-    put_off: dict[str, TxnStoreError | AssertionError] = {
-        name: each.error for name, each in delivered.items() if each.error is not None
-    }
+    put_off = {name: each.error for name, each in delivered.items() if each.error is not None}
     if put_off:
         # Others may have completed it meanwhile, and it may have gone on: what came too late for that was refused.
         decided = store.read(partial(_read_decided, put_off))
