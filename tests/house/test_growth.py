@@ -8,7 +8,6 @@ import pytest
 
 from scripts import bench_growth, bench_open
 from scripts.comparison.figures import Figure, rows_of
-from scripts.comparison.plots import draw_rows
 from scripts.comparison.sides import KAFKA, OURS, POSTGRESQL, SQLITE, Side
 
 
@@ -53,6 +52,9 @@ def test_records_beside_an_open_transaction_wait_for_it_in_offset_order(url: str
 
 
 def test_drawings_change_only_with_the_figures(tmp_path: Path) -> None:
+    # Brings matplotlib along, which each process of the tests would import.
+    from scripts.comparison.plots import draw_rows
+
     def figure(value: float, floors: dict[str, float]) -> Figure:
         return Figure("work", "things/s", value, floors=floors, subject="small")
 
