@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
+from _pytest.runner import runtestprotocol
 from hypothesis import HealthCheck, settings
 from sqlalchemy.engine import make_url
 
@@ -196,6 +197,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
             return "plans" if file.startswith("tests/plans/") else file
 
     return SomeTogether(config, log)
+
+
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """Tell the process that shares the files of a test's call, and of what went wrong or was left out, once it is over.
+
+    Else it is told five times of a test that passes, each time for as long as a small test takes.
+    """
+    option = item.config.option
+    if not hasattr(item.config, "workerinput") or option.maxfail or option.durations is not None or option.xmlpath:
+        return None
+    for report in runtestprotocol(item, log=False, nextitem=nextitem):
+        if report.when == "call" or not report.passed:
+            item.ihook.pytest_runtest_logreport(report=report)
+    return True
 
 
 @pytest.hookimpl(wrapper=True)
