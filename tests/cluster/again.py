@@ -55,13 +55,13 @@ class ClusterWriter(LogWriter):
 _numbers = iter(range(1, sys.maxsize))
 
 
-def urls_in(folder):
-    """Return the URLs of two databases in the folder."""
-    return ", ".join(f"sqlite:///{folder / name}.db" for name in ("first", "second"))
+def urls_in(folder, make_sqlite_store):
+    """Return the URLs of two stores that are made in the folder."""
+    return ", ".join(make_sqlite_store(folder / f"{name}.db") for name in ("first", "second"))
 
 
 @pytest.fixture
-def url(tmp_path, monkeypatch, request):
+def url(tmp_path, make_sqlite_store, monkeypatch, request):
     """The URLs of two fresh databases; whoever opens the store of a test gets the controller of both."""
     opened = []
 
@@ -74,15 +74,15 @@ def url(tmp_path, monkeypatch, request):
     original = sys.modules[request.function.__module__] if request.function is not None else steps
     for module in (conftest, steps, original):
         monkeypatch.setattr(module, "open_store", open_store, raising=False)
-    yield urls_in(tmp_path)
+    yield urls_in(tmp_path, make_sqlite_store)
     for cluster in opened:
         cluster.close()
 
 
 @pytest.fixture(scope="module")
-def module_url(tmp_path_factory):
+def module_url(tmp_path_factory, make_sqlite_store):
     """The URLs of two databases for all tests of a file, which keep to topics and ids of their own."""
-    return urls_in(tmp_path_factory.mktemp("cluster"))
+    return urls_in(tmp_path_factory.mktemp("cluster"), make_sqlite_store)
 
 
 @pytest.fixture

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import shutil
-import sqlite3
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -45,10 +43,10 @@ from txnstore.transactions.protocol import TransactionMetadata
 _numbers = itertools.count(1)
 
 
-def new_identity(prefix: str) -> list[str]:
+def new_identity() -> list[str]:
     """Return the statements that make a store that was copied one of its own."""
     store_uuid = uuid.uuid4()
-    return [f"UPDATE {prefix}{table} SET store_uuid = '{store_uuid}'" for table in ("stores", "databases")]
+    return [f"UPDATE txnstore.{table} SET store_uuid = '{store_uuid}'" for table in ("stores", "databases")]
 
 
 @dataclass
@@ -226,14 +224,9 @@ def down(cluster: Cluster, store: Store) -> Iterator[None]:
 
 
 @pytest.fixture
-def sqlite_site(_txnstore_sqlite_template: Path, tmp_path: Path) -> Site:
+def sqlite_site(make_sqlite_store: Callable[[Path], str], tmp_path: Path) -> Site:
     def make(name: str) -> str:
-        path = tmp_path / f"{name}.db"
-        shutil.copyfile(_txnstore_sqlite_template, path)
-        with closing(sqlite3.connect(path)) as connection, connection:
-            for statement in new_identity("txnstore_"):
-                connection.execute(statement)
-        return f"sqlite:///{path}"
+        return make_sqlite_store(tmp_path / f"{name}.db")
 
     return Site(make, ManualClock(), [make(name) for name in ("first", "second", "third")])
 
@@ -248,7 +241,7 @@ def postgresql_site(
         database = _txnstore_postgresql_databases.take(f"_{name}")
         made.append(database)
         with txnstore_postgres_server.connect(database) as connection:
-            for statement in new_identity("txnstore."):
+            for statement in new_identity():
                 connection.execute(statement)
         return txnstore_postgres_server.url(database)
 

@@ -54,9 +54,9 @@ def kafka(bootstrap):
 
 
 @pytest.fixture
-def stand_in(tmp_path):
+def stand_in(tmp_path, make_sqlite_store):
     """A store with confluent-kafka's names in place of a Kafka cluster."""
-    url = f"sqlite:///{tmp_path / 'kafka.db'}"
+    url = make_sqlite_store(tmp_path / "kafka.db")
     with open_store(url):
         yield StandIn(url)
 
