@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from contextlib import closing
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -17,6 +18,7 @@ from sqlalchemy import select, update
 from txnstore.db.opening import open_store
 from txnstore.db.postgresql import rotation
 from txnstore.db.postgresql.backend import connect_driver
+from txnstore.db.postgresql.segments import SEGMENT_TABLES
 from txnstore.db.schema import partition_heads, record_batches
 from txnstore.db.store import Store
 from txnstore.log.append import Append, append
@@ -60,15 +62,14 @@ class Rotating:
 
     def sizes(self) -> dict[int, int]:
         return {
-            segment: self.beside.execute(
-                f"SELECT pg_total_relation_size('txnstore.record_batches_{segment}')"
-            ).fetchone()[0]
-            for segment in range(4)
+            segment: self.beside.execute(f"SELECT pg_total_relation_size('txnstore.{name}')").fetchall()[0][0]
+            for segment, name in enumerate(SEGMENT_TABLES)
         }
 
     def segment_of(self, partition_id: int) -> int:
         head = select(partition_heads.c.segment).where(partition_heads.c.partition_id == partition_id)
-        return self.store.read(lambda connection: connection.execute(head).scalar_one())
+        segment: int = self.store.read(lambda connection: connection.execute(head).scalar_one())
+        return segment
 
     def offsets(self, partition_id: int) -> list[int]:
         offsets = select(record_batches.c.last_offset).where(record_batches.c.partition_id == partition_id)
@@ -80,7 +81,7 @@ class Rotating:
 def rotating(txnstore_postgresql_url, monkeypatch):
     seconds = [1000.0]
     monkeypatch.setattr(rotation, "SEGMENT_BYTES_MIN", SEGMENT_BYTES)
-    monkeypatch.setattr(rotation.time, "monotonic", lambda: seconds[0])
+    monkeypatch.setattr(rotation, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
     with (
         open_store(txnstore_postgresql_url) as store,
         closing(psycopg.connect(connection_string(txnstore_postgresql_url), autocommit=True)) as beside,

@@ -170,7 +170,7 @@ def test_who_has_a_process_of_its_own_gets_on_however_busy_the_machine_is(store)
 
 
 def test_portions_that_nobody_waits_for_stay_large_on_postgresql(store, monkeypatch):
-    pauses = []
+    pauses: list[float] = []
     monkeypatch.setattr(portions_module, "pause_after_portion", pauses.append)
     seconds = Seconds()
     portions = Portions(monotonic_seconds=seconds)
