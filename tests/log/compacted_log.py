@@ -73,7 +73,8 @@ class CompactedLog(LogWriter):
         return {key: value for key, value in found.items() if value is not None}
 
     def rows(self, table):
-        return self.store.read(lambda c: c.execute(select(table).where(table.c.partition_id == self.partition)).all())
+        of_partition = select(table).where(table.c.partition_id == self.partition).order_by(*table.primary_key.columns)
+        return self.store.read(lambda c: c.execute(of_partition).all())
 
     def assert_storage_is_true(self):
         (storage,) = self.rows(partition_storage)
