@@ -11,8 +11,9 @@ from sqlalchemy import event, select, update
 from tests.tools.elsewhere import Elsewhere
 from txnstore.db.schema import pending_markers
 from txnstore.errors import InvalidProducerIdMapping, StoreDamaged, StoreUnavailable, UnknownTopicOrPartition
+from txnstore.log.markers import write_markers
 from txnstore.model import ControlType
-from txnstore.transactions import recovery
+from txnstore.transactions import delivery, recovery
 from txnstore.transactions.delivery import PendingDelivery, deliver
 from txnstore.transactions.protocol import EPOCH_MAX, TransactionState
 from txnstore.transactions.recovery import complete_all_decided
@@ -201,6 +202,35 @@ def test_one_whose_row_says_what_this_version_does_not_know_keeps_no_other_one_o
     bench.set_row(damaged, fence_reason=None)
     recovery.recover(bench.store, cluster)
     assert bench.row(damaged).state is S.COMPLETE_COMMIT
+
+
+def test_one_whose_rows_elsewhere_are_damaged_keeps_no_other_one_open(own_bench, monkeypatch) -> None:
+    """A row that is not there is told by an assertion; nor does it keep one open whose time is up."""
+    bench = own_bench
+    cluster = Elsewhere(bench.store)
+    producers = sorted((bench.started(writes_elsewhere=True) for _ in range(3)), key=lambda each: each.transactional_id)
+    late = bench.started(timeout_ms=1_000)
+    for producer in (*producers, late):
+        producer.send(bench.partition_ids[0], b"a")
+    for producer in producers:
+        producer.decide(commit=True)
+    first, damaged, last = producers
+    bench.clock.advance(1_001)
+
+    def write(connection, markers):
+        assert damaged.identity.producer_id not in {marker.producer.producer_id for marker in markers}, "it is damaged"
+        write_markers(connection, markers)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(delivery, "write_markers", write)
+        with pytest.raises(AssertionError, match="it is damaged"):
+            recovery.recover(bench.store, cluster)
+    for sound in (first, last):
+        assert bench.row(sound.transactional_id).state is S.COMPLETE_COMMIT
+    assert bench.row(late.transactional_id).state is S.COMPLETE_ABORT
+    assert bench.row(damaged.transactional_id).state is S.PREPARE_COMMIT
+    recovery.recover(bench.store, cluster)
+    assert bench.row(damaged.transactional_id).state is S.COMPLETE_COMMIT
 
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "elsewhere"])

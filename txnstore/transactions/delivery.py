@@ -50,8 +50,8 @@ class Delivered:
 
     partition_ids: set[int] = field(default_factory=set)
     group_ids: set[str] = field(default_factory=set)
-    error: TxnStoreError | None = None
-    """Why the rest is not."""
+    error: TxnStoreError | AssertionError | None = None
+    """Why the rest is not; an assertion: a row is damaged."""
 
     @property
     def is_news(self) -> bool:
@@ -123,13 +123,15 @@ def _shares(
     return shares
 
 
-def _deliver_shares(cluster: Cluster, database_id: int, shares: Sequence[_Share]) -> list[TxnStoreError | None]:
+def _deliver_shares(
+    cluster: Cluster, database_id: int, shares: Sequence[_Share]
+) -> list[TxnStoreError | AssertionError | None]:
     """Deliver what is one database's; return for each transaction why that was not possible, if it was not."""
     try:
         _deliver_at_once(cluster, database_id, shares)
     except StoreUnavailable:
         raise
-    except TxnStoreError as error:
+    except (TxnStoreError, AssertionError) as error:
         if len(shares) == 1:
             return [error]
         # Of one of them something is damaged: that keeps nothing from the others.
