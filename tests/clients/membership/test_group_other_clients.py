@@ -132,6 +132,8 @@ def test_deserializing_consumers_share_a_group(four, url, strategy):
 
 
 def test_a_group_of_three_is_listed_and_described(trio, admin, crew):
+    # They have what they get a heartbeat before the group knows that.
+    crew.until(trio, lambda: result(admin.list_consumer_groups()).valid[0].state == ConsumerGroupState.STABLE)
     (listed,) = result(admin.list_consumer_groups()).valid
     assert (listed.group_id, listed.state, listed.is_simple_consumer_group) == (
         "readers",
