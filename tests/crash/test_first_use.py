@@ -65,7 +65,8 @@ def test_on_postgresql_nobody_sees_anything_of_a_first_use_before_its_commit(txn
         def watch(connection: Connection, point: CrashPoint) -> None:
             row = watcher.execute(
                 "SELECT count(DISTINCT n.oid), count(c.oid) FROM pg_namespace n LEFT JOIN pg_class c"
-                " ON c.relnamespace = n.oid AND c.relkind = 'r' WHERE n.nspname = 'txnstore'"
+                " ON c.relnamespace = n.oid AND c.relkind IN ('r', 'p') AND NOT c.relispartition"
+                " WHERE n.nspname = 'txnstore'"
             ).fetchone()
             assert row is not None
             seen.append((point, (row[0], row[1])))

@@ -67,6 +67,7 @@ class Portions:
         """Whether whoever does the portions has heard that no further one may begin: something may be left."""
 
         self._held_seconds = held_seconds
+        self._least = (1, 1) if self.is_bounded else (LEAST_ROWS, LEAST_BYTES)
         self._rows_max = ROWS_AT_ONCE if rows_max is None else rows_max
         self._stop = stop
         self._monotonic_seconds = monotonic_seconds
@@ -77,6 +78,7 @@ class Portions:
         resized = copy(self)
         resized.rows = rows
         resized._rows_max, resized._held_seconds = rows_max, held_seconds  # noqa: SLF001 - of its own class
+        resized._least = (1, 1)  # noqa: SLF001 - of its own class
         return resized
 
     @property
@@ -148,7 +150,7 @@ class Portions:
 
     def _adapt(self, held_seconds: float) -> None:
         if held_seconds > 2 * self._held_seconds:
-            least_rows, least_bytes = (1, 1) if self.is_bounded else (LEAST_ROWS, LEAST_BYTES)
+            least_rows, least_bytes = self._least
             self.rows = max(min(self.rows, least_rows), self.rows // 2)
             self.size_bytes = max(min(self.size_bytes, least_bytes), self.size_bytes // 2)
         elif held_seconds < self._held_seconds / 2:

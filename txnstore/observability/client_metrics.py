@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, Final
 
@@ -58,6 +58,7 @@ class ClientCollector(Collector):
             (Producer, "commit_transaction_async", self._around_commit_async),
             (Producer, "abort_transaction", self._around_abort),
             (DeliveryReports, "add", self._around_report),
+            (DeliveryReports, "add_given_up", self._around_given_up),
             (TransactionProgress, "fail", self._around_failure),
             (Consumer, "__init__", self._around_making(self._consumers)),
             (Consumer, "poll", self._around_poll),
@@ -138,10 +139,25 @@ class ClientCollector(Collector):
         self._aborts.inc()
 
     def _around_report(self, original: Callable[..., None], reports: DeliveryReports, report: DeliveryReport) -> None:
+        self._count(report)
+        original(reports, report)
+
+    def _around_given_up(
+        self,
+        original: Callable[..., bool],
+        reports: DeliveryReports,
+        queues: object,
+        of_queues: Sequence[DeliveryReport],
+    ) -> bool:
+        is_added = original(reports, queues, of_queues)
+        for report in of_queues if is_added else ():
+            self._count(report)
+        return is_added
+
+    def _count(self, report: DeliveryReport) -> None:
         (topic,) = self._bounded("produced", report.batch.topic)
         outcome = "delivered" if report.error is None else "failed"
         self._produced.labels(topic, outcome).inc(report.batch.record_count)
-        original(reports, report)
 
     def _around_failure(self, original: Callable[..., None], progress: TransactionProgress, error: KafkaError) -> None:
         before = progress.error

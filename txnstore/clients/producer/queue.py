@@ -610,10 +610,17 @@ class DeliveryReports:
                 for queue in queues.values()
                 if queue.places
             ]
-            # Unless a signal's handler has done so meanwhile; no call in between, as above.
-            if given_up and given_up[0] is queues:
-                self._reports += reports
-                del given_up[0]
+            self.add_given_up(queues, reports)
+
+    def add_given_up(self, queues: Mapping[Any, PartitionQueue], reports: Sequence[DeliveryReport]) -> bool:
+        """Let the reports of what was given up wait to be served; a signal's handler may have done so: then False."""
+        given_up = self._accumulator.given_up
+        if not given_up or given_up[0] is not queues:
+            return False
+        # No call in between, as above.
+        self._reports += reports
+        del given_up[0]
+        return True
 
     @property
     def are_waiting(self) -> bool:
