@@ -14,6 +14,7 @@ from txnstore.admin import AdminClient, NewTopic
 from txnstore.db import closing
 from txnstore.db.closing import Move, MoveState, close, open_, read_move, set_move, wait_for_writers
 from txnstore.db.opening import open_store
+from txnstore.db.postgresql.segments import SEGMENT_TABLES
 from txnstore.db.schema import metadata, outbox, stores, topics
 from txnstore.db.sqlite import closing as sqlite_closing
 from txnstore.errors import StoreMoved, TxnStoreError
@@ -71,6 +72,18 @@ def test_no_table_takes_a_row_gives_one_up_or_changes_one(store) -> None:
     store.write(open_)
     assert store.read(read_move) is None
     store.write(lambda connection: create_topic(connection, name="u", partition_count=1))
+
+
+def test_no_segment_of_the_log_is_written_to_by_its_own_name(txnstore_postgresql_url) -> None:
+    with open_store(txnstore_postgresql_url) as store:
+        store.write(wait_and_close(MOVE))
+        for table in SEGMENT_TABLES:
+            for statement in (f"DELETE FROM txnstore.{table}", f"TRUNCATE txnstore.{table}"):
+                with pytest.raises(StoreMoved):
+                    store.write(partial(run, text(statement)))
+        store.write(open_)
+        for table in SEGMENT_TABLES:
+            store.write(partial(run, text(f"TRUNCATE txnstore.{table}")))
 
 
 def first_error(consumer):

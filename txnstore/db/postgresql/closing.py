@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from txnstore.db.postgresql.segments import SEGMENT_TABLES
+
 #: The SQLSTATE of the refusal.
 CLOSED: Final = "TXN02"
 #: The setting in which whoever fills a store names the move.
@@ -43,7 +45,7 @@ def lock(schema: str, names: Iterable[str]) -> str:
 def close(
     schema: str, tables: Iterable[tuple[str, Sequence[str] | None]], message: str, move_uuid: str | None
 ) -> list[str]:
-    """Return the statements that let all writes to the tables fail with `message`.
+    """Return the statements that let all writes to the tables, and to segments by name, fail with `message`.
 
     A table may come with the columns whose updates are meant, instead of all.  With `move_uuid`, the database
     transactions that `admit` that move may write.
@@ -51,7 +53,7 @@ def close(
     quoted = _identifier(schema)
     arguments = ", ".join(_literal(value) for value in (message, move_uuid) if value is not None)
     statements = [_CREATE_FUNCTION.replace("{schema}", quoted)]
-    for name, columns in tables:
+    for name, columns in (*tables, *((segment, None) for segment in SEGMENT_TABLES)):
         update = "UPDATE" if columns is None else f"UPDATE OF {', '.join(map(_identifier, columns))}"
         statements.append(
             f"CREATE TRIGGER {_TRIGGER} BEFORE INSERT OR DELETE OR TRUNCATE OR {update} ON {quoted}.{_identifier(name)}"
@@ -64,7 +66,7 @@ def open_(schema: str, names: Iterable[str]) -> list[str]:
     """Return the statements that let them be written to again."""
     quoted = _identifier(schema)
     return [
-        *(f"DROP TRIGGER IF EXISTS {_TRIGGER} ON {quoted}.{_identifier(name)}" for name in names),
+        *(f"DROP TRIGGER IF EXISTS {_TRIGGER} ON {quoted}.{_identifier(name)}" for name in (*names, *SEGMENT_TABLES)),
         f"DROP FUNCTION IF EXISTS {quoted}.{_FUNCTION}()",
     ]
 
