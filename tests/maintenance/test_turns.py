@@ -9,7 +9,7 @@ from sqlalchemy import func, select
 
 from tests.tools.journal import ENTRIES, add_old_entries
 from txnstore.db import portions as portions_module
-from txnstore.db.portions import BYTES_AT_ONCE, FIRST_ROWS, HELD_SECONDS, LEAST_BYTES, LEAST_ROWS, Portions
+from txnstore.db.portions import BYTES_AT_ONCE, FIRST_BYTES, FIRST_ROWS, HELD_SECONDS, LEAST_BYTES, LEAST_ROWS, Portions
 from txnstore.db.schema import maintenance_duties, transaction_log
 from txnstore.db.store import ROWS_AT_ONCE
 from txnstore.errors import StoreBusy
@@ -186,6 +186,13 @@ def test_portions_that_nobody_waits_for_stay_large_on_postgresql(store, monkeypa
         # Every writer waits for it there.
         assert portions.rows < ROWS_AT_ONCE
         assert len(pauses) == 3
+
+
+def test_who_has_little_time_takes_more_at_once_also_of_what_nobody_waits_for(store):
+    portions = Portions(seconds=10.0, monotonic_seconds=Seconds())
+    portions.write(store, lambda _: None, is_apart=True)
+    assert portions.rows == 2 * FIRST_ROWS
+    assert portions.size_bytes > FIRST_BYTES
 
 
 def test_a_duty_is_unfinished_if_it_had_to_stop_and_not_because_it_took_long_to_look(store, clock):

@@ -112,8 +112,8 @@ class Portions:
     ) -> Result:
         """Run one portion as `Store.write` does, then let others go first: for a moment, if it `is_awaited` by others.
 
-        One that `is_apart` locks no row that anybody else wants: only where all writers wait for each other is it kept
-        short, and are others let go first.
+        One that `is_apart` locks no row that anybody else wants: others are let go first only where all writers wait
+        for each other.  Unless somebody waits for the end, only there it is kept short, too.
 
         Raises:
             TxnStoreError: see `Store.write`; the portions before stay done.
@@ -132,10 +132,10 @@ class Portions:
             retry_timeout_ms = LOCK_TIMEOUT_MS if retry_timeout_ms is None else retry_timeout_ms
         result = store.write(timed, wakes_readers=wakes_readers, retry_timeout_ms=retry_timeout_ms, limits=limits)
         held_seconds = self._monotonic_seconds() - began
-        if is_apart and not store.backend.has_one_writer:
-            return result
-        self._adapt(held_seconds)
-        if self.left_seconds > 0:
+        others_wait = store.backend.has_one_writer or not is_apart
+        if others_wait or self.is_bounded:
+            self._adapt(held_seconds)
+        if others_wait and self.left_seconds > 0:
             pause_after_portion(0 if is_awaited else held_seconds)
         return result
 
