@@ -6,6 +6,8 @@ All of it is PostgreSQL's: SQLite has the deleted rows' pages at once (`test_vac
 from __future__ import annotations
 
 import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -227,6 +229,51 @@ def test_a_head_that_somebody_keeps_follows_later(rotating, snapshot):
     snapshot.execute("COMMIT")
     rotating.look()
     assert [rotating.segment_of(each) for each in (partition_id, other_id)] == [2, 2]
+
+
+def test_a_head_that_is_waited_for_follows_whatever_the_settings_of_the_role(
+    rotating, snapshot, txnstore_postgresql_url, monkeypatch
+):
+    monkeypatch.setattr(rotation, "_HEAD_WAIT_MS", 30_000)
+    partition_id = rotating.topic("orders")
+    rotating.write(partition_id)
+    snapshot.execute("COMMIT")
+    snapshot.execute("BEGIN")
+    snapshot.execute("UPDATE txnstore.partition_heads SET log_start_offset = 1")
+    options = "options=-c%20default_transaction_isolation%3Dserializable"
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid))"
+    with open_store(f"{txnstore_postgresql_url}?{options}") as other, ThreadPoolExecutor(1) as threads:
+        looking = threads.submit(other.reclaim)
+        until = time.monotonic() + 30
+        while rotating.beside.execute(waiting, [snapshot.info.backend_pid]).fetchone() != (1,):
+            assert time.monotonic() < until
+            assert not looking.done()
+        snapshot.execute("COMMIT")
+        looking.result(30)
+    assert rotating.segment_of(partition_id) == 2
+
+
+def test_the_look_under_the_lock_passes_no_dead_rows(rotating, snapshot):
+    partition_id = rotating.topic("orders")
+    rotating.write(partition_id, 1, b"small")
+    columns = [column.name for column in record_batches.c if column.name not in {"last_offset", "base_offset"}]
+    names = ", ".join(columns)
+    rotating.beside.execute(
+        f"INSERT INTO txnstore.record_batches (last_offset, base_offset, {names})"
+        f" SELECT number, number, {names} FROM txnstore.record_batches, generate_series(1, 5000) AS number"
+    )
+    rotating.beside.execute("UPDATE txnstore.partition_heads SET next_offset = 5001")
+    rotating.delete(partition_id)
+    pages = rotating.beside.execute("SELECT pg_relation_size('txnstore.record_batches_1') / 8192").fetchone()[0]
+    assert pages > 80
+    look = rotation._IS_WANTED.format(heads="txnstore.partition_heads", segment="txnstore.record_batches_1")
+    with rotating.beside.transaction():
+        rotating.beside.execute(rotation._BY_INDEX)
+        ((plan,),) = rotating.beside.execute(
+            f"EXPLAIN (ANALYZE, BUFFERS, TIMING off, FORMAT json) SELECT {look}"
+        ).fetchall()
+    passed = plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"]
+    assert passed < 20, plan
 
 
 def test_many_partitions_follow(rotating, monkeypatch):

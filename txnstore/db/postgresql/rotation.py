@@ -4,11 +4,11 @@ Retention deletes what is oldest, so segments lose their last row in the order i
 makes room for what is written next, unless somebody holds an old snapshot; a segment that is emptied gives all of its
 room back, whoever holds one.
 
-A segment is emptied while it is locked against everybody, once nothing is seen in it under the lock: whoever has
-written to it has committed by then, and whoever comes later finds an empty table.  So which one a partition's head
-names is of no matter to what is kept, and a rotation that stops halfway is continued at the next look.  Nobody waits
-longer than for a moment: a segment that somebody is reading, or has read in a transaction that goes on, has its turn
-again later.
+A segment is emptied once nothing is seen in it, while it is locked against everybody and nothing that can be read is
+seen under the lock: whoever has written to it has committed by then, and whoever comes later finds an empty table.  So
+which one a partition's head names is of no matter to what is kept, and a rotation that stops halfway is continued at
+the next look.  Nobody waits longer than for a moment: a segment that somebody is reading, or has read in a transaction
+that goes on, has its turn again later.
 
 To a snapshot from before its last row was deleted an emptied segment looks as it does now, as if it had been empty
 then.  So it is left for a while, longer than a client may stand between two statements of one snapshot.
@@ -56,44 +56,55 @@ _HEAD_WAIT_MS: Final = 200
 #: How many heads are changed at once, which producers wait for.
 _HEADS: Final = 100
 
-_SIZES: Final = """
+# Whatever the role's own settings are.  A look that row-level security would narrow fails: it would take a segment for
+# empty that is not.
+_BEGIN: Final = """
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     SET LOCAL search_path = pg_catalog, pg_temp;
+    SET LOCAL statement_timeout = 0;
+    SET LOCAL row_security = off;
+"""
+_SIZES: Final = """
     SELECT relname::text, pg_total_relation_size(oid) FROM pg_class
     WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = {schema})
       AND relname = ANY (ARRAY[{names}]) AND pg_has_role(relowner, 'USAGE')
 """
 _HEADS_IN: Final = """
-    SET LOCAL search_path = pg_catalog, pg_temp;
     SELECT segment, count(*) FROM {heads} WHERE segment <> {lasting} GROUP BY segment
 """
 # Without a lock: what is in use is not to be waited for.
 _HAS_ROWS: Final = """
-    SET LOCAL search_path = pg_catalog, pg_temp;
     SELECT EXISTS (SELECT FROM {segment})
 """
-_EMPTY: Final = """
-    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    SET LOCAL search_path = pg_catalog, pg_temp;
-    SET LOCAL lock_timeout = {wait_ms};
-    SET LOCAL statement_timeout = {look_ms};
-    LOCK TABLE {segment} IN ACCESS EXCLUSIVE MODE;
-    DO $segment$ BEGIN IF NOT EXISTS (SELECT FROM {segment}) THEN TRUNCATE {segment}; END IF; END $segment$;
-    SELECT pg_total_relation_size({name})
+# By the index: beside an old snapshot a segment is full of dead rows, too many to pass while everybody waits.  What
+# lies below the log start, or has no head, is as good as deleted.
+_IS_WANTED: Final = """EXISTS (
+        SELECT FROM {heads} AS head WHERE EXISTS (
+            SELECT FROM {segment} AS batch
+            WHERE batch.partition_id = head.partition_id AND batch.last_offset >= head.log_start_offset
+            OFFSET 0
+        )
+    )"""
+_BY_INDEX: Final = "SET LOCAL enable_seqscan = off"
+_EMPTY: Final = f"""
+    SET LOCAL lock_timeout = {{wait_ms}};
+    SET LOCAL statement_timeout = {{look_ms}};
+    {_BY_INDEX};
+    LOCK TABLE {{segment}} IN ACCESS EXCLUSIVE MODE;
+    DO $segment$ BEGIN IF NOT {_IS_WANTED} THEN TRUNCATE {{segment}}; END IF; END $segment$;
+    SELECT pg_total_relation_size({{name}})
 """
 # Those that somebody has locked are left out, so nobody waits for a head whose lock waits for another one.
 _MOVE_FREE: Final = """
-    SET LOCAL search_path = pg_catalog, pg_temp;
     UPDATE {heads} SET segment = {to_segment} WHERE partition_id = ANY (ARRAY(
         SELECT partition_id FROM {heads} WHERE segment NOT IN ({lasting}, {to_segment})
         ORDER BY partition_id LIMIT {count} FOR UPDATE SKIP LOCKED
     )) RETURNING 1
 """
 _LEFT: Final = """
-    SET LOCAL search_path = pg_catalog, pg_temp;
     SELECT partition_id FROM {heads} WHERE segment NOT IN ({lasting}, {to_segment}) ORDER BY partition_id LIMIT {count}
 """
 _MOVE_ONE: Final = """
-    SET LOCAL search_path = pg_catalog, pg_temp;
     SET LOCAL lock_timeout = {wait_ms};
     UPDATE {heads} SET segment = {to_segment} WHERE partition_id = {partition_id} RETURNING 1
 """
@@ -101,7 +112,6 @@ _MOVE_ONE: Final = """
 
 # What takes little room is counted as well.
 _OUTLASTING: Final = """
-    SET LOCAL search_path = pg_catalog, pg_temp;
     WITH stored AS (
         SELECT partition_id, sum(size_bytes + 200) AS bytes, bool_or(segment = {oldest}) AS holds
         FROM {batches} WHERE segment IN ({turning}) GROUP BY partition_id
@@ -146,8 +156,10 @@ class _Segments:
 
     def rotate(self) -> int:
         sizes = self._sizes()
+        if len(sizes) < len(TURNING_SEGMENTS):
+            return 0
         heads_in: dict[int, int] = dict(self._read(_HEADS_IN))
-        if len(sizes) < len(TURNING_SEGMENTS) or not heads_in:
+        if not heads_in:
             return 0
         # After a rotation that stopped halfway, and of topics that are new since, some are elsewhere.
         current = max(TURNING_SEGMENTS, key=lambda segment: heads_in.get(segment, 0))
@@ -242,7 +254,7 @@ class _Segments:
 
     def _read(self, statements: str, **parts: sql.Composable) -> list[Any]:
         heads = sql.Identifier(self._schema, "partition_heads")
-        composed = sql.SQL(statements).format(heads=heads, lasting=sql.Literal(LASTING_SEGMENT), **parts)
+        composed = sql.SQL(_BEGIN + statements).format(heads=heads, lasting=sql.Literal(LASTING_SEGMENT), **parts)
         return self._connection.read_last(composed.as_string(self._connection))
 
 
