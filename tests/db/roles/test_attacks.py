@@ -11,6 +11,7 @@ from psycopg import sql
 
 from tests.db.roles.shop import PATIENCE_SECONDS, metadata_of_nobody_in
 from txnstore import KafkaError, KafkaException, TopicPartition
+from txnstore.db.postgresql.segments import SEGMENT_TABLES
 from txnstore.db.roles.rights import BELONGING, Kind, rights_of
 from txnstore.db.schema import metadata
 
@@ -345,7 +346,7 @@ def test_every_table_with_rows_of_somebody_has_row_level_security(shop):
                 " WHERE nspname = 'txnstore' AND relrowsecurity"
             )
         }
-    assert secured == set(BELONGING)
+    assert secured == {*BELONGING, *SEGMENT_TABLES}
     shared = {"stores", "store_configs", "databases", "deleted_partitions", "offset_producers", "outbox_sequencers"}
     shared |= {"relay_positions", "maintenance_duties"}
     assert {str(table.name) for table in metadata.tables.values()} - secured == shared

@@ -15,9 +15,13 @@ from txnstore import Outbox, TopicPartition
 from txnstore.cli.program import NAMES, program_with
 from txnstore.db.cluster.cluster import open_cluster
 from txnstore.db.opening import open_store, upgrade
+from txnstore.db.postgresql import rotation
+from txnstore.db.postgresql.backend import connect_driver
+from txnstore.db.postgresql.segments import SEGMENT_TABLES
 from txnstore.db.roles import grants
 from txnstore.db.roles.grants import RoleScope
 from txnstore.db.roles.rights import Kind
+from txnstore.db.url import parse_url
 from txnstore.errors import InvalidRequest, PermissionDenied
 from txnstore.log.append import Append, append_at_once
 from txnstore.log.codec import encode
@@ -112,6 +116,38 @@ def test_who_loses_its_rows_is_named(bare):
     assert [each for each in told if each.startswith("-- From now on")] == [
         f"-- From now on '{bare.roles['reader']}' sees no row: it has rights that were not granted this way."
     ]
+
+
+def test_rights_on_the_segments_of_the_log_are_no_way_around_limits(bare):
+    (partition_id,) = bare.store.write(lambda connection: create_topic(connection, "others")).partition_ids
+    append_at_once(bare.store, [Append(partition_id, encode([Record(b"secret")]))], NO_PRODUCER)
+    role = sql.Identifier(bare.roles[TENANT])
+    with bare.connect() as connection:
+        connection.execute(sql.SQL("GRANT SELECT ON ALL TABLES IN SCHEMA txnstore TO {}").format(role))
+        bare.grant(Kind.CONSUMER, TENANT, TENANTS_OWN)
+        with bare.connect(TENANT) as limited:
+            for table in ("record_batches", *SEGMENT_TABLES):
+                assert limited.execute(f"SELECT count(*) FROM txnstore.{table}").fetchone() == (0,)
+        grants.apply(bare.store, grants.revoke(bare.store, bare.roles[TENANT]))
+        connection.execute(sql.SQL("GRANT USAGE ON SCHEMA txnstore TO {}").format(role))
+    with bare.connect(TENANT) as limited:
+        for table in SEGMENT_TABLES:
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                limited.execute(f"SELECT FROM txnstore.{table}")
+
+
+def test_a_segment_whose_rows_its_owner_does_not_see_is_not_emptied(bare):
+    (partition_id,) = bare.store.write(lambda connection: create_topic(connection, "orders")).partition_ids
+    append_at_once(bare.store, [Append(partition_id, encode([Record(b"kept")]))], NO_PRODUCER)
+    bare.grant(Kind.OWNER, "upkeep")
+    with bare.connect() as connection:
+        connection.execute("ALTER TABLE txnstore.record_batches_1 ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY")
+        with connect_driver(parse_url(bare.url("upkeep"))) as owner:
+            segments = rotation._Segments(owner, bare.store.schema, rotation._Seen())
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                segments._emptied(1, 10**9)
+        assert connection.execute("SELECT count(*) FROM txnstore.record_batches_1").fetchone() == (1,)
+        connection.execute(sql.SQL("REASSIGN OWNED BY {} TO postgres").format(sql.Identifier(bare.roles["upkeep"])))
 
 
 def test_what_is_printed_does_the_same_in_psql(bare, sql_program):

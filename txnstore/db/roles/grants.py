@@ -258,7 +258,8 @@ class _Statements:
         about = "NULL" if bounds is None else _literal(str(bounds) or "nothing")
         yield f"COMMENT ON POLICY {_quoted(policy)} ON {self._named('topics')} IS {about}"
         if bounds is not None:
-            for table in BELONGING:
+            # Whoever has rights on a segment sees nothing by its name: policies are those of the whole.
+            for table in (*BELONGING, *SEGMENT_TABLES):
                 yield f"ALTER TABLE {self._named(table)} ENABLE ROW LEVEL SECURITY"
 
     def _grant_views(self, kind: Kind, bounds: RoleScope | None, server_version: int) -> Iterator[str]:
@@ -292,13 +293,13 @@ class _Statements:
         from_role = f"FROM {_quoted(self.role)}"
         for function in (NAME, NAME_WITHIN):
             yield f"REVOKE ALL ON FUNCTION {self._named(function)} {from_role}"
-        for table in (*VIEWS, *_our_tables(), VERSION_TABLE):
+        for table in (*VIEWS, *_our_tables(), *SEGMENT_TABLES, VERSION_TABLE):
             yield f"REVOKE ALL ON {self._named(table)} {from_role}"
         yield f"REVOKE ALL ON SCHEMA {_quoted(self.schema)} {from_role}"
         for table, policy in policies:
             yield f"DROP POLICY {_quoted(policy)} ON {self._named(table)}"
         if not is_needed:
-            for table in BELONGING:
+            for table in (*BELONGING, *SEGMENT_TABLES):
                 yield f"ALTER TABLE {self._named(table)} DISABLE ROW LEVEL SECURITY"
             if server_version >= _HAS_INVOKER_VIEWS:
                 yield f"ALTER VIEW {self._named(RECORDS_VIEW)} RESET (security_invoker)"
