@@ -218,6 +218,24 @@ def test_a_segment_that_was_written_to_meanwhile_is_left_for_as_long_again(rotat
     assert rotating.sizes()[1] < before // 4
 
 
+def test_what_came_and_went_between_two_looks_counts_too(rotating, snapshot):
+    partition_id, _, late_id = (rotating.topic(name) for name in ("orders", "payments", "refunds"))
+    rotating.write(partition_id)
+    rotating.look()
+    rotating.delete(partition_id)
+    rotating.store.reclaim()
+    to_first = update(partition_heads).where(partition_heads.c.partition_id == late_id).values(segment=1)
+    rotating.store.write(lambda connection: connection.execute(to_first))
+    rotating.write(late_id, 1)
+    rotating.delete(late_id)
+    before = rotating.sizes()[1]
+    rotating.seconds[0] += 16
+    rotating.store.reclaim()
+    assert rotating.sizes()[1] == before
+    rotating.look()
+    assert rotating.sizes()[1] < before // 4
+
+
 def test_a_head_that_somebody_keeps_follows_later(rotating, snapshot):
     partition_id, other_id = rotating.topic("orders"), rotating.topic("payments")
     rotating.write(partition_id)
