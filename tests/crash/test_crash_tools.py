@@ -80,7 +80,7 @@ def test_where_statements_are_all_the_side_before_one_is_left_out_where_none_fai
 @pytest.mark.parametrize(
     "case",
     [
-        COMMIT_ELSEWHERE,
+        pytest.param(COMMIT_ELSEWHERE, marks=pytest.mark.slow),
         TOGETHER_BY_NAME["a commit of writers"],
         SINKING_BY_NAME["the decision of a batch"],
     ],

@@ -20,14 +20,25 @@ REGISTRY = re.compile(
     """,
     re.VERBOSE | re.IGNORECASE,
 )
+#: Each of them has one of these in it. To look for these first takes a fraction of the time.
+WORDS = re.compile(
+    "pypi|pythonhosted|debian|ubuntu|npmjs|yarnpkg|crates|golang|maven|docker|ghcr|quay|gcr|mcr"
+    "|mirror|artifactory|nexus|devpi|/simple|index|links"
+)
+
+
+def registry_in(line: str) -> str | None:
+    """Return what in a line names the host of a registry."""
+    found = REGISTRY.search(line) if WORDS.search(line.lower()) else None
+    return found and found.group()
 
 
 def test_no_tracked_file_names_the_host_of_a_package_registry(root, tracked_files):
     named = [
-        f"{file.relative_to(root)}:{number}: {found.group()}"
+        f"{file.relative_to(root)}:{number}: {found}"
         for file in tracked_files
         for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), start=1)
-        if (found := REGISTRY.search(line))
+        if (found := registry_in(line))
     ]
     assert named == []
 
@@ -46,10 +57,8 @@ def test_no_tracked_file_names_the_host_of_a_package_registry(root, tracked_file
     ],
 )
 def test_the_host_of_a_registry_would_be_found(text):
-    assert REGISTRY.search(text.replace(" ", ""))
+    assert registry_in(text.replace(" ", ""))
 
 
 def test_names_that_only_look_like_hosts_are_let_through():
-    assert not REGISTRY.search(
-        "apt-get install docker.io iptables; https://www.apache.org/licenses/; UV_DEFAULT_INDEX="
-    )
+    assert not registry_in("apt-get install docker.io iptables; https://www.apache.org/licenses/; UV_DEFAULT_INDEX=")
