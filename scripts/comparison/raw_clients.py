@@ -63,6 +63,9 @@ class Reader:
                 return None
             rows = self._connection.execute(self._select, (self._number, self._last_offset)).fetchall()
             if not rows:
+                # Others' commits wake it, too, as long as there are any.
+                if time.monotonic() >= deadline:
+                    return None
                 time.sleep(self._vain_seconds)
                 self._vain_seconds = min(2 * self._vain_seconds, VAIN_LAST_SECONDS)
             for offset, value in rows:

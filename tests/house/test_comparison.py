@@ -103,6 +103,25 @@ def test_a_raw_reader_hears_of_each_record_by_every_wakeup(url: str, in_transact
             assert idle.poll(0) is None
 
 
+def test_a_raw_reader_that_is_woken_for_nothing_all_the_time_returns_when_its_time_is_over(url: str) -> None:
+    class OthersCommit:
+        woken_count = 0
+
+        def wait(self, seconds: float) -> bool:
+            self.woken_count += 1
+            assert self.woken_count < 20, "it does not look at the time"
+            return True
+
+        def close(self) -> None: ...
+
+    side = side_of(url)
+    raw.make_tables(side)
+    with closing(Reader(side, 0, next(iter(wakeups(side))))) as reader:
+        reader._wakeup.close()
+        reader._wakeup = OthersCommit()
+        assert reader.poll(0.002) is None
+
+
 def test_raw_members_have_what_they_wait_for_when_all_have_joined(url: str) -> None:
     side = side_of(url)
     raw.make_tables(side)
