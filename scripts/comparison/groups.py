@@ -11,7 +11,7 @@ from typing import Any, Final
 from scripts.comparison import floors
 from scripts.comparison.figures import Figure
 from scripts.comparison.raw_clients import DRIVER, Member
-from scripts.comparison.sides import ANSWER_TIMEOUT_SECONDS, Side, new_name, processes, running
+from scripts.comparison.sides import ANSWER_TIMEOUT_SECONDS, SETTLING_SECONDS, Side, new_name, processes, running
 
 POLL_SECONDS: Final = 0.1
 LOOK_SECONDS: Final = 0.005
@@ -54,8 +54,8 @@ def _together(opened: Callable[[], Any], topic: str, count: int, seconds: float)
             assert time.monotonic() < begun + ANSWER_TIMEOUT_SECONDS, list(shared["assigned"])
             time.sleep(LOOK_SECONDS)
         assigned_seconds = time.monotonic() - begun
-        # What the last rebalance still has to do is not idle.
-        time.sleep(min(1.0, seconds))
+        # What the last rebalance still has to do is not idle, nor is a first look at the maintenance.
+        time.sleep(SETTLING_SECONDS)
         cpu_begun, idle_begun = sum(shared["cpu_seconds"]), time.monotonic()
         time.sleep(seconds)
         share = (sum(shared["cpu_seconds"]) - cpu_begun) / (time.monotonic() - idle_begun) / count

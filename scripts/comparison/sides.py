@@ -15,6 +15,8 @@ SQLITE: Final = "SQLite"
 POSTGRESQL: Final = "PostgreSQL"
 OURS: Final = "txnstore"
 ANSWER_TIMEOUT_SECONDS: Final = 120.0
+#: Longer than the first look of a client at the maintenance is away, which is not what it costs from then on.
+SETTLING_SECONDS: Final = 3.0
 
 #: Each process is a fork of one that has imported the clients and started nothing: a hundred of them start in seconds.
 processes: Final = multiprocessing.get_context("forkserver")

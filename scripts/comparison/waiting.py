@@ -13,13 +13,11 @@ from typing import Any, Final
 from scripts.comparison import floors
 from scripts.comparison.figures import Figure
 from scripts.comparison.raw_clients import DRIVER, Reader, sender
-from scripts.comparison.sides import ANSWER_TIMEOUT_SECONDS, Side, checked, processes, running
+from scripts.comparison.sides import ANSWER_TIMEOUT_SECONDS, SETTLING_SECONDS, Side, checked, processes, running
 from scripts.comparison.small import repeat, transact
 from scripts.comparison.wakeups import wakeups
 
 BETWEEN_RECORDS_SECONDS: Final = 0.005
-#: Longer than the first look of a client at the maintenance is away.
-SETTLING_SECONDS: Final = 3.0
 
 
 def _consumer(side: Side, topic: str) -> Any:
