@@ -15,7 +15,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import func, select, update
 
 from txnstore.db.opening import open_store
 from txnstore.db.postgresql import rotation
@@ -29,6 +29,7 @@ from txnstore.log.deleting import HIGH_WATERMARK, delete_records
 from txnstore.log.topics import create_topic
 from txnstore.model import Record
 from txnstore.testing.postgres_server import connection_string
+from txnstore.verification.reading import in_snapshots
 
 #: What one batch takes, and how many make a segment that is due.
 VALUE = b"x" * 50_000
@@ -232,6 +233,24 @@ def test_what_came_and_went_between_two_looks_counts_too(rotating, snapshot):
     rotating.seconds[0] += 16
     rotating.store.reclaim()
     assert rotating.sizes()[1] == before
+    rotating.look()
+    assert rotating.sizes()[1] < before // 4
+
+
+def test_whoever_waits_with_a_snapshot_for_other_databases_has_opened_the_log(rotating, txnstore_postgresql_url):
+    partition_id = rotating.topic("orders")
+    rotating.write(partition_id)
+    rotating.look()
+
+    def count(connections):
+        rotating.delete(partition_id)
+        rotating.look()
+        return connections[0].execute(select(func.count()).select_from(record_batches)).scalar_one()
+
+    with open_store(txnstore_postgresql_url) as reading:
+        assert in_snapshots([reading], count) == BATCHES
+    assert rotating.offsets(partition_id) == []
+    before = rotating.sizes()[1]
     rotating.look()
     assert rotating.sizes()[1] < before // 4
 

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, Table, bindparam, exists, select, tuple_
 
-from txnstore.db.schema import record_batches, stores
+from txnstore.db.schema import record_batches
 from txnstore.db.statements import HotStatement
 from txnstore.db.store import Store
 from txnstore.log.fetch import PAGE_BATCHES_MAX, PAGE_BYTES_MAX
@@ -25,7 +25,9 @@ PAGE_ROWS: Final = 500
 #: How many violations of a kind of rules are told; a store that is broken throughout has no end of them.
 VIOLATIONS_MAX: Final = 1_000
 
-_TAKE_SNAPSHOT: Final = HotStatement(select(stores.c.singleton))
+# It opens the log: PostgreSQL's snapshots do not keep what is emptied as a whole (`db.postgresql.rotation`), but no
+# segment is emptied that somebody has opened.
+_TAKE_SNAPSHOT: Final = HotStatement(select(exists().where(record_batches.c.partition_id < 0)))
 _OF_PARTITION: Final = record_batches.c.partition_id == bindparam("of_partition_id")
 _FROM: Final = record_batches.c.last_offset >= bindparam("from_offset")
 _SIZES: Final = HotStatement(
