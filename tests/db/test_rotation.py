@@ -255,6 +255,36 @@ def test_whoever_waits_with_a_snapshot_for_other_databases_has_opened_the_log(ro
     assert rotating.sizes()[1] < before // 4
 
 
+def test_a_segment_that_somebody_else_has_emptied_meanwhile_is_left_for_as_long_again(
+    rotating, snapshot, txnstore_postgresql_url
+):
+    partition_id = rotating.topic("orders")
+    rotating.write(partition_id)
+    rotating.look()
+    rotating.delete(partition_id)
+    rotating.store.reclaim()
+    with open_store(txnstore_postgresql_url) as other:
+        other.reclaim()
+        rotating.seconds[0] += 16
+        other.reclaim()
+        while rotating.segment_of(partition_id) != 1:
+            rotating.write(partition_id)
+            other.reclaim()
+        rotating.delete(partition_id)
+        other.reclaim()
+        rotating.seconds[0] += 16
+        other.reclaim()
+        rotating.write(partition_id)
+        other.reclaim()
+    assert rotating.segment_of(partition_id) == 2
+    rotating.delete(partition_id)
+    before = rotating.sizes()[1]
+    rotating.store.reclaim()
+    assert rotating.sizes()[1] == before
+    rotating.look()
+    assert rotating.sizes()[1] < before // 4
+
+
 def test_a_head_that_somebody_keeps_follows_later(rotating, snapshot):
     partition_id, other_id = rotating.topic("orders"), rotating.topic("payments")
     rotating.write(partition_id)

@@ -65,7 +65,7 @@ _BEGIN: Final = """
     SET LOCAL row_security = off;
 """
 _SIZES: Final = """
-    SELECT relname::text, pg_total_relation_size(oid) FROM pg_class
+    SELECT relname::text, pg_total_relation_size(oid), pg_relation_filenode(oid) FROM pg_class
     WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = {schema})
       AND relname = ANY (ARRAY[{names}]) AND pg_has_role(relowner, 'USAGE')
 """
@@ -127,6 +127,8 @@ class _Seen:
 
     #: Since when segments are without rows.
     empty_since: dict[int, float] = field(default_factory=dict)
+    #: The files that this is said of: once somebody has emptied a segment, it has another one.
+    files: dict[int, int] = field(default_factory=dict)
     #: Until when it is not asked whose batches outlast the others'.
     paused_until: float = 0.0
 
@@ -181,10 +183,17 @@ class _Segments:
         return emptied
 
     def _sizes(self) -> dict[int, int]:
-        """Return what the segments take that belong to this role."""
+        """Return what the segments take that belong to this role; one that is in another file begins anew."""
         segments = {name_of(segment): segment for segment in TURNING_SEGMENTS}
+        sizes: dict[int, int] = {}
         rows = self._read(_SIZES, schema=sql.Literal(self._schema), names=_list_of(list(segments)))
-        return {segments[name]: size_bytes for name, size_bytes in rows}
+        for name, size_bytes, file in rows:
+            segment = segments[name]
+            sizes[segment] = size_bytes
+            if self._seen.files.get(segment) != file:
+                self._seen.files[segment] = file
+                self._seen.empty_since.pop(segment, None)
+        return sizes
 
     def _is_over(self, segment: int) -> bool:
         """Return whether nothing has been in a segment for a while."""
@@ -208,7 +217,6 @@ class _Segments:
         except (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled, psycopg.errors.DeadlockDetected):
             return size_bytes
         if left_bytes < size_bytes:
-            self._seen.empty_since.pop(segment, None)
             name = f"{self._schema}.{name_of(segment)}"
             fields = {"event": "segment_emptied", "table": name, "freed_bytes": size_bytes - left_bytes}
             _log.info("the segment %s was emptied: %d bytes are free", name, size_bytes - left_bytes, extra=fields)
