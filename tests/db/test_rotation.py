@@ -35,6 +35,17 @@ from txnstore.verification.reading import in_snapshots
 VALUE = b"x" * 50_000
 BATCHES = 8
 SEGMENT_BYTES = BATCHES * len(VALUE)
+#: Notes what the commits go by that lead heads to another segment, or empty the first one.
+SEE = """
+CREATE TABLE public.seen (what text, setting text);
+CREATE FUNCTION public.see() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  INSERT INTO public.seen VALUES (TG_OP, pg_catalog.current_setting('synchronous_commit'));
+  RETURN NULL;
+END $$;
+CREATE TRIGGER see AFTER UPDATE OF segment ON txnstore.partition_heads EXECUTE FUNCTION public.see();
+CREATE TRIGGER see AFTER TRUNCATE ON txnstore.record_batches_1 EXECUTE FUNCTION public.see()
+"""
 
 
 @dataclass
@@ -283,6 +294,17 @@ def test_a_segment_that_somebody_else_has_emptied_meanwhile_is_left_for_as_long_
     assert rotating.sizes()[1] == before
     rotating.look()
     assert rotating.sizes()[1] < before // 4
+
+
+def test_no_lock_is_kept_until_a_standby_has_heard_of_it(rotating):
+    partition_id = rotating.topic("orders")
+    rotating.beside.execute(SEE)
+    rotating.write(partition_id)
+    rotating.look()
+    rotating.delete(partition_id)
+    rotating.look()
+    seen = rotating.beside.execute("SELECT DISTINCT what, setting FROM public.seen ORDER BY what").fetchall()
+    assert seen == [("TRUNCATE", "local"), ("UPDATE", "local")]
 
 
 def test_a_head_that_somebody_keeps_follows_later(rotating, snapshot):

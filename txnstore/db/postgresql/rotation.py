@@ -57,12 +57,14 @@ _HEAD_WAIT_MS: Final = 200
 _HEADS: Final = 100
 
 # Whatever the role's own settings are.  A look that row-level security would narrow fails: it would take a segment for
-# empty that is not.
+# empty that is not.  A commit that waited for a standby would keep its locks as long, and needs none: what was changed
+# is of no matter to what is kept.
 _BEGIN: Final = """
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     SET LOCAL search_path = pg_catalog, pg_temp;
     SET LOCAL statement_timeout = 0;
     SET LOCAL row_security = off;
+    SET LOCAL synchronous_commit = local;
 """
 _SIZES: Final = """
     SELECT relname::text, pg_total_relation_size(oid), pg_relation_filenode(oid) FROM pg_class
