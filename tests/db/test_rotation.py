@@ -85,6 +85,12 @@ class Rotating:
         segment: int = self.store.read(lambda connection: connection.execute(head).scalar_one())
         return segment
 
+    def wait_until_blocked_by(self, holder: psycopg.Connection[Any]) -> None:
+        waiting = "SELECT count(*) FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid))"
+        until = time.monotonic() + 30
+        while self.beside.execute(waiting, [holder.info.backend_pid]).fetchone() != (1,):
+            assert time.monotonic() < until
+
     def offsets(self, partition_id: int) -> list[int]:
         offsets = select(record_batches.c.last_offset).where(record_batches.c.partition_id == partition_id)
         ordered = offsets.order_by(record_batches.c.last_offset)
@@ -248,24 +254,6 @@ def test_what_came_and_went_between_two_looks_counts_too(rotating, snapshot):
     assert rotating.sizes()[1] < before // 4
 
 
-def test_whoever_waits_with_a_snapshot_for_other_databases_has_opened_the_log(rotating, txnstore_postgresql_url):
-    partition_id = rotating.topic("orders")
-    rotating.write(partition_id)
-    rotating.look()
-
-    def count(connections):
-        rotating.delete(partition_id)
-        rotating.look()
-        return connections[0].execute(select(func.count()).select_from(record_batches)).scalar_one()
-
-    with open_store(txnstore_postgresql_url) as reading:
-        assert in_snapshots([reading], count) == BATCHES
-    assert rotating.offsets(partition_id) == []
-    before = rotating.sizes()[1]
-    rotating.look()
-    assert rotating.sizes()[1] < before // 4
-
-
 def test_a_segment_that_somebody_else_has_emptied_meanwhile_is_left_for_as_long_again(
     rotating, snapshot, txnstore_postgresql_url
 ):
@@ -296,6 +284,24 @@ def test_a_segment_that_somebody_else_has_emptied_meanwhile_is_left_for_as_long_
     assert rotating.sizes()[1] < before // 4
 
 
+def test_whoever_waits_with_a_snapshot_for_other_databases_has_opened_the_log(rotating, txnstore_postgresql_url):
+    partition_id = rotating.topic("orders")
+    rotating.write(partition_id)
+    rotating.look()
+
+    def count(connections):
+        rotating.delete(partition_id)
+        rotating.look()
+        return connections[0].execute(select(func.count()).select_from(record_batches)).scalar_one()
+
+    with open_store(txnstore_postgresql_url) as reading:
+        assert in_snapshots([reading], count) == BATCHES
+    assert rotating.offsets(partition_id) == []
+    before = rotating.sizes()[1]
+    rotating.look()
+    assert rotating.sizes()[1] < before // 4
+
+
 def test_no_lock_is_kept_until_a_standby_has_heard_of_it(rotating):
     partition_id = rotating.topic("orders")
     rotating.beside.execute(SEE)
@@ -305,6 +311,26 @@ def test_no_lock_is_kept_until_a_standby_has_heard_of_it(rotating):
     rotating.look()
     seen = rotating.beside.execute("SELECT DISTINCT what, setting FROM public.seen ORDER BY what").fetchall()
     assert seen == [("TRUNCATE", "local"), ("UPDATE", "local")]
+
+
+def test_a_look_that_takes_long_keeps_nobody_from_reading(rotating, snapshot, monkeypatch):
+    monkeypatch.setattr(rotation, "_WAIT_MS", 30_000)
+    monkeypatch.setattr(rotation, "_LOOK_MS", 30_000)
+    partition_id = rotating.topic("orders")
+    rotating.write(partition_id)
+    rotating.look()
+    rotating.delete(partition_id)
+    snapshot.execute("COMMIT")
+    snapshot.execute("BEGIN")
+    with connect_driver(rotating.store.url) as connection, ThreadPoolExecutor(1) as threads:
+        segments = rotation._Segments(connection, rotating.store.schema, rotation._Seen())
+        snapshot.execute("LOCK TABLE txnstore.partition_heads IN ACCESS EXCLUSIVE MODE")
+        emptying = threads.submit(segments._emptied, 1, 10**9)
+        rotating.wait_until_blocked_by(snapshot)
+        rotating.beside.execute("SET lock_timeout = 1000")
+        assert rotating.beside.execute("SELECT count(*) FROM txnstore.record_batches_1").fetchone() == (0,)
+        snapshot.execute("COMMIT")
+        assert emptying.result(30) < SEGMENT_BYTES // 4
 
 
 def test_a_head_that_somebody_keeps_follows_later(rotating, snapshot):
@@ -330,13 +356,9 @@ def test_a_head_that_is_waited_for_follows_whatever_the_settings_of_the_role(
     snapshot.execute("BEGIN")
     snapshot.execute("UPDATE txnstore.partition_heads SET log_start_offset = 1")
     options = "options=-c%20default_transaction_isolation%3Dserializable"
-    waiting = "SELECT count(*) FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid))"
     with open_store(f"{txnstore_postgresql_url}?{options}") as other, ThreadPoolExecutor(1) as threads:
         looking = threads.submit(other.reclaim)
-        until = time.monotonic() + 30
-        while rotating.beside.execute(waiting, [snapshot.info.backend_pid]).fetchone() != (1,):
-            assert time.monotonic() < until
-            assert not looking.done()
+        rotating.wait_until_blocked_by(snapshot)
         snapshot.execute("COMMIT")
         looking.result(30)
     assert rotating.segment_of(partition_id) == 2

@@ -88,10 +88,12 @@ _IS_WANTED: Final = """EXISTS (
         )
     )"""
 _BY_INDEX: Final = "SET LOCAL enable_seqscan = off"
+# First without the lock, for what is given up, and what comes from the disk then, is not waited for.
 _EMPTY: Final = f"""
     SET LOCAL lock_timeout = {{wait_ms}};
     SET LOCAL statement_timeout = {{look_ms}};
     {_BY_INDEX};
+    SELECT {_IS_WANTED};
     LOCK TABLE {{segment}} IN ACCESS EXCLUSIVE MODE;
     DO $segment$ BEGIN IF NOT {_IS_WANTED} THEN TRUNCATE {{segment}}; END IF; END $segment$;
     SELECT pg_total_relation_size({{name}})
