@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
+import psycopg
 import pytest
 from sqlalchemy import event, func, insert, select, text
 
 from txnstore.db import portions as portions_module
+from txnstore.db.opening import open_store
 from txnstore.db.portions import FOUND_MAX, Portions
 from txnstore.db.schema import (
     deleted_partitions,
@@ -36,6 +38,7 @@ from txnstore.log.partition_rows import lock_heads, read_producer_states
 from txnstore.log.topics import create_topic, delete_topic, find_topics, get_topic
 from txnstore.maintenance.loop import Maintenance
 from txnstore.model import GroupMembership, OffsetAndMetadata, Record
+from txnstore.testing.postgres_server import connection_string
 from txnstore.transactions.recovery import expire_producers, expire_transactional_ids, trim_journal
 from txnstore.transactions.rows import strike_off_markers
 
@@ -166,6 +169,38 @@ def test_whoever_deletes_a_topic_waits_a_moment_only_for_its_records_to_go(store
     assert count(store, record_batches) == 2
     assert purge_deleted_partitions(store, rows_max=100) == 2
     assert [count(store, table) for table in (record_batches, deleted_partitions)] == [0, 0]
+
+
+def test_what_a_deleted_topic_has_left_is_not_passed_again_by_each_portion(txnstore_postgresql_url, monkeypatch):
+    """Beside an old snapshot what is deleted stays in the index."""
+    monkeypatch.setattr(Portions, "_adapt", lambda *_: None)
+    batches = 3_000
+    read = "SELECT idx_tup_read FROM pg_stat_user_indexes WHERE indexrelname = 'record_batches_1_pk'"
+    with (
+        open_store(txnstore_postgresql_url) as store,
+        closing(psycopg.connect(connection_string(txnstore_postgresql_url))) as snapshot,
+    ):
+        (partition_id,) = store.write(lambda connection: create_topic(connection, "orders")).partition_ids
+        item = Append(partition_id, encode([Record(b"a")]))
+        store.write(lambda connection: append(connection, [item] * batches))
+        # As the server does by itself.
+        store.write(lambda connection: connection.execute(text("ANALYZE")))
+        snapshot.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        snapshot.execute("SELECT 1 FROM pg_class LIMIT 1")
+        store.write(lambda connection: delete_topic(connection, "orders"))
+
+        def passed():
+            # A session tells of its work a little later, unless it is asked to.
+            for run in (store.read, store.write):
+                run(lambda connection: connection.exec_driver_sql("SELECT pg_stat_force_next_flush()"))
+            return store.read(lambda connection: connection.exec_driver_sql(read).scalar())
+
+        before = passed()
+        while purge_deleted_partitions(store, rows_max=500):
+            pass
+        assert count(store, record_batches) == 0
+        # To find them, and to delete them.
+        assert passed() - before < 3 * batches
 
 
 def make_partitions(connection, topic_id, partition_count):

@@ -20,10 +20,11 @@ deleted in portions as well, by whoever deleted the topic or by the maintenance.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from sqlalchemy import (
     ColumnElement,
@@ -109,14 +110,8 @@ class _Rows:
     @property
     def oldest(self) -> Select[int, int]:
         """The rows of one portion, and their sizes."""
-        of_partition = self.table.c.partition_id == bindparam("of_partition_id")
-        return select(self.key, self.size_bytes).where(of_partition).order_by(self.key).limit(bindparam("rows_max"))
-
-    @property
-    def delete(self) -> Delete:
-        """The deletion of one portion."""
-        of_partition = self.table.c.partition_id == bindparam("of_partition_id")
-        return delete(self.table).where(of_partition, self.key <= bindparam("through_key"))
+        these = self.table.c.partition_id == bindparam("of_partition_id"), self.key >= bindparam("from_offset")
+        return select(self.key, self.size_bytes).where(*these).order_by(self.key).limit(bindparam("rows_max"))
 
 
 _BATCHES: Final = _Rows(record_batches, record_batches.c.last_offset, record_batches.c.size_bytes)
@@ -126,6 +121,8 @@ _LEFT: Final = (
     _Rows(producer_states, producer_states.c.producer_id, literal(0, Int64)),
     _Rows(finished_transactions, finished_transactions.c.marker_offset, literal(0, Int64)),
 )
+#: Before the first of them.
+_BEGINNING: Final = -(2**63)
 _DELETED: Final = select(deleted_partitions.c.partition_id).limit(LISTED_MAX)
 _OFFSETS: Final = (
     select(
@@ -160,6 +157,31 @@ _READ: Final = tuple(map(_of_gone, (sink_positions, sink_inputs)))
 _STRIKE_OFF: Final = delete(deleted_partitions).where(
     deleted_partitions.c.partition_id.in_(bindparam("partition_ids", expanding=True))
 )
+
+
+@dataclass(slots=True)
+class _Purge:
+    """The deletion of what one table has left of a deleted partition, and how far it has come."""
+
+    rows: _Rows
+    partition_id: int
+    from_key: int = _BEGINNING
+    through_key: int = _BEGINNING
+    """How far the last portion goes, once it is committed."""
+
+    def delete_portion(self, portions: Portions, connection: Connection) -> int:
+        """Delete the next portion; return how many rows."""
+        these = {"of_partition_id": self.partition_id, "from_offset": self.from_key}
+        found = connection.execute(self.rows.oldest, {**these, "rows_max": portions.rows}).all()
+        if not found:
+            return 0
+        self.through_key = last_that_fits(found, portions.size_bytes)
+        through = {**these, "through_offset": self.through_key}
+        return connection.execute(_between(self.rows.table, self.rows.key), through).rowcount
+
+
+#: Those that are not finished: the next portion passes nothing that is deleted and not cleaned up by the database yet.
+_unfinished: Final[WeakKeyDictionary[Store, _Purge]] = WeakKeyDictionary()
 
 
 def delete_records(store: Store, partition_id: int, before_offset: int, *, retry_timeout_ms: int | None = None) -> int:
@@ -267,10 +289,12 @@ def purge_deleted_partitions(store: Store, portions: Portions | None = None, *, 
     if not gone:
         return 0
     purged = 0
-    for delete_portion in _purges(store, portions):
-        while portion := portions.write(store, delete_portion, is_apart=True):
+    for purge in _purges(store):
+        while portion := portions.write(store, partial(purge.delete_portion, portions), is_apart=True):
             purged += portion
+            purge.from_key = purge.through_key + 1
             if purged >= rows_max or portions.is_over:
+                _unfinished[store] = purge
                 return purged
     purged_read, is_complete = _purge_read(store, portions, rows_max=rows_max - purged)
     purged += purged_read
@@ -285,23 +309,17 @@ def purge_deleted_partitions(store: Store, portions: Portions | None = None, *, 
     return purged + purged_offsets + (rows_max if len(gone) == LISTED_MAX else 0)
 
 
-def _purges(store: Store, portions: Portions) -> Iterator[Callable[[Connection], int]]:
-    """Yield what deletes a portion of something that is left, each to be done until nothing is."""
+def _purges(store: Store) -> Iterator[_Purge]:
+    """Yield what is left, each to be gone on with until nothing of it is."""
+    going_on = _unfinished.pop(store, None)
+    if going_on is not None:
+        yield going_on
     for rows in _LEFT:
         while partition_ids := store.read(
             lambda connection, rows=rows: list(connection.execute(rows.holding).scalars())  # type: ignore[misc]
         ):
             for partition_id in partition_ids:
-                yield partial(_purge_portion, rows, partition_id, portions)
-
-
-def _purge_portion(rows: _Rows, partition_id: int, portions: Portions, connection: Connection) -> int:
-    of_partition = {"of_partition_id": partition_id}
-    found = connection.execute(rows.oldest, {**of_partition, "rows_max": portions.rows}).all()
-    if not found:
-        return 0
-    through_key = last_that_fits(found, portions.size_bytes)
-    return connection.execute(rows.delete, {**of_partition, "through_key": through_key}).rowcount
+                yield _Purge(rows, partition_id)
 
 
 def _purge_read(store: Store, portions: Portions, *, rows_max: int) -> tuple[int, bool]:
