@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 
+import psycopg
 import pytest
 from sqlalchemy import insert, select, update
 
@@ -227,7 +228,8 @@ def test_who_commits_during_a_round_is_for_the_next_one(store, caller, small_pag
 
 
 @only_postgresql
-def test_a_row_that_its_owner_takes_back_during_a_round_is_no_record(store, caller, monkeypatch):
+@pytest.mark.parametrize("how", ["DELETE FROM txnstore.outbox", "UPDATE txnstore.outbox SET refusal = 'not yet'"])
+def test_a_row_that_its_owner_takes_back_during_a_round_is_no_record(store, caller, monkeypatch, how):
     one = caller()
     one.insert(b"a", b"back", b"c").commit()
     take = outbox_rows.take_rows
@@ -235,7 +237,7 @@ def test_a_row_that_its_owner_takes_back_during_a_round_is_no_record(store, call
 
     def take_back_first(connection, ids):
         if not taken:
-            one.connection.execute("DELETE FROM txnstore.outbox WHERE value = %s", (b"back",))
+            one.connection.execute(f"{how} WHERE value = %s", (b"back",))
             one.commit()
         taken.append(ids)
         return take(connection, ids)
@@ -244,6 +246,31 @@ def test_a_row_that_its_owner_takes_back_during_a_round_is_no_record(store, call
     assert sequence_outbox(store).moved_count == 2
     assert values(store) == [b"a", b"c"]
     assert [len(ids) for ids in taken] == [3, 2]
+    assert refusals(store) == ({} if how.startswith("DELETE") else {b"back": "not yet"})
+
+
+@only_postgresql
+def test_what_its_owner_changes_during_a_round_is_not_lost(store, caller, monkeypatch):
+    """Between the statement that reads the rows and the one that deletes them."""
+    one = caller()
+    one.insert(b"a", b"old", b"c").commit()
+    one.connection.execute("SET lock_timeout = '20ms'")
+    runs = outbox_rows._runs
+    outcomes: list[bytes] = []
+
+    def change_first(numbers):
+        try:
+            one.connection.execute("UPDATE txnstore.outbox SET value = %s WHERE value = %s", (b"new", b"old"))
+            one.commit()
+            outcomes.append(b"new")
+        except psycopg.errors.LockNotAvailable:
+            one.rollback()
+            outcomes.append(b"old")
+        return runs(numbers)
+
+    monkeypatch.setattr(outbox_rows, "_runs", change_first)
+    assert sequence_outbox(store).moved_count == 3
+    assert values(store) == [b"a", outcomes[-1], b"c"]
 
 
 @only_postgresql

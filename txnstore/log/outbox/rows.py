@@ -106,6 +106,7 @@ _DESTINATIONS: Final = (
     .where(_WAITS, outbox.c.outbox_id <= bindparam("last_id"))
 )
 _BETWEEN: Final = outbox.c.outbox_id.between(bindparam("first_id"), bindparam("last_id"))
+# Locked: what its owner changes between these two statements would be deleted unread.
 _READ: Final = (
     select(
         outbox.c.outbox_id,
@@ -119,8 +120,10 @@ _READ: Final = (
     )
     .where(_WAITS, _BETWEEN)
     .order_by(outbox.c.outbox_id)
+    .with_for_update()
 )
-_DELETE: Final = delete(outbox).where(_BETWEEN)
+# Not what its owner has set aside since it was listed: it was not read.
+_DELETE: Final = delete(outbox).where(_WAITS, _BETWEEN)
 _COUNT: Final = update(outbox_sequencers).values(
     sequenced_count=outbox_sequencers.c.sequenced_count + bindparam("moved_count")
 )
@@ -205,7 +208,8 @@ def take_rows(connection: Connection, outbox_ids: Sequence[int]) -> list[Row[Any
     """Delete these rows, at least one and in the order of their numbers, and return them in it.
 
     Raises:
-        WriteConflict: somebody else has deleted one meanwhile; the database transaction begins again without it.
+        WriteConflict: one waits no more, for somebody else has deleted it or set its refusal; the database transaction
+            begins again without it.
     """
     wanted = frozenset(outbox_ids)
     # Text that is not UTF-8 makes a row that is refused; as an error it would stop all others, too.
@@ -215,7 +219,7 @@ def take_rows(connection: Connection, outbox_ids: Sequence[int]) -> list[Row[Any
     runs = [{"first_id": first, "last_id": last} for first, last in _runs(outbox_ids)]
     if connection.execute(_DELETE, runs).rowcount != len(outbox_ids):
         # What its owner has taken back is not to become a record.
-        raise WriteConflict("a row of the outbox was deleted while it was to become a record; nothing was changed")
+        raise WriteConflict("a row of the outbox was taken back while it was to become a record; nothing was changed")
     return [row for row in found if row[0] in wanted]
 
 
