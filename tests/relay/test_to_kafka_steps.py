@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import threading
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -19,6 +21,7 @@ from tests.tools.crashes import Crash, CrashPoint, When
 from txnstore.db.opening import open_store
 from txnstore.db.schema import partition_heads
 from txnstore.db.store import server_now_ms
+from txnstore.errors import StoreUnavailable
 from txnstore.log.topics import grow_topic
 from txnstore.relay.errors import KafkaUnavailable, RelayFailed, RelayFenced
 from txnstore.relay.options import OnGap, RelayOptions, RelayStart
@@ -228,13 +231,22 @@ def test_a_topic_that_is_deleted_while_it_is_shipped_is_named(store, stand_in, d
     assert ship(store, stand_in.cluster(), topics=topics) == 1
 
 
-def test_another_store_under_the_same_name_is_refused(store, stand_in, tmp_path):
+def test_another_store_under_the_same_name_is_refused_before_it_fences_anybody(store, stand_in, tmp_path):
     make_topic(store, "shop")
-    ship(store, stand_in.cluster(), name="x")
-    with open_store(f"sqlite:///{tmp_path / 'other.db'}") as other:
+    put(store, "shop", numbered(2))
+    relay = ToKafka(store, stand_in.cluster(), RelayOptions(name="x"))
+    with open_store(f"sqlite:///{tmp_path / 'other.db'}") as other, beside(relay.run) as runs:
+        wait_until(lambda: relay.shipped_count == 2)
         make_topic(other, "shop")
-        with pytest.raises(RelayFailed, match="not written by a relay of this store"):
+        with pytest.raises(RelayFailed, match=r"shop-0: .* not written by a relay of this store"):
             ship(other, stand_in.cluster(), name="x")
+        # In a topic that the other one does not ship it is in nobody's way.
+        make_topic(other, "elsewhere")
+        put(other, "elsewhere", numbered(1))
+        assert ship(other, stand_in.cluster(), name="x", topics=["elsewhere"]) == 1
+        put(store, "shop", numbered(2, 2))
+        wait_until(lambda: relay.shipped_count == 4 or runs[0].done())
+    assert stand_in.side.read("shop") == {0: numbered(4)}
 
 
 def test_a_position_that_kafka_has_lost_is_noticed(store, stand_in):
@@ -267,6 +279,23 @@ def test_a_store_that_is_older_than_its_relay_is_noticed(store, stand_in, delete
         ship(store, stand_in.cluster())
 
 
+def test_a_store_that_is_put_back_while_it_is_shipped_is_noticed(store, stand_in):
+    """A failover to a standby that had not heard of the last records: others get their offsets."""
+    make_topic(store, "shop")
+    put(store, "shop", numbered(5))
+    relay = ToKafka(store, stand_in.cluster(), RelayOptions())
+
+    def run(stop):
+        with pytest.raises(RelayFailed, match="has copied up to 5, but the log ends at 2"):
+            relay.run(stop)
+        return relay.shipped_count
+
+    with beside(run) as runs:
+        wait_until(lambda: relay.shipped_count == 5)
+        store.write(lambda connection: connection.execute(partition_heads.update().values(next_offset=2)))
+        wait_until(runs[0].done)
+
+
 def test_a_record_that_kafka_will_not_have_is_named(store, stand_in):
     stand_in.side.create("shop", 1, {"cleanup.policy": "compact"})
     make_topic(store, "shop")
@@ -297,6 +326,17 @@ def test_a_relay_that_is_fenced_says_so(store, stand_in):
     make_topic(store, "shop")
     with pytest.raises(RelayFenced, match="shop-0, up to offset 0: another relay of this name has taken over"):
         ship(store, stand_in.cluster(_FencedLibrary()))
+
+
+def test_a_relay_that_was_kept_from_working_for_too_long_says_so(store, stand_in, monkeypatch):
+    """Kafka fences who has left a transaction open: that is no other relay."""
+    clock = SimpleNamespace(time=iter([1000.0, 1061.0]).__next__, monotonic=time.monotonic)
+    monkeypatch.setattr("txnstore.relay.to_kafka.time", clock)
+    make_topic(store, "shop")
+    with pytest.raises(RelayFailed, match="shop-0: a transaction was open for 61 seconds, and Kafka aborts") as raised:
+        ship(store, stand_in.cluster(_FencedLibrary()))
+    assert raised.value.may_pass
+    assert not isinstance(raised.value, RelayFenced)
 
 
 class _RefusingLibrary:
@@ -360,3 +400,20 @@ def test_what_is_overdue_holds_nothing_back_also_from_a_single_run(store, stand_
         pass
     assert ship(store, stand_in.cluster()) == 2
     assert stand_in.side.read("shop") == {0: numbered(2)}
+
+
+def test_a_store_that_is_away_is_not_waited_for_without_an_end(store, stand_in, monkeypatch):
+    make_topic(store, "shop")
+    relay = ToKafka(store, stand_in.cluster(), RelayOptions(once=True, patience_seconds=0))
+    ends, looks = relay._ends, itertools.count(1)
+
+    def away():
+        # Both looks of the start are answered.
+        if next(looks) > 2:
+            raise StoreUnavailable("away")
+        return ends()
+
+    monkeypatch.setattr(relay, "_ends", away)
+    with pytest.raises(RelayFailed, match="looking for news: away") as raised:
+        relay.run(threading.Event())
+    assert raised.value.may_pass

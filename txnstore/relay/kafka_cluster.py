@@ -253,6 +253,17 @@ class KafkaCluster:
                 if exception.args[0] != self.library.KafkaError.TOPIC_ALREADY_EXISTS:
                     raise
 
+    def committed(self, group: str) -> list[Any]:
+        """Return the positions that a group has committed; those of a transaction that is open do not count yet.
+
+        Raises:
+            RelayFailed, KafkaUnavailable: the cluster does not tell.
+        """
+        asked = [self.library.ConsumerGroupTopicPartitions(group)]
+        with self.translated(f"the committed offsets of group {group} in Kafka"):
+            (future,) = self._admin.list_consumer_group_offsets(asked, request_timeout=ANSWER_SECONDS).values()
+            return [found for found in future.result(ANSWER_SECONDS * 2).topic_partitions if found.offset >= 0]
+
     def producer(self, transactional_id: str) -> Any:
         """Return a producer of transactions."""
         with self.translated("the settings of the Kafka producer"):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -28,7 +28,7 @@ from txnstore.log.bounds import Bounds, read_bounds
 from txnstore.log.fetch import Page, fetch
 from txnstore.log.topics import Topic, find_topics, list_topics
 from txnstore.model import IsolationLevel, PartitionName
-from txnstore.relay.errors import KafkaUnavailable, Patience, RelayFailed, may_pass
+from txnstore.relay.errors import KafkaUnavailable, Patience, RelayFailed, RelayFenced, may_pass
 from txnstore.relay.kafka_cluster import ANSWER_SECONDS, TRANSACTION_TIMEOUT_MS, KafkaCluster
 from txnstore.relay.options import (
     IsStopped,
@@ -135,7 +135,7 @@ class ShippedPartition:
         known = self._store.read(lambda connection: read_relay_positions(connection, self._relay_id))
         if answer.offset < 0:
             position = self._first_position(bounds, consumer, has_begun=self.partition in known)
-        elif self._is_of_this_topic(answer.metadata):
+        elif topic_uuid_of(answer, self._store.store_uuid, self._name) == self.topic_uuid:
             position = int(answer.offset)
         else:
             position = self._after_gap(bounds, "its topic has been deleted and recreated in the store")
@@ -175,25 +175,24 @@ class ShippedPartition:
         self._commit(None, position, consumer)
         return position
 
-    def _is_of_this_topic(self, metadata: str | None) -> bool:
-        store_uuid, _, topic_uuid = (metadata or "").partition(" ")
-        if store_uuid != self._store.store_uuid:
-            raise RelayFailed(
-                f"{self.partition}: the committed offset of group {group_of(self._name)} in Kafka was not written by a"
-                " relay of this store; choose another --name"
-            )
-        return topic_uuid == self.topic_uuid
-
     def _within(self, bounds: Bounds, position: int) -> int:
         if position < bounds.log_start_offset:
             why = f"its log begins at {bounds.log_start_offset}, after the relay's position {position}"
             return self._after_gap(bounds, why)
-        if position > bounds.high_watermark:
-            raise RelayFailed(
-                f"{self.partition}: the relay has copied up to {position}, but the log ends at"
-                f" {bounds.high_watermark}: is this an older copy of the store?"
-            )
+        self.check_end(position, bounds.high_watermark)
         return position
+
+    def check_end(self, position: int, end_offset: int) -> None:
+        """Return if the log goes on from the position.
+
+        Raises:
+            RelayFailed: it ends before: what comes there next would be taken for what was copied.
+        """
+        if position > end_offset:
+            raise RelayFailed(
+                f"{self.partition}: the relay has copied up to {position}, but the log ends at {end_offset}: is this an"
+                " older copy of the store?"
+            )
 
     def _after_gap(self, bounds: Bounds, why: str) -> int:
         if self._on_gap is OnGap.ERROR:
@@ -235,6 +234,7 @@ class ShippedPartition:
         cluster, producer = self._cluster, self._producer
         self._refused = None
         count = 0
+        began = time.time()
         try:
             producer.begin_transaction()
             if page is not None and self.position is not None:
@@ -250,7 +250,17 @@ class ShippedPartition:
             )
             cluster.in_slices(producer.commit_transaction, _TRANSACTION_SECONDS, self._is_stopped)
         except cluster.library.KafkaException as exception:
-            raise self._error(exception.args[0], next_offset) from None
+            error = self._error(exception.args[0], next_offset)
+            # By the clock that goes on while the machine sleeps.
+            open_seconds = time.time() - began
+            if isinstance(error, RelayFenced) and open_seconds > _TRANSACTION_SECONDS:
+                error = RelayFailed(
+                    f"{self.partition}: a transaction was open for {open_seconds:.0f} seconds, and Kafka aborts one"
+                    f" after {_TRANSACTION_SECONDS:.0f}: the relay was kept from working, and ends, for another one of"
+                    " this name may have taken over; started again, it goes on from what was committed",
+                    may_pass=True,
+                )
+            raise error from None
         self._committed_at = time.monotonic()
         return count
 
@@ -302,6 +312,21 @@ class ShippedPartition:
             self._refused = offset, error
 
 
+def topic_uuid_of(position: Any, store_uuid: str, name: str) -> str:
+    """Return which topic of the store a position is of that was committed under this name.
+
+    Raises:
+        RelayFailed: another store's relay has committed it.
+    """
+    of_store, _, topic_uuid = (position.metadata or "").partition(" ")
+    if of_store != store_uuid:
+        raise RelayFailed(
+            f"{PartitionName(position.topic, position.partition)}: the committed offset of group {group_of(name)} in"
+            " Kafka was not written by a relay of this store; choose another --name"
+        )
+    return str(topic_uuid)
+
+
 def _pair(partition: PartitionName) -> tuple[str, int]:
     return partition.topic, partition.partition
 
@@ -330,6 +355,7 @@ class ToKafka:
         self._relay_id = ""
         self._shipped: dict[PartitionName, ShippedPartition] = {}
         self._trouble: dict[PartitionName, Patience] = {}
+        self._looking = Patience("looking for news", self._patience_seconds)
         self._looked_at: float | None = None
         self._overdue = OverdueHelp(lambda: store)
         self._stop = threading.Event()
@@ -399,8 +425,13 @@ class ToKafka:
         except Exception as error:
             if not may_pass(error):
                 raise
-            self._stop.wait(_WAIT_MS / 1000)
+            self._looking.met(error)
+            self._stop.wait(self._looking.left_seconds())
             return False
+        self._looking.passed()
+        for shipped in self._shipped.values():
+            # A store that was put back to an earlier state may have grown beyond the position by the next start.
+            shipped.check_end(shipped.position or 0, reached[shipped.partition_id])
         limits = reached if ends is None else {id_: min(reached[id_], end) for id_, end in ends.items()}
         due = [
             (shipped, limits[shipped.partition_id])
@@ -463,10 +494,17 @@ class ToKafka:
         if new:
             names = {topic.name for topic in new}
             self._store.read(lambda connection: check_one_way(connection, self._relay_id, names))
+            self._check_name(names)
             self._have_in_kafka(new)
             for topic in new:
                 self._add(topic)
         self._looked_at = now
+
+    def _check_name(self, topics: Collection[str]) -> None:
+        """Refuse a name under which another store's relay ships one of the topics, before that relay is fenced."""
+        for position in self._cluster.committed(group_of(self._name)):
+            if position.topic in topics:
+                topic_uuid_of(position, self._store.store_uuid, self._name)
 
     def _topics(self) -> list[Topic]:
         names = self._options.topics
@@ -494,8 +532,11 @@ class ToKafka:
                     " give it as many there, or choose another topic"
                 )
 
+    @property
+    def _patience_seconds(self) -> float | None:
+        return self._options.patience_seconds if self._options.once else None
+
     def _add(self, topic: Topic) -> None:
-        patience_seconds = self._options.patience_seconds if self._options.once else None
         known = self._store.read(lambda connection: read_relay_positions(connection, self._relay_id))
         # What comes up while somebody relays, or beside what was relayed, has records that nobody has seen.
         has_begun = self._looked_at is not None or topic.topic_uuid in {begun.topic_uuid for begun in known.values()}
@@ -506,7 +547,7 @@ class ToKafka:
             partition = PartitionName(topic.name, number)
             if partition in self._shipped:
                 continue
-            self._trouble[partition] = Patience(str(partition), patience_seconds)
+            self._trouble[partition] = Patience(str(partition), self._patience_seconds)
             self._shipped[partition] = ShippedPartition(
                 self._store,
                 self._cluster,
