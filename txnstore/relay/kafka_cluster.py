@@ -253,24 +253,35 @@ class KafkaCluster:
                 if exception.args[0] != self.library.KafkaError.TOPIC_ALREADY_EXISTS:
                     raise
 
-    def committed(self, group: str) -> list[Any]:
-        """Return the positions that a group has committed; those of a transaction that is open do not count yet.
-
-        Raises:
-            RelayFailed, KafkaUnavailable: the cluster does not tell.
-        """
-        asked = [self.library.ConsumerGroupTopicPartitions(group)]
-        with self.translated(f"the committed offsets of group {group} in Kafka"):
-            (future,) = self._admin.list_consumer_group_offsets(asked, request_timeout=ANSWER_SECONDS).values()
-            return [found for found in future.result(ANSWER_SECONDS * 2).topic_partitions if found.offset >= 0]
-
     def producer(self, transactional_id: str) -> Any:
         """Return a producer of transactions."""
         with self.translated("the settings of the Kafka producer"):
             return self.library.Producer(producer_settings(self.bootstrap, self._settings, transactional_id))
 
-    def consumer(self, group: str) -> Any:
-        """Return a consumer of committed records; it joins no group."""
+    def consumer(self, group: str, *, isolation: str = "read_committed") -> Any:
+        """Return a consumer, by default of committed records; it joins no group."""
         with self.translated("the settings of the Kafka consumer"):
-            settings = consumer_settings(self.bootstrap, self._settings, group)
+            settings = consumer_settings(self.bootstrap, self._settings, group) | {"isolation.level": isolation}
             return self.library.Consumer(settings | {"error_cb": self._note_trouble})
+
+    def committed(self, consumer: Any, partitions: Sequence[tuple[str, int]]) -> list[Any]:
+        """Return the positions that the consumer's group has committed in some partitions, at least one.
+
+        Raises:
+            RelayFailed, KafkaUnavailable: the cluster does not tell.
+        """
+        topic, number = partitions[0]
+        asked = [self.library.TopicPartition(*partition) for partition in partitions]
+        with self.translated(f"the position of {topic}-{number} in Kafka"):
+            try:
+                answers: list[Any] = consumer.committed(asked, timeout=ANSWER_SECONDS)
+            except self.library.KafkaException:
+                # That it is refused its group a consumer says only to who polls it.
+                event = consumer.poll(0)
+                if event is not None and event.error() is not None:
+                    raise self.library.KafkaException(event.error()) from None
+                raise
+            for answer in answers:
+                if answer.error is not None:
+                    raise self.library.KafkaException(answer.error)
+        return answers

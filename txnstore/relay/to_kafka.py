@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -29,7 +29,7 @@ from txnstore.log.fetch import Page, fetch
 from txnstore.log.topics import Topic, find_topics, list_topics
 from txnstore.model import IsolationLevel, PartitionName
 from txnstore.relay.errors import KafkaUnavailable, Patience, RelayFailed, RelayFenced, may_pass
-from txnstore.relay.kafka_cluster import ANSWER_SECONDS, TRANSACTION_TIMEOUT_MS, KafkaCluster
+from txnstore.relay.kafka_cluster import TRANSACTION_TIMEOUT_MS, KafkaCluster
 from txnstore.relay.options import (
     IsStopped,
     OnGap,
@@ -129,7 +129,7 @@ class ShippedPartition:
         self._producer = cluster.producer(transactional_id_of(self._name, *_pair(self.partition)))
         with cluster.translated(f"taking over {self.partition}"):
             cluster.in_slices(self._producer.init_transactions, _TRANSACTION_SECONDS, self._is_stopped)
-        answer = self._committed(consumer)
+        (answer,) = cluster.committed(consumer, [_pair(self.partition)])
         self._committed_at = time.monotonic()
         bounds = self._bounds()
         known = self._store.read(lambda connection: read_relay_positions(connection, self._relay_id))
@@ -144,23 +144,6 @@ class ShippedPartition:
             begun = {self.partition: RelayPosition(self.topic_uuid, position)}
             self._store.write(lambda connection: begin_relay_positions(connection, self._relay_id, begun))
         return self._within(bounds, position)
-
-    def _committed(self, consumer: Any) -> Any:
-        """Return what Kafka knows of the position."""
-        cluster = self._cluster
-        asked = cluster.library.TopicPartition(*_pair(self.partition))
-        with cluster.translated(f"the position of {self.partition} in Kafka"):
-            try:
-                (answer,) = consumer.committed([asked], timeout=ANSWER_SECONDS)
-            except cluster.library.KafkaException:
-                # That it is refused its group a consumer says only to who polls it.
-                event = consumer.poll(0)
-                if event is not None and event.error() is not None:
-                    raise cluster.library.KafkaException(event.error()) from None
-                raise
-            if answer.error is not None:
-                raise cluster.library.KafkaException(answer.error)
-        return answer
 
     def _first_position(self, bounds: Bounds, consumer: Any, *, has_begun: bool) -> int:
         """Return where the relay begins, and have Kafka know it."""
@@ -494,17 +477,23 @@ class ToKafka:
         if new:
             names = {topic.name for topic in new}
             self._store.read(lambda connection: check_one_way(connection, self._relay_id, names))
-            self._check_name(names)
             self._have_in_kafka(new)
+            self._check_name(new)
             for topic in new:
                 self._add(topic)
         self._looked_at = now
 
-    def _check_name(self, topics: Collection[str]) -> None:
+    def _check_name(self, topics: Sequence[Topic]) -> None:
         """Refuse a name under which another store's relay ships one of the topics, before that relay is fenced."""
-        for position in self._cluster.committed(group_of(self._name)):
-            if position.topic in topics:
-                topic_uuid_of(position, self._store.store_uuid, self._name)
+        pairs = [(topic.name, number) for topic in topics for number in range(len(topic.partition_ids))]
+        # Not waiting for the end of a transaction that a relay has left open: taking over ends it.
+        consumer = self._cluster.consumer(group_of(self._name), isolation="read_uncommitted")
+        try:
+            for position in self._cluster.committed(consumer, pairs):
+                if position.offset >= 0:
+                    topic_uuid_of(position, self._store.store_uuid, self._name)
+        finally:
+            consumer.close()
 
     def _topics(self) -> list[Topic]:
         names = self._options.topics
