@@ -5,7 +5,7 @@ from __future__ import annotations
 import selectors
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, nullcontext
 
 import psycopg
 import pytest
@@ -15,7 +15,7 @@ from txnstore.db.cluster.catalogue import change_store_settings
 from txnstore.db.opening import open_store
 from txnstore.db.postgresql import exchange as postgresql_exchange
 from txnstore.db.postgresql.branches import BranchAddress, connect_participant
-from txnstore.db.postgresql.exchange import AnswerKind, ServerAnswer
+from txnstore.db.postgresql.exchange import AnswerKind, ServerAnswer, Statement
 from txnstore.db.url import parse_url
 from txnstore.errors import (
     BranchEndedOtherwise,
@@ -548,6 +548,36 @@ def test_an_administrator_who_ends_a_branch_the_other_way_is_told_of(bank, commi
     transfer.finish(commit=commit)
     assert bank.is_in(transfer.name) == [commit, commit, not commit]
     assert [table.our_gids() for table in bank.tables] == [[], []]
+
+
+@pytest.mark.parametrize("commit", [False, True])
+def test_a_commit_that_a_failover_has_lost_is_told_of(sqlite_bank, commit):
+    """A standby that had not heard of the vote has taken over: it has not come to the transaction's number yet."""
+    transfer = sqlite_bank.prepared()
+    table = sqlite_bank.tables[1]
+    for gid in table.our_gids():
+        table.watching.execute(f"ROLLBACK PREPARED '{gid}'")
+    transfer.branches._branches[1].transaction_id = "99999999999"
+    transfer.decide(commit=commit)
+    with pytest.raises(BranchEndedOtherwise, match=r"savings .*a failover") if commit else nullcontext():
+        transfer.finish(commit=commit)
+    assert sqlite_bank.is_in(transfer.name) == [commit, commit, False]
+
+
+def test_whether_a_branch_has_ended_as_decided_is_asked_until_it_is_known(sqlite_bank, monkeypatch):
+    transfer = sqlite_bank.prepared()
+    table = sqlite_bank.tables[1]
+    for gid in table.our_gids():
+        table.watching.execute(f"ROLLBACK PREPARED '{gid}'")
+    transfer.decide(commit=True)
+
+    def break_first(driver, *_, **__):
+        monkeypatch.undo()
+        return Statement(driver, "SELECT pg_terminate_backend(pg_backend_pid())", "SELECT 1")
+
+    monkeypatch.setattr(branches, "check_end_statement", break_first)
+    with pytest.raises(BranchEndedOtherwise, match="savings"):
+        transfer.finish(commit=True)
 
 
 def test_the_end_waits_for_standbys_as_the_vote_does(sqlite_bank, small_server):

@@ -22,6 +22,7 @@ from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.identity import check_not_adopted, check_original_once
 from txnstore.db.postgresql.branches import (
     DIVISION_BY_ZERO,
+    INVALID_PARAMETER_VALUE,
     OUTBOX_INSTEAD,
     UNDEFINED_OBJECT,
     BranchAddress,
@@ -290,8 +291,8 @@ class Branches:
         if labels:
             raise BranchEndedOtherwise(
                 f"the transaction of {self._transactional_id[:80]!r} has ended, but in {', '.join(labels)} somebody"
-                " else has ended its branch, and the other way than was decided: what it wrote there has to be put"
-                " right by hand"
+                " else has ended its branch, or a failover has lost it, and not as was decided: what it wrote there has"
+                " to be put right by hand"
             )
 
     def _try_to_end(self, decided: dict[str, bool], timeout_seconds: float) -> None:
@@ -349,8 +350,13 @@ class Branches:
             return False
         if answer.kind is not AnswerKind.DONE and not branch.is_forgotten:
             check = check_end_statement(driver, branch.transaction_id, commit=commit)
-            if exchange([check], timeout_seconds)[0].sqlstate == DIVISION_BY_ZERO:
+            (found,) = exchange([check], timeout_seconds)
+            # Not even begun there: a standby that knew nothing of it has taken over.
+            if found.sqlstate == DIVISION_BY_ZERO or (commit and found.sqlstate == INVALID_PARAMETER_VALUE):
                 self._ended_otherwise.append(branch.database.label)
+            elif found.kind is not AnswerKind.DONE and found.sqlstate != INVALID_PARAMETER_VALUE:
+                branch.trouble = f"how it has ended is not known: {_told(found)}"
+                return False
         self._ended(branch)
         return True
 

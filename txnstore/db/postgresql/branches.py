@@ -32,6 +32,8 @@ UNDEFINED_OBJECT: Final = "42704"
 #: Of a prepared transaction: somebody else is ending it at this moment.
 NOT_IN_PREREQUISITE_STATE: Final = "55000"
 DIVISION_BY_ZERO: Final = "22012"
+#: Of a transaction id: it lies in the future.
+INVALID_PARAMETER_VALUE: Final = "22023"
 
 _BUSY_PAUSE_SECONDS: Final = 0.01
 
@@ -160,7 +162,10 @@ def end_statement(driver: Driver, gid: str, *, commit: bool) -> Statement:
 
 
 def check_end_statement(driver: Driver, transaction_id: str, *, commit: bool) -> Statement:
-    """Return what is refused (22012) if the database transaction of this id has ended, and otherwise than this."""
+    """Return what is refused (22012) if the database transaction of this id has ended, and otherwise than this.
+
+    And (22023) if the server has not come to this id yet.
+    """
     assert _TRANSACTION_ID.fullmatch(transaction_id)
     other = "aborted" if commit else "committed"
     text = (
