@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from txnstore import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
+from txnstore import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from txnstore.admin import AdminClient, NewTopic
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.store import Store
@@ -53,6 +53,20 @@ def refusal_of(call: Callable[..., object], *arguments: object, **named: object)
     except KafkaException as exception:
         return Refusal.of(exception.args[0])
     return None
+
+
+def bring_to_an_end(producer: Producer) -> None:
+    """Do what a program does with a producer that it wants to use again."""
+    refused = refusal_of(producer.abort_transaction, PATIENCE_SECONDS)
+    if refused is None:
+        return
+    # A commit is under way, or it is over.
+    assert refused.is_retriable or str(refused.text).endswith("state Ready"), refused
+    refused = refusal_of(producer.commit_transaction, PATIENCE_SECONDS)
+    if refused is not None and refused.requires_abort:
+        producer.abort_transaction(PATIENCE_SECONDS)
+    else:
+        assert refused is None or str(refused.text).endswith("state Ready"), refused
 
 
 def create_topic(url: str, name: str, partition_count: int = 1, **settings: str) -> str:

@@ -13,7 +13,15 @@ import pytest
 import txnstore
 from tests.clients.callers import calling, ledger_of, make_ledger
 from tests.clients.moments import attempt, every_interrupt
-from tests.clients.steps import PATIENCE_SECONDS, create_topic, error_of, read_to_end, refusal_of, values
+from tests.clients.steps import (
+    PATIENCE_SECONDS,
+    bring_to_an_end,
+    create_topic,
+    error_of,
+    read_to_end,
+    refusal_of,
+    values,
+)
 from txnstore import KafkaError, Producer
 from txnstore.clients.producer.enlistment import Enlistment
 from txnstore.transactions.coordinator import TransactionCoordinator
@@ -39,20 +47,6 @@ def test_the_files_whose_moments_are_tried_are_there():
 def is_left_alone(frame, event):
     # Called from below, where records are being dropped from the queue.
     return frame.f_code.co_name == "delivery_failed"
-
-
-def bring_to_an_end(producer):
-    """Do what a program does with a producer that it wants to use again."""
-    refused = refusal_of(producer.abort_transaction, PATIENCE_SECONDS)
-    if refused is None:
-        return
-    # A commit is under way, or it is over.
-    assert refused.is_retriable or str(refused.text).endswith("state Ready"), refused
-    refused = refusal_of(producer.commit_transaction, PATIENCE_SECONDS)
-    if refused is not None and refused.requires_abort:
-        producer.abort_transaction(PATIENCE_SECONDS)
-    else:
-        assert refused is None or str(refused.text).endswith("state Ready"), refused
 
 
 CALLS = {

@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 
-pytest.register_assert_rewrite("tests.participants.bank", "tests.participants.dying")
+pytest.register_assert_rewrite("tests.participants.bank", "tests.participants.dying", "tests.participants.enlisting")
 
 # Only now, so that a failed assertion there shows what it saw.
 from tests.participants.bank import DATABASES, Bank, Table, make_table  # noqa: E402

@@ -5,22 +5,31 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-import uuid
 
 import psycopg
 import pytest
-from sqlalchemy import BigInteger, Text, create_engine, event, text
+from sqlalchemy import BigInteger, Text, create_engine, delete, event, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from txnstore import Consumer, KafkaError, KafkaException, Producer
+from tests.participants.enlisting import *  # noqa: F403 - the fixtures
+from tests.participants.enlisting import (
+    TIMEOUT,
+    assert_everywhere,
+    assert_nowhere,
+    move,
+    records,
+    topic_of,
+    transfer,
+)
+from txnstore import KafkaError, KafkaException, Producer
+from txnstore.db.cluster.catalogue import change_store_settings
 from txnstore.db.opening import open_store
+from txnstore.db.schema import transaction_branches
 from txnstore.errors import BranchUnfinished
 from txnstore.participants.branches import Branches
 from txnstore.participants.recovery import raise_failed, recover_branches
 from txnstore.transactions.branch_rows import all_branches
 from txnstore.transactions.recovery import abort_by_administrator
-
-TIMEOUT = 60
 
 
 class Base(DeclarativeBase):
@@ -34,81 +43,11 @@ class Account(Base):
 
 
 @pytest.fixture
-def name():
-    return f"transfer-{uuid.uuid4().hex[:8]}"
-
-
-@pytest.fixture
-def url(shared_store):
-    """A store that other tests use too: each keeps to a topic and ids of its own."""
-    return shared_store.url.url.render_as_string(hide_password=False)
-
-
-@pytest.fixture
-def producer(url, name):
-    producer = Producer({"bootstrap.servers": url, "transactional.id": name})
-    producer.init_transactions(TIMEOUT)
-    yield producer
-    producer.close()
-
-
-@pytest.fixture
-def drivers(tables):
-    drivers = [table.connect() for table in tables]
-    yield drivers
-    for driver in drivers:
-        driver.close()
-
-
-@pytest.fixture
 def engines(tables):
     engines = [create_engine(table.url) for table in tables]
     yield engines
     for engine in engines:
         engine.dispose()
-
-
-def records(url, topic):
-    """Return what is in the topic's one partition up to its end; nothing if there is no such topic."""
-    settings = {"group.id": topic, "auto.offset.reset": "earliest", "enable.partition.eof": True}
-    consumer = Consumer({"bootstrap.servers": url, "fetch.wait.max.ms": 0, **settings})
-    try:
-        consumer.subscribe([topic])
-        found = []
-        while (message := consumer.poll(TIMEOUT)) is not None and message.error() is None:
-            found.append((message.value() or b"").decode())
-        assert message is not None, "neither a record nor the end came in time"
-        return found
-    finally:
-        consumer.close()
-
-
-def move(connection, name, amount):
-    connection.execute("INSERT INTO account VALUES (%s, %s)", [name, amount])
-
-
-def topic_of(producer):
-    return f"of-{producer._transactions.transactional_id}"
-
-
-def transfer(producer, drivers, name):
-    producer.begin_transaction()
-    for driver, amount in zip(drivers, (-1, 1), strict=True):
-        producer.enlist(driver)
-        move(driver, name, amount)
-    producer.produce(topic_of(producer), name)
-
-
-def assert_nowhere(tables):
-    for table in tables:
-        assert table.balances() == {}
-        assert table.gids() == table.foreign_gids
-
-
-def assert_everywhere(tables, name):
-    assert [table.balances() for table in tables] == [{name: -1}, {name: 1}]
-    for table in tables:
-        assert table.gids() == table.foreign_gids
 
 
 def test_one_block_over_two_databases(url, producer, drivers, tables, name):
@@ -459,56 +398,6 @@ def test_closing_in_another_thread_leaves_a_commit_its_branches(url, producer, d
         driver.rollback()
 
 
-def test_after_an_interrupt_behind_the_commit_the_next_transaction_has_its_own_branches(
-    producer, drivers, tables, name, monkeypatch
-):
-    def interrupt(*_, **__):
-        raise KeyboardInterrupt
-
-    transfer(producer, drivers, name)
-    with monkeypatch.context() as patch:
-        patch.setattr(producer._transactions._branches, "finish", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            producer.commit_transaction(TIMEOUT)
-    transfer(producer, drivers, "next")
-    producer.commit_transaction(TIMEOUT)
-    assert [table.balances() for table in tables] == [{name: -1, "next": -1}, {name: 1, "next": 1}]
-
-
-@pytest.mark.parametrize("call", ["commit_transaction", "abort_transaction"])
-def test_what_was_decided_before_an_interrupted_begin_says_nothing_of_what_has_begun(
-    url, producer, drivers, tables, name, monkeypatch, call
-):
-    def leave(*_, **__):
-        raise BranchUnfinished("it is away")
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    end, is_commit = getattr(producer, call), call == "commit_transaction"
-    transfer(producer, drivers, name)
-    with monkeypatch.context() as patch:
-        patch.setattr(Branches, "finish", leave)
-        patch.setattr(Branches, "settle", leave)
-        with pytest.raises(KafkaException, match="it is away"):
-            end(TIMEOUT)
-        # In the middle of giving them up.
-        patch.setattr(Branches, "forget_ended", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            producer.begin_transaction()
-    producer.produce(topic_of(producer), "next")
-    end(TIMEOUT)
-    with producer.transaction():
-        producer.produce(topic_of(producer), "last")
-    assert records(url, topic_of(producer)) == [*([name, "next"] if is_commit else []), "last"]
-    for driver in drivers:
-        driver.rollback()
-    with open_store(url) as store:
-        for table in tables:
-            raise_failed(recover_branches(store, table.url))
-    assert [bool(table.balances()) for table in tables] == [is_commit] * 2
-
-
 @pytest.mark.parametrize("votes", ["for it", "against it"])
 def test_closing_leaves_a_commit_in_the_background_its_branches(
     url, producer, drivers, tables, name, monkeypatch, votes
@@ -579,6 +468,24 @@ def test_a_branch_that_is_away_delays_nothing_but_itself(url, producer, drivers,
     assert tables[0].balances() == {name: -1, "next": 0}
 
 
+def test_what_was_decided_stands_though_the_coordinator_has_lost_it(url, producer, drivers, tables, name, monkeypatch):
+    """By a failover to a standby that lags, for example: what has heard of the decision ends by it."""
+
+    def leave(*_, **__):
+        raise BranchUnfinished("it is away")
+
+    transfer(producer, drivers, name)
+    with monkeypatch.context() as patch:
+        patch.setattr(Branches, "finish", leave)
+        with pytest.raises(KafkaException, match="it is away"):
+            producer.commit_transaction(TIMEOUT)
+    lose = delete(transaction_branches).where(transaction_branches.c.transactional_id == name)
+    with open_store(url) as store:
+        store.write(lambda connection: connection.execute(lose))
+    producer.close()
+    assert_everywhere(tables, name)
+
+
 def test_a_commit_that_ran_out_of_time_is_taken_up_by_the_same_call(producer, drivers, tables, name):
     transfer(producer, drivers, name)
     deadline = time.monotonic() + TIMEOUT
@@ -617,28 +524,29 @@ def test_what_cannot_take_part_is_refused_at_once_and_the_transaction_goes_on(
     assert_everywhere(tables, name)
 
 
-def test_a_transaction_with_branches_is_not_prepared_for_somebody_else(txnstore_sqlite_url, drivers, tables, name):
+def test_a_producer_whose_transactions_never_time_out_takes_no_other_database_in(
+    txnstore_sqlite_url, drivers, tables, name
+):
+    """What is prepared there would keep its locks for ever once it has died."""
     with open_store(txnstore_sqlite_url) as store:
-        from txnstore.db.cluster.catalogue import change_store_settings
-
         setting = {"transaction.two.phase.commit.enable": "true"}
         store.write(lambda connection: change_store_settings(connection, setting))
-    producer = Producer(
-        {
-            "bootstrap.servers": txnstore_sqlite_url,
-            "transactional.id": name,
-            "transaction.two.phase.commit.enable": True,
-        }
-    )
+    settings = {"transactional.id": name, "transaction.two.phase.commit.enable": True}
+    producer = Producer({"bootstrap.servers": txnstore_sqlite_url, **settings})
     try:
         producer.init_transactions(timeout=TIMEOUT)
-        transfer(producer, drivers, name)
-        with pytest.raises(KafkaException, match="enlisted"):
-            producer.prepare_transaction()
+        producer.begin_transaction()
+        with pytest.raises(KafkaException, match=r"two\.phase.*cannot enlist.*never time out"):
+            producer.enlist(drivers[0])
+        # It is its owner's as before, and the transaction goes on.
+        move(drivers[0], name, 1)
+        drivers[0].commit()
+        producer.produce(topic_of(producer), name)
         producer.commit_transaction(TIMEOUT)
-        assert_everywhere(tables, name)
     finally:
         producer.close()
+    assert tables[0].balances() == {name: 1}
+    assert records(txnstore_sqlite_url, topic_of(producer)) == [name]
 
 
 # --- together with a connection to the log's own database -------------------------------------------------------------

@@ -152,6 +152,12 @@ class Branches:
         gid = new_gid(self._store.store_uuid)
         self._branches.append(Branch(gid, usable, database, transaction_id, is_hasty=is_hasty))
 
+    def dismiss(self, driver: object) -> None:
+        """Take back what was enlisted a moment ago: the connection is its owner's, as it is."""
+        self._branches = [
+            branch for branch in self._branches if branch.driver is not driver or branch.state is not _S.ENLISTED
+        ]
+
     def lose(self, driver: object) -> None:
         """Take note that the owner has closed the connection, or given it to somebody else: its branch is lost."""
         for branch in self._branches:

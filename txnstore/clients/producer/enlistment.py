@@ -47,13 +47,6 @@ FINISH_MS_MIN: Final = 500
 #: While a producer is closed, or finished by a newer one.
 _SETTLE_MS: Final = 2_000
 
-#: Why two connections are refused of which one is to SQLite.
-SQLITE_HOLDS: Final = (
-    "a connection to the SQLite file of the log and one to another database cannot be enlisted together: the first"
-    " holds the file's only write lock, and the second has to be made known in it before it may vote; enlist one of"
-    " them, or write to the outbox in the SQLite file"
-)
-
 
 @dataclass(slots=True)
 class _Elsewhere:
@@ -79,8 +72,8 @@ class EnlistedBranches:
         """What was decided about branches that have not all ended; None: nothing is left of earlier transactions."""
         self._progress = progress
         self._branches: Branches | None = None
-        #: Held while branches are being ended: by the call whose they are, or by `close` in another thread.
-        self._ends_branches = threading.Lock()
+        #: Held while branches are being ended, by a call or by `close` in another thread; Ctrl-C may leave it taken.
+        self._ends_branches = threading.RLock()
 
     @property
     def are_registered(self) -> bool:
@@ -117,10 +110,17 @@ class EnlistedBranches:
         if self._branches is None:
             name, cluster = self._progress.transactional_id, self._progress.sender.session.connection.cluster()
             self._branches = Branches(cluster.coordinator_of(name), name, cluster)
-        self._branches.enlist(_driver_of(callers))
         guards = CallerGuards(callers, refused_ending)
-        guards.set()
-        self.connections.append(_Elsewhere(callers, guards))
+        try:
+            self._branches.enlist(_driver_of(callers))
+            guards.set()
+            self.connections.append(_Elsewhere(callers, guards))
+        except BaseException:
+            # Ctrl-C in between: to its owner it is not enlisted.
+            self._branches.dismiss(_driver_of(callers))
+            self.connections = [known for known in self.connections if known.guards is not guards]
+            guards.remove()
+            raise
 
     # --- voting -----------------------------------------------------------------------------------------------------
 
@@ -144,11 +144,8 @@ class EnlistedBranches:
     def vote(self, timeout_ms: int | None = None) -> None:
         """Let every branch be prepared for the commit."""
         assert self._branches is not None
-        identity = self._progress.sender.session.identity
-        if timeout_ms is None:
-            self._branches.prepare(identity)
-        else:
-            self._branches.prepare(identity, timeout_ms=timeout_ms)
+        options = {} if timeout_ms is None else {"timeout_ms": timeout_ms}
+        self._branches.prepare(self._progress.sender.session.identity, **options)
 
     def _notice_losses(self) -> None:
         for known in self.connections:
@@ -211,10 +208,10 @@ class EnlistedBranches:
         """Let the owners have their connections, on which no database transaction is open; SQLAlchemy is told."""
         if self._branches is not None:
             self._branches.release()
-        connections, self.connections = self.connections, []
-        held = [known for known in connections if not known.is_lost]
-        for known in connections:
+        for known in self.connections:
+            # Before they are forgotten: whoever comes back after Ctrl-C goes on here.
             known.guards.remove()
+        held, self.connections = [known for known in self.connections if not known.is_lost], []
         hook_error: Exception | None = None
         for known in held:
             try:
@@ -238,7 +235,10 @@ class EnlistedBranches:
                 return
             self._notice_losses()
             with contextlib.suppress(TxnStoreError):
-                self._branches.settle(timeout_ms=_SETTLE_MS)
+                if self.decided:  # whatever became of the coordinator since
+                    self._branches.finish(commit=True, timeout_ms=_SETTLE_MS)
+                else:
+                    self._branches.settle(timeout_ms=_SETTLE_MS)
             self._branches.abandon()
             self._give_back(commit=False)
             self.decided = None
@@ -616,13 +616,13 @@ class Enlistment:
             self._branches.vote(timeout_ms=max(TRY_TIMEOUT_MS, int(1000 * deadline.left_seconds())))
             if enlisted.store.backend.name == "postgresql":
                 enlisted.taken.callers.cursor().execute(_MAKE_DURABLE)
-        except Exception as error:  # noqa: BLE001 - the driver's own as well; nothing is decided yet
-            self._give_up(ending, KafkaError(KafkaError._PURGE_QUEUE))
-            self._ending = None
-            if not isinstance(error, TxnStoreError):
+        except Exception as error:
+            told = error
+            if not isinstance(told, TxnStoreError):
                 told = TransactionAbortable(f"the enlisted connection does not answer ({type(error).__name__})")
-                self._progress.fail_and_raise(_abortable(told))
-            self._progress.fail_and_raise(_abortable(error))
+            kafka_error = _abortable(told)
+            self._give_up_at_once(ending, kafka_error)
+            raise KafkaException(kafka_error) from error
 
     def _asked_in_vain(self, enlisted: _Enlisted, ending: _Ending, error: BaseException) -> None:
         """Decide what an error of the commit means; return if the COMMIT may have been made."""
@@ -639,18 +639,22 @@ class Enlistment:
             if is_interrupt:
                 raise error
             return
-        self._give_up(ending, KafkaError(KafkaError._PURGE_QUEUE))
-        self._ending = None
         if isinstance(error, TxnStoreError):
             kafka_error = _abortable(error)
         else:
             reason = f"the enlisted connection could not be committed ({type(error).__name__}); nothing was committed"
             kafka_error = KafkaError(KafkaError._FAIL, reason, txn_requires_abort=True)
-        self._progress.fail(kafka_error)
-        self._roll_back_if_fatal()
+        self._give_up_at_once(ending, kafka_error)
         if is_interrupt:
             raise error
         raise KafkaException(kafka_error) from error
+
+    def _give_up_at_once(self, ending: _Ending, error: KafkaError) -> None:
+        """Take note that nothing was committed, for this reason; Ctrl-C in between finds the ending or the error."""
+        self._progress.fail(error)
+        self._give_up(ending, KafkaError(KafkaError._PURGE_QUEUE))
+        self._ending = None
+        self._roll_back_if_fatal()
 
     def _roll_back_if_fatal(self) -> None:
         """Roll the connection back if the producer is finished: there is no abort after that."""

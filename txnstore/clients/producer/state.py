@@ -25,6 +25,20 @@ from txnstore.errors import (
     TxnStoreError,
 )
 
+#: Why two connections are refused of which one is to SQLite.
+SQLITE_HOLDS: Final = (
+    "a connection to the SQLite file of the log and one to another database cannot be enlisted together: the first"
+    " holds the file's only write lock, and the second has to be made known in it before it may vote; enlist one of"
+    " them, or write to the outbox in the SQLite file"
+)
+#: Why no other database takes part: G7, of a transaction whose producer has died.
+NEVER_TIMES_OUT: Final = (
+    "a producer with transaction.two.phase.commit.enable cannot enlist a connection to another database: its"
+    " transactions never time out, so what is prepared there would keep its locks for ever if the producer died; use a"
+    " producer without it, or write to an outbox in that database"
+)
+NEEDS_TWO_PHASE_COMMIT: Final = "needs transaction.two.phase.commit.enable in the producer's configuration"
+
 
 class TransactionStage(enum.Enum):
     """Where a transactional producer is; the values are the names in error texts."""

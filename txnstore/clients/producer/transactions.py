@@ -10,18 +10,21 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from txnstore.clients.configuration.configuration import Configuration
 from txnstore.clients.membership.metadata import parse_group_metadata
 from txnstore.clients.model.errors import KafkaError, KafkaException, joined_error_of
 from txnstore.clients.model.topic_partition import TopicPartition
-from txnstore.clients.producer.enlistment import SQLITE_HOLDS, EnlistedBranches, Enlistment
+from txnstore.clients.producer.enlistment import EnlistedBranches, Enlistment
 from txnstore.clients.producer.progress import TransactionOffsets, TransactionProgress, followed
 from txnstore.clients.producer.requests import TRY_TIMEOUT_MS, ProduceRequest
 from txnstore.clients.producer.sender import RECORD_ERRORS, Sender, linger_seconds_of
 from txnstore.clients.producer.state import (
     ALLOWED_IN,
+    NEEDS_TWO_PHASE_COMMIT,
+    NEVER_TIMES_OUT,
+    SQLITE_HOLDS,
     WORKS_BETWEEN,
     TransactionCall,
     TransactionStage,
@@ -47,8 +50,6 @@ Result = TypeVar("Result")
 
 _S = TransactionStage
 _C = TransactionCall
-
-NEEDS_TWO_PHASE_COMMIT: Final = "needs transaction.two.phase.commit.enable in the producer's configuration"
 
 
 class ProducerTransactions:
@@ -106,11 +107,15 @@ class ProducerTransactions:
         if self._is_ending and self._progress.current is _C.COMMIT:
             self.commit(-1.0)
         self._is_ending = False
+        if self._has_enlisted:
+            with self._lock:
+                self._progress.check_call(_C.BEGIN)
+            # Before it has begun: Ctrl-C makes no connection of the last transaction's one of the next.
+            self._branches.begin()
         with self._lock:
             self._progress.check_call(_C.BEGIN)
             self._has_kept_nothing = False
             self._progress.begin()
-        self._branches.begin()
 
     def send_offsets(self, positions: Sequence[TopicPartition], group_metadata: bytes, timeout_seconds: float) -> None:
         """Let the transaction hold consumed offsets.
@@ -166,14 +171,10 @@ class ProducerTransactions:
             KafkaException: see the class's tables; also `_STATE`: a connection is enlisted, whose database transaction
                 outlives no process.
         """
-        reason = "a transaction with an enlisted connection cannot be prepared: commit it"
-        if self._branches.connections:
-            raise KafkaException(KafkaError(KafkaError._STATE, reason))
-        self._enlistment.refuse(reason)
+        self._enlistment.refuse("a transaction with an enlisted connection cannot be prepared: commit it")
         if not self._two_phase_commit:
-            raise KafkaException(
-                KafkaError(KafkaError.INVALID_TXN_STATE, f"prepare_transaction() {NEEDS_TWO_PHASE_COMMIT}")
-            )
+            reason = f"prepare_transaction() {NEEDS_TWO_PHASE_COMMIT}"
+            raise KafkaException(KafkaError(KafkaError.INVALID_TXN_STATE, reason))
         with self._progress.in_call(_C.PREPARE):
             is_cancelled = threading.Event()
             work = self._progress.submit(lambda: self._prepare_work(is_cancelled))
@@ -222,8 +223,7 @@ class ProducerTransactions:
             return
         progress, branches = self._progress, self._branches
         deadline = self._deadline(timeout_seconds)
-        # Of this transaction: what was left of the one before stays noted if Ctrl-C came while this one began.
-        if branches.decided and progress.stage is _S.READY:
+        if branches.decided:
             branches.finish(deadline, commit=True)
             return
         if branches.connections:
@@ -307,7 +307,7 @@ class ProducerTransactions:
         branches = self._branches
         deadline = self._deadline(timeout_seconds)
         self._end_left_commit(deadline)
-        if branches.decided is False and self._progress.stage is _S.READY:
+        if branches.decided is False:
             branches.finish(deadline, commit=False)
             return
         if branches.connections and branches.are_registered:
@@ -402,6 +402,8 @@ class ProducerTransactions:
                         raise InvalidRequest(SQLITE_HOLDS)
                     self._enlistment.take(store, callers, timeout_seconds)
                 else:
+                    if self._two_phase_commit:
+                        raise InvalidRequest(NEVER_TIMES_OUT)
                     if self._enlistment.holds_sqlite and callers.backend_name != "sqlite":
                         raise InvalidRequest(SQLITE_HOLDS)
                     self._branches.enlist(callers)
@@ -612,7 +614,6 @@ class ProducerTransactions:
         session = self._sender.session
         if session.has_begun or self._offsets or self._branches.connections:
             return
-
         try:
             self._sender.thread.until_answered(self._begin_in_store)
         except TxnStoreError as error:
