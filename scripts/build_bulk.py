@@ -11,6 +11,7 @@ import shlex
 import subprocess
 import sysconfig
 import tempfile
+import zlib
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +19,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 PACKAGE: Final = Path(__file__).resolve().parent.parent / "txnstore"
 SOURCES: Final = sorted(PACKAGE.glob("_bulk*.c"))
+#: Of all that is compiled, headers as well: `txnstore/bulk.py` compares it.
+FINGERPRINT: Final = zlib.crc32(b"".join(path.read_bytes() for path in sorted(PACKAGE.glob("_bulk*.[ch]"))))
 BUILT: Final = f"_bulk{sysconfig.get_config_var('EXT_SUFFIX')}"
 
 
@@ -36,6 +39,7 @@ def _compile(target: Path) -> str | None:
     variables = sysconfig.get_config_vars("LDSHARED", "CFLAGS", "CCSHARED")
     linker, *flags = shlex.split(" ".join(str(variable or "") for variable in variables))
     command = [*shlex.split(os.environ.get("CC", linker)), *flags, f"-I{sysconfig.get_path('include')}"]
+    command.append(f"-DTXNSTORE_SOURCES={FINGERPRINT}UL")
     # Under another name first: a process that uses the file must not see it change.
     unfinished = target.with_suffix(".unfinished")
     try:

@@ -643,6 +643,12 @@ bulk_add_type(PyObject *module, PyType_Spec *spec)
 static int
 module_execute(PyObject *module)
 {
+    PyObject *sources = PyLong_FromUnsignedLong(TXNSTORE_SOURCES);
+    const int failed = sources == NULL || PyModule_AddObjectRef(module, "SOURCES", sources) < 0;
+    Py_XDECREF(sources);
+    if (failed) {
+        return -1;
+    }
     State *state = PyModule_GetState(module);
     state->parts_type = bulk_add_type(module, &parts_spec);
     if (state->parts_type == NULL) {

@@ -58,6 +58,11 @@ typedef struct {
     PyTypeObject *accumulator_type;
 } State;
 
+/* Which sources this was built of, as build_bulk.py says and bulk.py asks; 0: nobody knows. */
+#ifndef TXNSTORE_SOURCES
+#define TXNSTORE_SOURCES 0
+#endif
+
 /* Of _bulk.c: refuse what is no tuple of such a size; whether a type makes messages with no attributes of their own; the
  * error of an attribute that was never set; make a type and add it to the module. */
 int bulk_check_tuple(PyObject *given, Py_ssize_t size_min, Py_ssize_t size_max, const char *name);

@@ -9,6 +9,8 @@ from txnstore.model import Header
 _M = TypeVar("_M")
 _Column: TypeAlias = tuple[bytes, array[int], tuple[int, ...]] | None
 
+SOURCES: int
+
 class MessageParts:
     _source: tuple[Any, ...]
     _record: tuple[int, int, Any, Any, Any]

@@ -2,13 +2,16 @@
 
 `_bulk.c`, with the files in C beside it, is compiled by an installation where there is a C compiler
 (`scripts/build_bulk.py`).  A process, or an installation, that has TXNSTORE_PURE_PYTHON=1 in its environment goes
-without.
+without; so does a checkout whose sources are others by now than what was compiled.
 """
 
 from __future__ import annotations
 
 import os
+import warnings
+import zlib
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -19,6 +22,16 @@ else:
         # Another Python's, or another machine's, is as good as none.
         with suppress(ImportError):
             from txnstore import _bulk
+    # They lie beside it in a checkout alone.
+    _sources = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("_bulk*.[ch]"))]
+    if _bulk is not None and _sources and getattr(_bulk, "SOURCES", 0) != zlib.crc32(b"".join(_sources)):
+        warnings.warn(
+            "txnstore goes without its bulk paths in C, which were compiled of other sources than those that lie beside"
+            " them: install it again (pip install --editable)",
+            RuntimeWarning,
+            stacklevel=1,
+        )
+        _bulk = None
 
 #: The module in C, or None.
 core: Final = _bulk

@@ -30,15 +30,37 @@ def _no_choice_of_the_run(monkeypatch):
     monkeypatch.delenv("CC", raising=False)
 
 
-def chosen(**environment):
+def chosen(folder=None, **environment):
+    """What a process chooses; in this folder if one is given, with the package that lies there."""
     command = [sys.executable, "-c", CHOICE]
-    told = subprocess.run(command, env={**os.environ, **environment}, check=True, capture_output=True, text=True)
+    told = subprocess.run(
+        command, env={**os.environ, **environment}, cwd=folder, check=True, capture_output=True, text=True
+    )
     return told.stdout.strip()
 
 
 @needs_compiler
 def test_it_is_built_and_in_use():
     assert chosen() == "True <class 'txnstore._bulk.MessageParts'>"
+
+
+@needs_compiler
+@pytest.mark.parametrize("file", ["_bulk.h", "_bulk_poll.c"])
+def test_what_was_built_of_other_sources_is_not_used(root, tmp_path, file):
+    """As a checkout that goes on without being installed again."""
+    package = tmp_path / "txnstore"
+    shutil.copytree(root / "txnstore", package, ignore=shutil.ignore_patterns("__pycache__"))
+    assert chosen(tmp_path) == "True <class 'txnstore._bulk.MessageParts'>"
+    with (package / file).open("a") as source:
+        source.write("/* A change. */\n")
+    assert chosen(tmp_path) == "False <class 'txnstore.clients.model.message.MessageParts'>"
+    with pytest.raises(subprocess.CalledProcessError) as raised:
+        chosen(tmp_path, PYTHONWARNINGS="error::RuntimeWarning")
+    assert "compiled of other sources" in raised.value.stderr
+    # A wheel has no sources beside it.
+    for source in package.glob("_bulk*.[ch]"):
+        source.unlink()
+    assert chosen(tmp_path) == "True <class 'txnstore._bulk.MessageParts'>"
 
 
 def test_a_process_may_go_without():
