@@ -45,6 +45,9 @@ from txnstore.log.topics import create_topic
 
 __all__ = ["observer", "orders", "postgresql", "proxied", "proxy", "waiter"]
 
+WAITING_FOR_LOCKS = """
+    SELECT pid FROM pg_locks JOIN pg_database ON pg_database.oid = pg_locks.database
+    WHERE NOT granted AND datname = current_database()"""
 CHILDREN = Path(__file__).parents[1] / "faults" / "children.py"
 
 
@@ -232,6 +235,40 @@ def test_a_notification_that_comes_with_an_answer_is_not_lost(postgresql, observ
         assert not waiter.wait(SHORT_MS)
 
 
+def test_a_stranger_who_holds_the_lock_of_a_channel_holds_up_no_reader_and_no_session(
+    postgresql, observer, monkeypatch
+):
+    monkeypatch.setattr(postgresql_connections, "LOCK_WAIT_MS", 20)
+    channels = postgresql_connections._Channels(postgresql.store.channel)
+    (channel,) = channels.heard(about(postgresql)) - {postgresql_connections._ANYBODY}
+    observer.execute("SELECT pg_advisory_lock(%s, %s)", (channels.lock_class, channel))
+    start = time.monotonic()
+    with closing(postgresql.store.waiter(about(postgresql))) as waiter:
+        assert time.monotonic() - start < postgresql_connections.ANSWER_TIMEOUT_MS / 1000
+        assert not observer.execute(WAITING_FOR_LOCKS).fetchall()
+        # It looks by itself, until it can listen again.
+        assert waiter.wait(60_000)
+        observer.execute("SELECT pg_advisory_unlock_all()")
+        waiter._listen_again = 0.0
+        until(lambda: waiter.wait(20) and waiter._connection is not None)
+        settle(waiter)
+        postgresql.add()
+        assert is_woken(waiter)
+
+
+def test_a_table_that_is_locked_holds_up_no_session_of_a_reader(postgresql, observer):
+    statement = HotStatement(
+        select(partition_heads.c.next_offset).where(partition_heads.c.partition_id == bindparam("of_partition_id"))
+    )
+    parameters = {"of_partition_id": postgresql.partition_id}
+    with closing(postgresql.store.waiter(about(postgresql))) as waiter:
+        assert waiter.rows(statement, parameters) == [(0,)]
+        observer.execute("BEGIN; LOCK TABLE txnstore.partition_heads")
+        assert waiter.rows(statement, parameters) is None
+        assert not observer.execute(WAITING_FOR_LOCKS).fetchall()
+        observer.execute("ROLLBACK")
+
+
 def test_a_waiter_reads_alone_until_its_session_is_another_one(orders):
     statement = HotStatement(
         select(partition_heads.c.next_offset).where(partition_heads.c.partition_id == bindparam("of_partition_id"))
@@ -251,6 +288,8 @@ def test_a_waiter_reads_alone_until_its_session_is_another_one(orders):
             waiter._close_connection()
             assert waiter.rows(statement, parameters) is None
             waiter._listen()
+            # It may be another server by now, which the connections of the store find out.
+            assert waiter.rows(statement, parameters) is None
             assert waiter.rows(statement, parameters) == [(4,)]
 
 

@@ -48,6 +48,9 @@ Connect = Callable[[], "PostgreSQLConnection"]
 
 #: Until a database transaction says how long its statements may take; LISTEN and NOTIFY take no time.
 ANSWER_TIMEOUT_MS: Final = 10_000
+#: How long a listener waits for a lock, of a channel or of a table that it reads. A stranger may hold it for hours, and
+#: a session whose client has given up would go on waiting.
+LOCK_WAIT_MS: Final = 1_000
 #: A listener that hears nothing looks by itself after this long: a pooler may have lost its LISTEN.
 SILENCE_MS: Final = 2_000
 #: One that cannot listen looks at last in these intervals: each look is a database transaction.
@@ -74,6 +77,7 @@ _NOTIFY: Final = (
 #: of it.  A plan made for values is never kept, and costs more than what it finds; the key bounds what is read.
 _READ_ALONE: Final = (
     "SET TRANSACTION ISOLATION LEVEL READ COMMITTED READ ONLY;"
+    f"SET LOCAL lock_timeout = {LOCK_WAIT_MS};"
     "SET LOCAL search_path = pg_catalog, pg_temp;"
     "SET LOCAL plan_cache_mode = force_generic_plan;"
     "SET LOCAL enable_seqscan = off"
@@ -247,14 +251,11 @@ class _Channels:
         unlock = "SELECT pg_catalog.pg_advisory_unlock_shared({}, {})"
         steps = [*((unlock, "UNLISTEN {}", channel) for channel in sorted(leave))]
         steps += [(lock, "LISTEN {}", channel) for channel in sorted(enter)]
-        return sql.SQL("; ").join(
-            part
-            for locking, listening, channel in steps
-            for part in (
-                sql.SQL(locking).format(sql.Literal(self.lock_class), sql.Literal(channel)),
-                sql.SQL(listening).format(sql.Identifier(f"{self.prefix}{channel}")),
-            )
-        )
+        parts = [sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(LOCK_WAIT_MS))]
+        for locking, listening, channel in steps:
+            parts.append(sql.SQL(locking).format(sql.Literal(self.lock_class), sql.Literal(channel)))
+            parts.append(sql.SQL(listening).format(sql.Identifier(f"{self.prefix}{channel}")))
+        return sql.SQL("; ").join(parts)
 
 
 class ListenWaiter:
@@ -266,6 +267,8 @@ class ListenWaiter:
         self._dialect = dialect
         self._prepared: set[str] = set()
         self._may_read = True
+        #: Whether it has listened before, and whether that was on another connection, and it has not read since.
+        self._has_listened = self._is_elsewhere = False
         self._is_notified = False
         self._channels = _Channels(channel)
         self._subjects = subjects
@@ -310,6 +313,10 @@ class ListenWaiter:
     def rows(self, statement: HotStatement, parameters: Mapping[str, int]) -> list[Any] | None:
         """Run a statement that reads on the connection that listens; None if that cannot be."""
         if self._connection is None or not self._may_read or self._process_id != os.getpid():
+            return None
+        if self._is_elsewhere:
+            # Perhaps another server has taken over, or a backup: the next reading is by connections that are checked.
+            self._is_elsewhere = False
             return None
         rendered = statement.rendered(self._dialect, parameters)
         if rendered is None:
@@ -398,6 +405,7 @@ class ListenWaiter:
         else:
             self._pause_ms = float(POLL_FIRST_MS)
             self._prepared, self._may_read = set(), True
+            self._is_elsewhere, self._has_listened = self._has_listened, True
 
     def _note(self, _: object) -> None:
         self._is_notified = True
