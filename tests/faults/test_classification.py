@@ -195,8 +195,34 @@ def test_what_the_driver_refuses_to_send_is_no_broken_connection():
     ],
 )
 def test_a_server_that_takes_no_connection_now_may_take_one_later(text):
+    assert type(not_connected(text)) is StoreUnavailable
+
+
+def not_connected(text):
     error = psycopg.OperationalError(f'connection failed: connection to server at "role" failed: {text}')
-    assert type(PostgreSQLBackend().translate(DBAPIError(None, None, error), Stage.CONNECT)) is StoreUnavailable
+    return PostgreSQLBackend().translate(DBAPIError(None, None, error), Stage.CONNECT)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "told"),
+    [
+        ("session is read-only", StoreUnavailable, "target_session_attrs"),
+        ("session is not read-only", StoreUnavailable, "target_session_attrs"),
+        ("server is in hot standby mode", StoreUnavailable, "target_session_attrs"),
+        ("server is not in hot standby mode", StoreUnavailable, "target_session_attrs"),
+        ("FATAL:  the database system is starting up", StoreUnavailable, "is starting, stopping or recovering"),
+        ("FATAL:  the database system is in recovery mode", StoreUnavailable, "is starting, stopping or recovering"),
+        ("FATAL:  the database system is not yet accepting connections", StoreUnavailable, "starting, stopping"),
+        ("FATAL:  the database system is not accepting connections", StoreUnavailable, "starting, stopping"),
+        ("FATAL:  connection requires a valid client certificate", PermissionDenied, "does not let this user in"),
+        ('private key file "/k" has group or world access', InvalidUrl, "an option of the PostgreSQL URL"),
+        ("Connection refused", StoreUnavailable, "is the server there and the address right"),
+    ],
+)
+def test_who_gets_no_connection_is_told_why(text, kind, told):
+    error = not_connected(text)
+    assert type(error) is kind
+    assert told in str(error)
 
 
 @BEFORE_COMMIT

@@ -98,6 +98,7 @@ CONNECTION_ERRORS: Final[tuple[tuple[str, type[TxnStoreError], str], ...]] = (
             r"password authentication failed|no password supplied|SASL authentication failed"
             r"|role \".*\" (does not exist|is not permitted)|authentication failed for user|no such user"
             r"|no pg_hba\.conf entry|pg_hba\.conf rejects|permission denied for database"
+            r"|requires a valid client certificate"
         ),
         PermissionDenied,
         "the server refused the user or the password, or does not let this user in",
@@ -113,9 +114,19 @@ CONNECTION_ERRORS: Final[tuple[tuple[str, type[TxnStoreError], str], ...]] = (
         "the server's TLS is not what the URL's sslmode asks for",
     ),
     (
+        r"session is (not )?read-only|server is (not )?in hot standby mode",
+        StoreUnavailable,
+        "no server of the URL is, at the moment, what its target_session_attrs asks for",
+    ),
+    (
+        r"the database system is (starting up|shutting down|in recovery|not (yet )?accepting connections)",
+        StoreUnavailable,
+        "the server is starting, stopping or recovering",
+    ),
+    (
         (
             r"(bad|invalid) (\w+ )*(value|number|integer)|could not match|unsupported"
-            r"|definition of service|certificate file"
+            r"|definition of service|certificate file|private key file"
         ),
         InvalidUrl,
         "an option of the PostgreSQL URL has a value that PostgreSQL's client library does not accept",
