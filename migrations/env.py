@@ -8,7 +8,8 @@ from alembic import context
 from alembic.runtime.migration import MigrationContext, MigrationInfo
 from sqlalchemy import Integer, column, table, update
 
-from txnstore.db.names import StoreName
+from txnstore.db import opening
+from txnstore.db.names import SQLITE_PREFIX, StoreName
 
 #: What txnstore.db.migrating hands over: where the tables are, and the connection if there is one.
 attributes = context.config.attributes
@@ -31,6 +32,18 @@ def note_version(*, ctx: MigrationContext, step: MigrationInfo, **_: object) -> 
             schema_version=int(made_by.revision), oldest_writer_version=made_by.module.oldest_writer_version
         )
     )
+
+
+def first_partition() -> str:
+    """Return the statement by which a new store begins to number its partitions anywhere, as `opening` lets it."""
+    count = opening.FIRST_PARTITION_ID_MAX
+    if schema is None:
+        return (
+            "INSERT INTO sqlite_sequence (name, seq)"  # noqa: S608 - our own names
+            f" VALUES ('{SQLITE_PREFIX}partitions', (random() & {(1 << 31) - 1}) % {count})"
+        )
+    sequence = f"pg_get_serial_sequence('\"{schema}\".partitions', 'partition_id')"
+    return f"DO $$ BEGIN PERFORM setval({sequence}, CAST(1 + floor(random() * {count}) AS bigint), false); END $$"
 
 
 options: dict[str, Any] = {
@@ -63,3 +76,5 @@ with context.begin_transaction():
             " END $$"
         )
     context.run_migrations()
+    if context.is_offline_mode() and attributes["makes_tables"]:
+        context.execute(first_partition())

@@ -52,6 +52,17 @@ def test_the_first_who_opens_what_it_made_gives_it_its_store(printed):
         assert offsets_of_an_append(again) == (0, 1)
 
 
+def test_its_store_begins_to_number_its_partitions_anywhere(txnstore_empty_url, sql_program, monkeypatch):
+    """As one that is made by opening it: clients of another store that was there know partitions by other numbers."""
+    monkeypatch.setattr(opening, "FIRST_PARTITION_ID_MAX", (1 << 31) - 1)
+    sql_program(txnstore_empty_url, migrating.upgrade_sql(kind=kind_of(txnstore_empty_url)))
+    with open_store(txnstore_empty_url) as store:
+        topic = store.write(lambda connection: create_topic(connection, "orders", partition_count=2))
+    first, second = topic.partition_ids
+    assert 1 < first < 1 << 31
+    assert second == first + 1
+
+
 def test_migrate_gives_it_its_store_too(printed):
     with connect_store(printed) as store:
         opening.upgrade(store)

@@ -64,6 +64,7 @@ def upgrade_sql(*, kind: str, schema: str = DEFAULT_SCHEMA, from_version: int = 
         config = _config(kind, schema, output=printed)
         importlib.import_module(_BACKENDS[kind])
         config.attributes["dialect_name"] = _DIALECTS[kind]
+        config.attributes["makes_tables"] = from_version == 0
         command.upgrade(config, f"{_revision(from_version)}:head", sql=True)
     return printed.getvalue()
 
