@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -349,6 +351,46 @@ def test_of_several_that_open_an_empty_database_at_once_one_makes_the_tables(txn
 
     with ThreadPoolExecutor(count) as threads:
         assert len(set(threads.map(open_it, range(count)))) == 1
+
+
+def child_that_migrates():
+    """Fork a child that asks Alembic for something, and return its process id; one that hangs is ended."""
+    child = os.fork()
+    if child == 0:
+        signal.alarm(int(PATIENCE_SECONDS / 2))
+        try:
+            migrating.newest_version()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return child
+
+
+def exit_code_of(child):
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_child_migrates_though_a_thread_that_it_does_not_have_was_migrating(monkeypatch):
+    monkeypatch.setattr(migrating, "FORK_PATIENCE_SECONDS", 0.01)
+    with migrating._alone_and_quiet():
+        child = child_that_migrates()
+    assert exit_code_of(child) == 0
+    # And so does its parent.
+    assert migrating.newest_version() == SCHEMA_VERSION
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_fork_waits_for_a_thread_that_migrates(monkeypatch):
+    """It may be importing Alembic, which its child could never do again."""
+    monkeypatch.setattr(migrating, "FORK_PATIENCE_SECONDS", PATIENCE_SECONDS)
+    with ThreadPoolExecutor(1) as thread:
+        with migrating._alone_and_quiet():
+            forked = thread.submit(child_that_migrates)
+            with pytest.raises(TimeoutError):
+                forked.result(0.2)
+        assert exit_code_of(forked.result(PATIENCE_SECONDS)) == 0
+    assert migrating.newest_version() == SCHEMA_VERSION
 
 
 def test_who_upgrades_waits_for_another_process_that_does_and_then_finds_it_done(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import logging
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,8 +24,11 @@ _DIALECTS: Final = {"sqlite": "sqlite+txnstore", "postgresql": "postgresql+txnst
 #: What registers them.
 _BACKENDS: Final = {"sqlite": "txnstore.db.sqlite.backend", "postgresql": "txnstore.db.postgresql.backend"}
 
+#: How long a fork waits for another thread that migrates: its child could not import what that is just importing.
+FORK_PATIENCE_SECONDS: Final = 1.0
+
 #: Alembic hands a migration its context in module variables: only one can run at a time in a process.
-_ONE_AT_A_TIME: Final = threading.Lock()
+_one_at_a_time = threading.Lock()
 
 _log: Final = logging.getLogger(__name__)
 #: Where Alembic logs each plugin and each step.
@@ -117,7 +121,7 @@ def _alone_and_quiet() -> Iterator[None]:
         return False
 
     loggers = [logging.getLogger(name) for name in _ALEMBICS_LOGGERS]
-    with _ONE_AT_A_TIME:
+    with _one_at_a_time:
         for logger in loggers:
             logger.addFilter(is_for_others)
         try:
@@ -125,6 +129,21 @@ def _alone_and_quiet() -> Iterator[None]:
         finally:
             for logger in loggers:
                 logger.removeFilter(is_for_others)
+
+
+def _before_fork() -> None:
+    # Not kept: a thread that is about to migrate may have an SQLite file open, for which the fork waits as well.
+    if _one_at_a_time.acquire(timeout=FORK_PATIENCE_SECONDS):
+        _one_at_a_time.release()
+
+
+def _after_fork_in_child() -> None:
+    global _one_at_a_time  # noqa: PLW0603 - a thread that is not there may have it, for ever
+    _one_at_a_time = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
 
 
 def _revision(version: int) -> str:
