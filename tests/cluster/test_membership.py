@@ -7,9 +7,11 @@ import os
 import re
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Connection, delete
 
 from tests.cluster.conftest import Producer, Site, down, read
 from tests.tools.crashes import crash_at, noting, steps_of
@@ -27,6 +29,7 @@ from txnstore.db.cluster.membership import (
     split_urls,
 )
 from txnstore.db.opening import open_store
+from txnstore.db.schema import databases
 from txnstore.db.store import Store
 from txnstore.db.url import parse_url
 from txnstore.errors import (
@@ -35,6 +38,7 @@ from txnstore.errors import (
     MissingMember,
     NotCoordinator,
     OutcomeUnknown,
+    StoreCopied,
     StoreUnavailable,
     TransactionAbortable,
     WrongCluster,
@@ -46,10 +50,13 @@ from txnstore.log.cluster_topics import create_topic
 from txnstore.log.codec import encode
 from txnstore.model import GroupMembership, OffsetAndMetadata, Record
 from txnstore.testing.invariants import assert_cluster_sound
+from txnstore.testing.postgres_server import PostgresServer
 from txnstore.transactions.administration import OpenInPartition, abort_open_transaction
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.outcome import Outcome, resolve_outcome
 from txnstore.transactions.recovery import abort_by_administrator, abort_overdue, abort_timed_out, recover
+
+PATIENCE_SECONDS = 60.0
 
 
 def ids(cluster) -> list[tuple[int, bool]]:
@@ -172,6 +179,36 @@ def test_files_of_one_name_are_told_apart_by_what_is_in_them(sqlite_site: Site, 
             assert len(cluster.databases) == 4
 
 
+def test_files_that_have_changed_their_names_are_told_apart_by_what_is_in_them(sqlite_site: Site, tmp_path: Path):
+    sqlite_site.open().close()
+    second, third, between = (tmp_path / f"{name}.db" for name in ("second", "third", "between"))
+    for path, name in ((second, between), (third, second), (between, third)):
+        path.replace(name)
+    for wanted in (2, 3):
+        with sqlite_site.open() as cluster:
+            assert cluster.own(wanted).database_id == wanted
+            paths = [str(cluster.own(number).url) for number in (2, 3)]
+            assert paths == [str(parse_url(url)) for url in (sqlite_site.urls[2], sqlite_site.urls[1])]
+
+
+def test_a_controller_that_does_not_know_a_member_any_more_is_an_older_state_of_itself(
+    sqlite_site: Site, monkeypatch: pytest.MonkeyPatch
+):
+    with sqlite_site.open() as cluster:
+        cluster.controller.write(
+            lambda connection: connection.execute(delete(databases).where(databases.c.database_id == 3))
+        )
+        with monkeypatch.context() as patch:
+            patch.setattr(cluster.controller.backend, "is_standby", lambda _: True)
+            with pytest.raises(StoreUnavailable, match="the standby in"):
+                cluster.refresh()
+        for _ in range(2):
+            with pytest.raises(StoreCopied, match=r"'third\.db' was in its cluster.*Restart the program"):
+                cluster.refresh()
+    with sqlite_site.open(*sqlite_site.urls[:2]) as cluster:
+        assert [number for number, _ in ids(cluster)] == [1, 2]
+
+
 def test_the_first_must_be_the_controller(sqlite_site: Site):
     sqlite_site.open().close()
     for wrong in ([sqlite_site.urls[1], sqlite_site.urls[0]], [sqlite_site.urls[2]]):
@@ -212,6 +249,33 @@ def test_a_database_in_use_or_of_another_cluster_cannot_join(sqlite_site: Site):
     with sqlite_site.open(sqlite_site.urls[1]) as alone:
         assert alone.is_alone
         create_topic(alone, "mine-too")
+
+
+def test_a_database_cannot_join_while_somebody_makes_a_topic_of_its_own(
+    postgresql_site: Site, txnstore_postgres_server: PostgresServer
+):
+    made, over = threading.Event(), threading.Event()
+    controller, own = postgresql_site.urls[:2]
+    waiting = "SELECT pg_sleep(0.01), count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = %s"
+
+    def make(connection: Connection) -> None:
+        topics.create_topic(connection, "mine")
+        made.set()
+        assert over.wait(PATIENCE_SECONDS)
+
+    with open_store(own) as store, ThreadPoolExecutor(2) as threads, txnstore_postgres_server.connect() as observer:
+        making = threads.submit(store.write, make)
+        try:
+            assert made.wait(PATIENCE_SECONDS)
+            joining = threads.submit(postgresql_site.open, controller, own)
+            looks = (observer.execute(waiting, [store.url.url.database]).fetchone() for _ in range(6_000))
+            assert any(joining.done() or (look and look[1]) for look in looks), "it neither waits nor ends"
+        finally:
+            over.set()
+        making.result(PATIENCE_SECONDS)
+        with pytest.raises(WrongCluster, match="has topics of its own"):
+            joining.result(PATIENCE_SECONDS).close()
+        assert store.read(topics.list_topics) == ["mine"]
 
 
 def test_who_lacks_a_member_works_for_everything_else(sqlite_site: Site):

@@ -173,9 +173,10 @@ class Cluster:
 
         Raises:
             WrongCluster: the first database of the list is not the controller.
+            StoreCopied: the controller does not know a database any more: it is an older state of itself.
             TxnStoreError: the controller cannot be reached.
         """
-        self._databases = read_from_controller(self.controller)
+        self._databases = read_from_controller(self.controller, self._databases)
         if len(self._databases) > 1:
             for database_id, store in list(self._stores.items()):
                 store.label = self._databases[database_id].label
@@ -402,18 +403,19 @@ class Cluster:
         """Open what may be the member, until it is found."""
         self._refuse_while_paused(database_id)
         label = self._databases[database_id].label
-        candidates = sorted(
-            (address for address in self._addresses[1:] if address.database_id in (None, database_id)),
-            key=lambda address: address.database_id is None,
-        )
+        left = self._addresses[1:]
         failure: TxnStoreError | None = None
-        for address in candidates:
+        while database_id not in self._stores:
+            # Asked each time: a look inside may show that others were taken for the wrong member, by their names.
+            candidates = [address for address in left if address.database_id in (None, database_id)]
+            if not candidates:
+                break
+            address = min(candidates, key=lambda address: address.database_id is None)
+            left.remove(address)
             try:
                 self._open_member(address)
             except TxnStoreError as error:
                 failure = failure or error
-            if database_id in self._stores:
-                break
         store = self._stores.get(database_id)
         if store is not None:
             self._pauses.pop(database_id, None)

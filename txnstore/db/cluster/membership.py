@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from sqlalchemy import Connection, delete, exists, insert, select, update
 
+from txnstore.db.identity import going_back
 from txnstore.db.schema import databases, groups, stores, topics, transactions
 from txnstore.db.statements import HotStatement
 from txnstore.db.store import Store
@@ -39,8 +40,8 @@ _NOT_CONTROLLER: Final = "only the controller registers databases; it is the fir
 _READ: Final = HotStatement(
     select(databases, select(stores.c.store_uuid).scalar_subquery().label("own_uuid")).order_by(databases.c.database_id)
 )
-# Registration and the first transactional ids and groups wait for each other here: FOR KEY SHARE lets new producer
-# ids through, which only update the row.
+# Registration and topics, and the first transactional ids and groups, wait for each other here: FOR KEY SHARE lets new
+# producer ids through, which only update the row.
 _LOCK: Final = select(stores.c.store_uuid).with_for_update()
 _SHARE: Final = select(stores.c.store_uuid).with_for_update(read=True, key_share=True)
 _IS_USED: Final = select(
@@ -79,11 +80,14 @@ def read_databases(connection: Connection) -> list[Database]:
     ]
 
 
-def read_from_controller(controller: Store) -> dict[int, Database]:
+def read_from_controller(controller: Store, known: Mapping[int, Database]) -> dict[int, Database]:
     """Return the databases of the cluster, by number, as the first database of the list knows them.
+
+    `known` are those that it knew before: members are never removed.
 
     Raises:
         WrongCluster: that is not the controller.
+        StoreCopied: one that was known is missing: the controller is an older state of itself.
         TxnStoreError: it cannot be reached.
     """
     found = controller.read(read_databases)
@@ -100,7 +104,12 @@ def read_from_controller(controller: Store) -> dict[int, Database]:
             f"the first database of the list is {own.label!r}, a member of the cluster whose controller is"
             f" {other!r}{joining}: the controller comes first"
         )
-    return {member.database_id: member for member in found}
+    members = {member.database_id: member for member in found}
+    lost = [member.label for database_id, member in known.items() if database_id not in members]
+    if lost:
+        is_standby = controller.read(controller.backend.is_standby)
+        raise going_back(controller, f"the database {lost[0]!r} was in its cluster", is_standby=is_standby)
+    return members
 
 
 def coordinator_of_name(name: str, members: Iterable[Database]) -> int:
@@ -324,6 +333,8 @@ def lock_catalogue(connection: Connection) -> list[Database]:
     Raises:
         WrongCluster: this is not the controller, which alone makes such changes.
     """
+    # Nor does this database join another one's cluster meanwhile: it would lose what it has of its own.
+    connection.execute(_SHARE)
     members = read_databases(connection)
     if not any(member.is_own and member.database_id == CONTROLLER_ID for member in members):
         controller = next((member.label for member in members if member.database_id == CONTROLLER_ID), "")
