@@ -40,7 +40,8 @@ from txnstore.db.schema import (
     transaction_writer_partitions,
 )
 from txnstore.db.statements import HotStatement
-from txnstore.db.store import chunks, must_hit_each
+from txnstore.db.store import Store, chunks, must_hit_each
+from txnstore.errors import StoreUnavailable, WrongCluster
 
 #: What is copied, each with the columns that name a row; in the order in which rows come to be.
 COPIED: Final[tuple[tuple[Table, tuple[str, ...]], ...]] = (
@@ -50,6 +51,8 @@ COPIED: Final[tuple[tuple[Table, tuple[str, ...]], ...]] = (
     (topic_configs, ("topic_id", "name")),
     (partitions, ("partition_id",)),
 )
+#: What never changes in a row that is copied.
+_FIXED: Final = {topics: "topic_uuid", partitions: "topic_id"}
 #: What is deleted together with a partition: its own rows, and what open transactions still wanted of it.  Heads come
 #: last, so that whoever waits for one finds nothing behind it.  Its log, and what groups have committed of it, can no
 #: longer be found: `log.deleting` deletes that in portions.
@@ -67,6 +70,10 @@ _GONE: Final = select(deleted_partitions.c.partition_id)
 # Whoever copies at the same time waits here.
 _LOCK_COPY: Final = (
     select(databases.c.catalogue_version).where(databases.c.database_id == CONTROLLER_ID).with_for_update()
+)
+_VERSION: Final = select(databases.c.catalogue_version).where(databases.c.database_id == CONTROLLER_ID)
+_TOPICS_BY_PARTITION: Final = select(partitions.c.partition_id, topics.c.topic_uuid).join(
+    topics, topics.c.topic_id == partitions.c.topic_id
 )
 _HEADS: Final = select(partition_heads.c.partition_id)
 # Otherwise they would be taken for transactions that hang.
@@ -135,6 +142,38 @@ def apply_catalogue(connection: Connection, catalogue: Catalogue, database_id: i
     return changed
 
 
+def check_history(member: Store, controller: Store) -> None:
+    """Refuse a member whose copies the controller cannot have given to it: one of the two was restored alone.
+
+    A controller that has gone back gives the numbers of partitions out again: what is written to a new topic would go
+    to the log of another one, and groups would begin where they had come to in that.  While the controller is away, or
+    a standby that follows, nobody can tell.
+
+    Raises:
+        WrongCluster: see above.
+        TxnStoreError: one of them refuses, or the member cannot be reached.
+    """
+
+    def read(connection: Connection) -> tuple[int, dict[int, str]]:
+        version = int(connection.execute(_VERSION).scalar_one())
+        return version, {row.partition_id: row.topic_uuid for row in connection.execute(_TOPICS_BY_PARTITION)}
+
+    held_version, held = member.read(read)
+    try:
+        # After the member: what that has, the controller had before.
+        version, given = controller.read(read)
+        is_known = held_version <= version and all(given.get(number, uuid) == uuid for number, uuid in held.items())
+        if is_known or controller.read(controller.backend.is_standby):
+            return
+    except StoreUnavailable:
+        return
+    raise WrongCluster(
+        f"the database {member.label!r} has copies of topics that its controller {controller.label!r} has not made: the"
+        " controller was restored from a backup that is older. Nothing was changed; restore all databases of a cluster"
+        " from backups of which the controller's is the last"
+    )
+
+
 def forget_partitions(connection: Connection, which: ColumnElement[bool]) -> None:
     """Delete the partitions that a condition on their table selects; what they held is deleted later, in portions."""
     # Heads first, as everybody does: appends that are under way finish, later ones find no partition.
@@ -170,6 +209,9 @@ def _read(connection: Connection, table: Table, key: Sequence[str]) -> dict[_Key
 
 def _bring(connection: Connection, table: Table, key: Sequence[str], wanted: _Rows, *, removes: bool) -> bool:
     present = _read(connection, table, key)
+    fixed = _FIXED.get(table)
+    if fixed is not None and any(present[found][fixed] != wanted[found][fixed] for found in present.keys() & wanted):
+        raise WrongCluster("its copies of topics are not of this controller, which has given their numbers out again")
     gone = [found for found in present if found not in wanted] if removes else []
     if gone and table is partitions:
         for numbers in chunks([number for (number,) in gone]):

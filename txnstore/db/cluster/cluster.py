@@ -25,7 +25,7 @@ from sqlalchemy import Connection, bindparam, select
 from txnstore.backoff import Backoff
 from txnstore.clock import Clock
 from txnstore.db.backend import Limits
-from txnstore.db.cluster.catalogue import Catalogue, apply_catalogue, is_current, read_catalogue
+from txnstore.db.cluster.catalogue import Catalogue, apply_catalogue, check_history, is_current, read_catalogue
 from txnstore.db.cluster.membership import (
     CONTROLLER_ID,
     Address,
@@ -282,7 +282,9 @@ class Cluster:
         check_original_once(store)
         store.database_id, store.label = member.database_id, member.label
         entries = store.read(read_databases)
-        if not any(entry.is_own and entry.database_id == member.database_id for entry in entries):
+        if any(entry.is_own and entry.database_id == member.database_id for entry in entries):
+            check_history(store, self.controller)
+        else:
             catalogue = self.controller.read(read_catalogue)
             try:
                 store.write(lambda connection: apply_catalogue(connection, catalogue, member.database_id))
@@ -299,7 +301,7 @@ class Cluster:
         Raises:
             StoreUnavailable: it cannot be reached, or could not a moment ago.
             MissingMember: no URL of the list leads to it.
-            WrongCluster: its URL leads to another database.
+            WrongCluster: its URL leads to another database, or its copies are not of this controller.
         """
         store = self._stores.get(database_id)
         if store is not None:
