@@ -10,7 +10,7 @@ from txnstore.db.cluster.cluster import open_cluster
 from txnstore.db.names import VIEWS
 from txnstore.db.opening import connect_store, open_store
 from txnstore.db.schema import SCHEMA_VERSION, metadata
-from txnstore.errors import ForeignSchema, InvalidUrl, SchemaOutdated, WrongCluster
+from txnstore.errors import ForeignSchema, InvalidUrl, PermissionDenied, SchemaOutdated, WrongCluster
 from txnstore.log.topics import create_topic, list_topics
 
 
@@ -146,6 +146,25 @@ def test_a_table_that_is_dropped_under_an_open_store_shows_as_a_foreign_schema(s
     )
     with pytest.raises(ForeignSchema):
         store.read(list_topics)
+
+
+@pytest.mark.parametrize("table", ["stores", "store_version"])
+def test_rows_that_a_role_does_not_see_are_not_taken_for_missing(
+    table, new_database, new_role, granted, txnstore_postgres_server
+):
+    database, role = new_database(), new_role()
+    open_store(txnstore_postgres_server.url(database)).close()
+    granted(
+        database,
+        role,
+        "GRANT USAGE ON SCHEMA txnstore TO {role}",
+        "GRANT SELECT, INSERT ON ALL TABLES IN SCHEMA txnstore TO {role}",
+        f"ALTER TABLE txnstore.{table} ENABLE ROW LEVEL SECURITY",
+    )
+    with pytest.raises(PermissionDenied, match=f"row-level security hides the table {table} in"):
+        open_store(txnstore_postgres_server.url(database, role, "secret"))
+    # Its owner sees them.
+    open_store(txnstore_postgres_server.url(database)).close()
 
 
 def test_columns_and_tables_that_others_added_do_no_harm(store, url, client_path):

@@ -385,6 +385,10 @@ class Backend(Protocol):
         """Return the names, without prefix, of the tables and views that stand where ours would."""
         ...
 
+    def hides_rows(self, connection: Connection, schema: str, table: str) -> bool:
+        """Return whether the database may keep rows of the table from whoever asks, without an error."""
+        ...
+
     def next_key(self, connection: Connection, schema: str, table: str, column: str) -> int:
         """Return the key that a table, which gives out its own, gives out next."""
         ...

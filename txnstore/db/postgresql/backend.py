@@ -154,6 +154,7 @@ IDENTIFY: Final = (
     " FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()"
 )
 
+_HIDES_ROWS: Final = text("SELECT pg_catalog.row_security_active(CAST(:of_table AS text))")
 _SEQUENCE: Final = text("SELECT pg_catalog.pg_get_serial_sequence(:of_table, :of_column)")
 _SET_SEQUENCE: Final = text("SELECT pg_catalog.setval(CAST(:sequence AS regclass), :key, false)")
 
@@ -470,6 +471,10 @@ class PostgreSQLBackend:
         )
         return frozenset(name for (name,) in rows)
 
+    def hides_rows(self, connection: Connection, schema: str, table: str) -> bool:
+        """Return whether row-level security applies to this role there."""
+        return bool(connection.execute(_HIDES_ROWS, {"of_table": _named(connection, schema, table)}).scalar_one())
+
     def next_key(self, connection: Connection, schema: str, table: str, column: str) -> int:
         """Return what the column's sequence gives out next."""
         sequence = _sequence_of(connection, schema, table, column)
@@ -486,10 +491,14 @@ class PostgreSQLBackend:
 
 def _sequence_of(connection: Connection, schema: str, table: str, column: str) -> str:
     """Return the name, as it stands in SQL, of the sequence behind an identity column."""
-    quoted = connection.dialect.identifier_preparer.quote_identifier
-    of_table = f"{quoted(schema)}.{quoted(table)}"
+    of_table = _named(connection, schema, table)
     sequence: str = connection.execute(_SEQUENCE, {"of_table": of_table, "of_column": column}).scalar_one()
     return sequence
+
+
+def _named(connection: Connection, schema: str, table: str) -> str:
+    quoted = connection.dialect.identifier_preparer.quote_identifier
+    return f"{quoted(schema)}.{quoted(table)}"
 
 
 def connect_arguments(url: DatabaseUrl) -> dict[str, Any]:

@@ -328,6 +328,10 @@ class SQLiteBackend:
         )
         return frozenset(name.removeprefix(SQLITE_PREFIX) for (name,) in rows)
 
+    def hides_rows(self, connection: Connection, schema: str, table: str) -> bool:
+        """Return False: a file is read as a whole."""
+        return False
+
     def next_key(self, connection: Connection, schema: str, table: str, column: str) -> int:
         """Return the one after the last that AUTOINCREMENT gave out."""
         del schema, column
