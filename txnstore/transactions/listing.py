@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, bindparam, exists, select, tuple_, union_all
+from sqlalchemy import Connection, Row, Select, bindparam, case, exists, select, tuple_, union_all
 
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.cluster.membership import coordinator_of_producer
@@ -27,7 +27,7 @@ from txnstore.errors import MissingMember, StoreUnavailable, TransactionalIdNotF
 from txnstore.log.topics import names_of_partitions
 from txnstore.model import PartitionName
 from txnstore.transactions import rows
-from txnstore.transactions.protocol import DECIDED, TransactionMetadata, TransactionState
+from txnstore.transactions.protocol import DECIDED, FenceReason, TransactionMetadata, TransactionState
 from txnstore.transactions.rows import participants_of
 
 #: The states in which a transaction holds up readers: it runs until it is complete.
@@ -52,8 +52,15 @@ _LISTED: Final = union_all(
 _WRITERS: Final = select(transaction_writers.c.transactional_id, transaction_writers.c.writer_producer_id).where(
     transaction_writers.c.writer_producer_id.in_(bindparam("producer_ids", expanding=True))
 )
-_ALL: Final = (
-    select(transactions, server_now_ms().label("now_ms"))
+# A reason that this version does not know, of a newer one or a damaged row, keeps nothing from being listed: whoever
+# asks about that one transaction is told.
+_REASON: Final = transactions.c.fence_reason
+_KNOWN: Final[list[Any]] = [
+    *(column for column in transactions.c if column is not _REASON),
+    case((_REASON.in_([each.value for each in FenceReason]), _REASON)).label("fence_reason"),
+]
+_ALL: Final[Select[Any]] = (
+    select(*_KNOWN, server_now_ms().label("now_ms"))
     .where(transactions.c.transactional_id > bindparam("after_id"))
     .order_by(transactions.c.transactional_id)
     .limit(PAGE_ROWS)

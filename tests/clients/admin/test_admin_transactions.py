@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from sqlalchemy import update
 
 from tests.clients.admin.help import HOSTILE_TEXTS, UNUSUAL_TEXTS, error_of, result
 from tests.clients.consumer.log_writer import LogWriter
@@ -17,6 +18,7 @@ from txnstore.admin import (
     TransactionState,
 )
 from txnstore.db.opening import open_store
+from txnstore.db.schema import transactions
 from txnstore.errors import ProducerFenced, TransactionAbortable
 from txnstore.log.append import Append, append
 from txnstore.log.bounds import read_bounds
@@ -74,6 +76,22 @@ def listed(admin, **filters):
 
 def test_a_store_without_transactions_lists_none(admin, log):
     assert result(admin.list_transactions()) == []
+
+
+def test_a_row_that_says_what_this_version_does_not_know_keeps_none_from_being_listed(admin, log):
+    """As a newer version may write it; whoever asks about that one is told."""
+    damaged, sound = begun(log), begun(log)
+
+    def set_reason(reason):
+        this = update(transactions).where(transactions.c.transactional_id == damaged.transactional_id)
+        log.store.write(lambda connection: connection.execute(this.values(fence_reason=reason)))
+
+    set_reason("boredom")
+    assert listed(admin) == dict.fromkeys((damaged.transactional_id, sound.transactional_id), TransactionState.ONGOING)
+    described = admin.describe_transactions([damaged.transactional_id, sound.transactional_id])
+    assert "boredom" in error_of(described[damaged.transactional_id]).str()
+    assert result(described[sound.transactional_id]).state is TransactionState.ONGOING
+    set_reason(None)
 
 
 def test_transactions_are_listed_by_name_with_their_states(admin, log):
