@@ -53,6 +53,13 @@ def opened_both_ways(*arguments: Any) -> tuple[Any, Any]:
     return found[0], found[1]
 
 
+def made_of(message_type: Any, source: Any, record: Any, details: Any) -> Any:
+    """Return a message of these parts, as that of a delivery report is."""
+    made = message_type.__new__(message_type)
+    made._source, made._record, made._details = source, record, details
+    return made
+
+
 def everything(of: Any) -> tuple[Any, ...]:
     """Return all that a message tells, with its types."""
     told = (

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.clients.bulk_paths import made_of
 from txnstore.clients.model.errors import KafkaError
 from txnstore.clients.model.message import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, Message, RecordSource
 from txnstore.model import StoredRecord
@@ -76,7 +77,7 @@ def test_null_and_empty_are_not_the_same():
 
 
 def test_a_delivery_report_has_latency_and_no_headers():
-    message = Message.delivered(SOURCE, (7, 1234, b"k", b"v", None), (None, 0.25, -1, -1))
+    message = made_of(Message, SOURCE, (7, 1234, b"k", b"v", None), (None, 0.25, -1, -1))
     assert everything(message) == (
         *("orders", 3, 7, b"k", b"v", None, None),
         (TIMESTAMP_LOG_APPEND_TIME, 1234),
@@ -87,7 +88,7 @@ def test_a_delivery_report_has_latency_and_no_headers():
 def test_a_report_of_a_failure_has_an_error_and_no_offset():
     error = KafkaError(KafkaError._MSG_TIMED_OUT)
     source = RecordSource("orders", -1, TIMESTAMP_CREATE_TIME)
-    message = Message.delivered(source, (-1001, 1234, b"k", b"v", None), (error, 0.25, -1, -1))
+    message = made_of(Message, source, (-1001, 1234, b"k", b"v", None), (error, 0.25, -1, -1))
     assert (message.offset(), message.partition()) == (None, None)
     assert message.error() is error
 
@@ -236,7 +237,7 @@ def test_a_message_has_no_hash():
         Message(**FULL, latency=0.5, delivery_count=4),
         Message.from_record(SOURCE, RECORD),
         Message.from_record(SOURCE, RECORD._replace(headers=())),
-        Message.delivered(SOURCE, (7, 1234, b"k", b"v", None), (None, 0.25, -1, -1)),
+        made_of(Message, SOURCE, (7, 1234, b"k", b"v", None), (None, 0.25, -1, -1)),
     ],
     ids=["empty", "full", "record", "without headers", "report"],
 )

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.clients.bulk_paths import everything, message_module, needs_c, outcome
+from tests.clients.bulk_paths import everything, made_of, message_module, needs_c, outcome
 from tests.tools.memory import called_as_garbage_is_collected
 from txnstore import bulk
 from txnstore.clients.model.errors import KafkaError
@@ -64,7 +64,7 @@ changes = st.lists(
 @given(sources, records, details, changes)
 def test_whatever_it_is_made_of_and_changed_to(source: Any, record: Any, detail: Any, steps: Any) -> None:
     def work(module: Any) -> Any:
-        message = module.Message.delivered(source, record, detail)
+        message = made_of(module.Message, source, record, detail)
         found = [outcome(lambda: everything(message))]
         for name, given_ in steps:
             getattr(message, name)(given_)

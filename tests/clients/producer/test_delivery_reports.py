@@ -12,6 +12,8 @@ from tests.clients.producer.reporting import NEVER_MS, Reports, poll_until
 from tests.clients.steps import PATIENCE_SECONDS, create_topic, error_of, read_to_end, values
 from tests.databases import on_sqlite_alone
 from txnstore import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, KafkaError
+from txnstore.clients.model.message import messages_in_python
+from txnstore.clients.producer import queue as queue_module
 from txnstore.clients.producer.queue import PARTITION_UNASSIGNED, Accumulator, Batch, DeliveryReport, DeliveryReports
 from txnstore.clients.producer.requests import ProducerSession
 from txnstore.clients.producer.thread import Alarm
@@ -319,6 +321,19 @@ def test_each_record_is_counted_out_once_also_if_a_signals_handler_serves_report
         attempt(moment, queue.reports.serve)
         assert sorted(message.offset() for _, message in served) == [0, 1, 2, 3], moment.where
         assert (queue.accumulator.record_count, queue.accumulator.size_bytes) == (1, 1), moment.where
+
+
+def test_each_record_is_reported_once_wherever_serving_is_interrupted(monkeypatch):
+    """Also where messages are made in Python."""
+    monkeypatch.setattr(queue_module, "messages_of", messages_in_python)
+    for _, moment in every_interrupt({"producer/queue.py", "model/message.py"}, is_no_moment_for_signals):
+        queue, served = Queue(), Reports()
+        queue.add(served, served, served)
+        queue.reports.add(DeliveryReport(queue.take(), base_offset=0))
+        attempt(moment, queue.reports.serve)
+        queue.reports.serve()
+        assert [message.offset() for _, message in served] == [0, 1, 2], moment.where
+        assert (queue.accumulator.record_count, queue.accumulator.size_bytes) == (0, 0), moment.where
 
 
 FILES = {"producer/producer.py", "producer/queue.py", "producer/sender.py"}

@@ -179,15 +179,6 @@ class Message(_Parts):
         message._details = NO_DETAILS  # noqa: SLF001 - it is one of these
         return message
 
-    @classmethod
-    def delivered(cls, source: RecordSource, record: RecordTuple, details: Details) -> Message:
-        """Return the message of a delivery report; without an offset (below zero) if it was not delivered."""
-        message = _new(cls)
-        message._source = source  # noqa: SLF001 - it is one of these
-        message._record = record  # noqa: SLF001 - it is one of these
-        message._details = details  # noqa: SLF001 - it is one of these
-        return message
-
     @property
     def marker_offset(self) -> int | None:
         """In commit order, the offset of the marker that the record is delivered at, or -1; None in offset order."""
@@ -304,25 +295,30 @@ def messages_in_python(
 ) -> Iterator[tuple[Callable[[Any, Any], object] | None, Message]]:
     """Yield the callback of each record with its message.
 
-    What is no list is the same for all; the offset is the first one's, or `OFFSET_INVALID`.
+    What is no list is the same for all; the offset is the first one's, or `OFFSET_INVALID`.  Making a message calls no
+    function of Python's: Ctrl-C would come in there, with the callback taken and its message lost.
     """
-    return zip(
-        callbacks,
-        map(
-            message_type.delivered,
-            sources if isinstance(sources, list) else repeat(sources),
-            zip(
-                repeat(offset) if offset == OFFSET_INVALID else count_from(offset),
-                timestamps_ms if isinstance(timestamps_ms, list) else repeat(timestamps_ms),
-                keys,
-                values,
-                repeat(None),
-                strict=False,
-            ),
-            zip(repeat(error), [done_seconds - each for each in queued_seconds], repeat(-1), repeat(-1), strict=False),
-        ),
+    setters = (getattr(message_type, name).__set__ for name in ("_source", "_record", "_details"))
+    set_source, set_record, set_details = setters
+    messages = list(map(message_type.__new__, repeat(message_type, len(keys))))
+    records = zip(
+        repeat(offset) if offset == OFFSET_INVALID else count_from(offset),
+        timestamps_ms if isinstance(timestamps_ms, list) else repeat(timestamps_ms),
+        keys,
+        values,
+        repeat(None),
         strict=False,
     )
+    details = zip(repeat(error), [done_seconds - each for each in queued_seconds], repeat(-1), repeat(-1), strict=False)
+    filled = zip(
+        callbacks,
+        messages,
+        map(set_source, messages, sources if isinstance(sources, list) else repeat(sources)),
+        map(set_record, messages, records),
+        map(set_details, messages, details),
+        strict=False,
+    )
+    return map(operator.itemgetter(0, 1), filled)
 
 
 #: One or the other: what is called for each batch.
