@@ -413,6 +413,35 @@ def test_what_a_call_holds_is_returned_before_its_partitions_are_taken_away(conf
     run(scenario())
 
 
+def test_a_poll_without_end_in_a_callback_lets_go_what_its_call_holds_before_partitions_are_taken_away(
+    configuration, fill, monkeypatch
+):
+    monkeypatch.setattr("txnstore.clients.aio.consumer._SLICE_SECONDS", 0.02)
+    polled: list[object] = []
+    revoked = []
+
+    async def scenario():
+        async def on_commit(error, partitions):
+            await consumer.unsubscribe()
+            polled.append(await consumer.poll(-1))
+
+        async with AIOConsumer({**configuration, "enable.auto.commit": False, "on_commit": on_commit}) as consumer:
+            await consumer.subscribe(["t"], on_revoke=lambda _, partitions: revoked.extend(partitions))
+            assert await value_of(consumer.poll(WAIT_SECONDS)) == b"0"
+            reading = asyncio.create_task(consumer.consume(5, WAIT_SECONDS))
+            await asyncio.sleep(0)
+            # It has its turn once that call has read what is there, and waits for more.
+            await consumer.commit()
+            assert [message.value() for message in await reading] == [b"1", b"2"]
+            assert polled == [None]
+            assert revoked == []
+            assert await consumer.poll(0) is None
+            assert [partition.partition for partition in revoked] == [0]
+
+    fill("t", 3)
+    run(scenario())
+
+
 def test_closing_does_not_wait_for_a_poll_without_end(configuration):
     async def scenario():
         consumer = AIOConsumer(configuration)

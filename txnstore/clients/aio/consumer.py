@@ -270,7 +270,10 @@ class AIOConsumer:
                 left_seconds = deadline.left_seconds()
                 await self._call(self._read_some, count - len(read), min(left_seconds, _SLICE_SECONDS))
                 read += self._take()
-                if len(read) == count or left_seconds <= _SLICE_SECONDS or (read and self._consumer.is_held_up):
+                if len(read) == count or left_seconds <= _SLICE_SECONDS:
+                    break
+                # A call within a callback has nothing to wait for then: what is held returns only behind the callback.
+                if (read or self._calls.is_in_callback) and self._consumer.is_held_up:
                     break
                 if read and not holds:
                     holds = True
