@@ -6,10 +6,12 @@ import selectors
 import threading
 import time
 from contextlib import closing, nullcontext
+from functools import partial
 
 import psycopg
 import pytest
 
+from tests.clients.moments import attempt, every_interrupt, is_no_moment_for_signals
 from tests.participants.bank import Bank
 from txnstore.db.cluster.catalogue import change_store_settings
 from txnstore.db.opening import open_store
@@ -28,6 +30,7 @@ from txnstore.errors import (
 )
 from txnstore.participants import branches
 from txnstore.participants.branch_rules import gid_prefix, new_gid
+from txnstore.testing.postgres_server import connection_string
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.recovery import abort_by_administrator, abort_timed_out
 
@@ -299,6 +302,19 @@ def test_an_interrupt_before_anything_was_asked_leaves_connections_that_are_roll
     for driver in transfer.drivers:
         assert driver.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
     sqlite_bank.assert_whole(transfer.name, committed=False)
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_connection_is_its_owners_again_wherever_an_exchange_on_it_is_interrupted(txnstore_postgresql_url, is_closed):
+    """Its answers come in as many pieces as they may; a closed one gives none, at moments that are always the same."""
+    for _, moment in every_interrupt({"postgresql/exchange.py"}, is_no_moment_for_signals):
+        with closing(psycopg.connect(connection_string(txnstore_postgresql_url))) as driver:
+            if is_closed:
+                driver.close()
+            begin = postgresql_exchange.Statement(driver, "BEGIN", "BEGIN")
+            attempt(moment, partial(postgresql_exchange.exchange, [begin], PATIENCE_SECONDS))
+            assert driver.lock.acquire(blocking=False), moment.where
+            driver.lock.release()
 
 
 def test_no_room_for_another_prepared_transaction_is_a_vote_against_it(sqlite_bank, small_server):

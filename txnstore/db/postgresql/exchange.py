@@ -10,9 +10,12 @@ from __future__ import annotations
 import enum
 import selectors
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import compress, starmap
+from operator import methodcaller
 from typing import Any, Final
 
 import psycopg
@@ -63,12 +66,13 @@ def exchange(statements: Sequence[Statement], timeout_seconds: float) -> list[Se
     """
     deadline = time.monotonic() + timeout_seconds
     conversations = [_Conversation(statement) for statement in statements]
-    with ExitStack() as stack:
-        selector = stack.enter_context(selectors.DefaultSelector())
+    locked: list[Any] = []
+    # In one call of C, as they are taken: Ctrl-C leaves no lock behind, for which its connection's owner would wait.
+    unlock: Callable[[], object] = partial(deque, map(methodcaller("release"), locked), 0)
+    with selectors.DefaultSelector() as selector:
         try:
             for conversation in conversations:
-                if conversation.lock(deadline):
-                    stack.callback(conversation.unlock)
+                if conversation.lock(deadline, locked):
                     conversation.send()
                 if conversation.answer is None:
                     selector.register(conversation.socket, conversation.events, conversation)
@@ -79,8 +83,11 @@ def exchange(statements: Sequence[Statement], timeout_seconds: float) -> list[Se
                 if left_seconds <= 0:
                     break
         finally:
-            for conversation in conversations:
-                conversation.close_if_unanswered()
+            try:
+                for conversation in conversations:
+                    conversation.close_if_unanswered()
+            finally:
+                unlock()
     return [conversation.answer for conversation in conversations if conversation.answer is not None]
 
 
@@ -107,16 +114,15 @@ class _Conversation:
         self.events = selectors.EVENT_READ | selectors.EVENT_WRITE
         self.socket = -1
 
-    def lock(self, deadline: float) -> bool:
-        """Keep other threads off the connection; False, and an answer, if one does not leave it."""
-        if not self._driver.lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+    def lock(self, deadline: float, locked: list[Any]) -> bool:
+        """Keep other threads off the connection, and note its lock; False, and an answer, if one does not leave it."""
+        lock, before = self._driver.lock, len(locked)
+        timeout_seconds = max(0.0, deadline - time.monotonic())
+        locked.extend(compress([lock], starmap(lock.acquire, [(True, timeout_seconds)])))
+        if len(locked) == before:
             self.answer = ServerAnswer(AnswerKind.REFUSED, None, "another thread is using the connection")
             return False
         return True
-
-    def unlock(self) -> None:
-        """Let other threads use the connection."""
-        self._driver.lock.release()
 
     def send(self) -> None:
         """Begin to send."""
