@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from contextlib import closing
 from pathlib import Path
 
@@ -33,7 +34,7 @@ from tests.db.waiting_readers import (
 from txnstore.db.backend import EVERYTHING, POLL_LAST_MS, Subjects
 from txnstore.db.opening import open_store
 from txnstore.db.postgresql import connections as postgresql_connections
-from txnstore.db.schema import group_members, groups, outbox, partition_heads
+from txnstore.db.schema import group_members, groups, outbox, partition_heads, stores
 from txnstore.db.sqlite import connections as sqlite_connections
 from txnstore.db.sqlite import waiter as sqlite_waiter
 from txnstore.db.sqlite.connections import CommitStamps
@@ -288,9 +289,28 @@ def test_a_waiter_reads_alone_until_its_session_is_another_one(orders):
             waiter._close_connection()
             assert waiter.rows(statement, parameters) is None
             waiter._listen()
-            # It may be another server by now, which the connections of the store find out.
-            assert waiter.rows(statement, parameters) is None
             assert waiter.rows(statement, parameters) == [(4,)]
+
+
+def test_a_waiter_whose_new_connection_leads_to_another_store_reads_nothing_there(postgresql):
+    """Nor to an older state of its own; what is wrong there is for the store's own connections to say."""
+    statement = HotStatement(select(literal(17).label("number")))
+    before = select(stores.c.store_uuid, stores.c.next_producer_id)
+
+    def connect_again(waiter, **values):
+        postgresql.store.write(lambda connection: connection.execute(update(stores).values(**values)))
+        waiter._close_connection()
+        waiter._listen()
+        return waiter.rows(statement, {})
+
+    store_uuid, next_producer_id = postgresql.store.read(lambda connection: connection.execute(before).one())
+    with closing(postgresql.store.waiter(about(postgresql))) as waiter:
+        assert connect_again(waiter, next_producer_id=next_producer_id + 1) == [(17,)]
+        assert connect_again(waiter, next_producer_id=next_producer_id) is None
+        assert connect_again(waiter, next_producer_id=next_producer_id + 1) == [(17,)]
+        assert connect_again(waiter, store_uuid=str(uuid.uuid4())) is None
+        assert waiter.rows(statement, {}) is None
+        assert connect_again(waiter, store_uuid=store_uuid) == [(17,)]
 
 
 def test_a_reader_that_turns_to_another_partition_hears_of_that_one(orders, bills):

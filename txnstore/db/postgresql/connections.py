@@ -232,6 +232,10 @@ class _Channels:
         self.lock_class = zlib.crc32(name.encode()) - 2**31
         """The first number of the locks; the second one is the channel's."""
 
+    def are_of(self, store_uuid: str) -> bool:
+        """Return whether they are those of the store with this uuid."""
+        return self.prefix == f"txnstore_{store_uuid.replace('-', '')}_"
+
     @staticmethod
     def heard(subjects: Subjects) -> frozenset[int]:
         """Return the channels to which a reader listens."""
@@ -266,9 +270,9 @@ class ListenWaiter:
         self._connect = connect
         self._dialect = dialect
         self._prepared: set[str] = set()
-        self._may_read = True
-        #: Whether it has listened before, and whether that was on another connection, and it has not read since.
-        self._has_listened = self._is_elsewhere = False
+        self._may_read: bool | None = None
+        """Whether to read on the connection; None: it has yet to be asked to which store it leads."""
+        self._newest_producer_id = 0
         self._is_notified = False
         self._channels = _Channels(channel)
         self._subjects = subjects
@@ -312,11 +316,7 @@ class ListenWaiter:
 
     def rows(self, statement: HotStatement, parameters: Mapping[str, int]) -> list[Any] | None:
         """Run a statement that reads on the connection that listens; None if that cannot be."""
-        if self._connection is None or not self._may_read or self._process_id != os.getpid():
-            return None
-        if self._is_elsewhere:
-            # Perhaps another server has taken over, or a backup: the next reading is by connections that are checked.
-            self._is_elsewhere = False
+        if self._connection is None or self._may_read is False or self._process_id != os.getpid():
             return None
         rendered = statement.rendered(self._dialect, parameters)
         if rendered is None:
@@ -324,6 +324,10 @@ class ListenWaiter:
         values = rendered.values_from(parameters, self._dialect)
         assert set(map(type, values)) == {int}, "a value that is no integer"
         try:
+            if self._may_read is None:
+                self._may_read = self._leads_to_same_store(self._connection)
+            if not self._may_read:
+                return None
             name = self._prepare(self._connection, rendered.text)
             values_text = ", ".join(map(str, values))
             return rendered.named(self._connection.read_last(f"{_READ_ALONE};EXECUTE {name}({values_text})"))
@@ -332,6 +336,19 @@ class ListenWaiter:
             _log.debug("cannot read on the connection that listens (%s)", error.sqlstate)
             self._may_read = False
             return None
+
+    def _leads_to_same_store(self, connection: psycopg.Connection[Any]) -> bool:
+        """Return whether no other store, and no older state of this one, has taken its place since the last connection.
+
+        If one has, `Store.read` says so, which looks at each new connection of its own.
+        """
+        table = sql.Identifier(getattr(self._dialect, "store_schema", ""), "stores")
+        look = sql.SQL("SELECT store_uuid, next_producer_id FROM {}").format(table)
+        row = connection.execute(look).fetchone()
+        if row is None or not self._channels.are_of(str(row[0])) or row[1] < self._newest_producer_id:
+            return False
+        self._newest_producer_id = row[1]
+        return True
 
     def _prepare(self, connection: psycopg.Connection[Any], text: str) -> str:
         """Return the name of the prepared statement of this text.
@@ -404,8 +421,7 @@ class ListenWaiter:
             self._close_connection()
         else:
             self._pause_ms = float(POLL_FIRST_MS)
-            self._prepared, self._may_read = set(), True
-            self._is_elsewhere, self._has_listened = self._has_listened, True
+            self._prepared, self._may_read = set(), None
 
     def _note(self, _: object) -> None:
         self._is_notified = True
