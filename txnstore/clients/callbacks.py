@@ -77,20 +77,22 @@ class EventQueue(Generic[Event]):
                     del self.events[0]
             return serve(taken)
         except BaseException:
-            try:
-                self._put_back(taken)
-            except BaseException:
-                # A second interrupt.
-                self._put_back(taken)
-                raise
+            # At once, in one call of C, and without the lock: an interrupt that comes meanwhile finds it back.
+            self.events.extendleft(taken)
+            with self._changed:
+                self._changed.notify_all()
             raise
 
-    def _put_back(self, taken: list[Event]) -> None:
-        with self._changed:
-            # Unless it is there: the interrupt came right behind it.
-            if taken and not (self.events and self.events[0] is taken[0]):
-                self.events.extendleft(taken)
-            self._changed.notify_all()
+
+def call_first(taken: list[Callable[[], object]]) -> int:
+    """Make the call that is taken, if there is one; return how many were made.  It is for `serve_first`."""
+    if not taken:
+        return 0
+    call = taken[0]
+    # No call between these: an interrupt before it leaves this one to the next time.
+    del taken[:]
+    call()
+    return 1
 
 
 #: `error_cb` hears of the same trouble at most this often.

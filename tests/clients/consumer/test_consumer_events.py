@@ -7,7 +7,9 @@ import threading
 
 import pytest
 
+from tests.clients.moments import attempt, every_interrupt, is_no_moment_for_signals
 from tests.clients.steps import PATIENCE_SECONDS
+from txnstore import Consumer
 from txnstore.clients import callbacks
 from txnstore.clients.callbacks import EventQueue, RepeatedTrouble
 from txnstore.clients.consumer.events import (
@@ -58,8 +60,8 @@ def test_events_come_in_their_order(now):
     assert [inbox.pop() for _ in range(4)] == [*events, None]
 
 
-class InterruptedTwice(Condition):
-    """Ctrl-C comes as its lock is taken for the second time."""
+class Interrupted(Condition):
+    """Ctrl-C comes as its lock is taken for the second time, and at each time from then on."""
 
     def __init__(self):
         super().__init__()
@@ -67,7 +69,7 @@ class InterruptedTwice(Condition):
 
     def __enter__(self):
         self.taken_count += 1
-        if self.taken_count == 2:
+        if self.taken_count >= 2:
             raise KeyboardInterrupt
         return self._enter()
 
@@ -79,12 +81,27 @@ def fail(taken):
     raise KeyboardInterrupt
 
 
-def test_what_fails_stays_first_also_after_a_second_interrupt():
-    inbox: EventQueue[str] = EventQueue(InterruptedTwice())
+def test_what_fails_stays_first_however_often_it_is_interrupted():
+    inbox: EventQueue[str] = EventQueue(Interrupted())
     inbox.events += ("first", "second")
     with pytest.raises(KeyboardInterrupt):
         inbox.serve_first(fail)
     assert list(inbox.events) == ["first", "second"]
+
+
+@pytest.mark.parametrize("kind", ["commit", "callback"])
+def test_an_event_is_told_once_wherever_that_is_interrupted(url, kind):
+    told: list[str] = []
+    with Consumer({"bootstrap.servers": url, "group.id": "g", "on_commit": lambda *_: told.append(kind)}) as consumer:
+        for _, moment in every_interrupt({"consumer/consumer.py", "clients/callbacks.py"}, is_no_moment_for_signals):
+            told.clear()
+            consumer._core.inbox.put(
+                CommitEvent(None, []) if kind == "commit" else CallbackEvent(lambda: told.append(kind))
+            )
+            attempt(moment, consumer._serve_one)
+            consumer._serve_one()
+            assert told == [kind], moment.where
+            assert not consumer._core.inbox.events
 
 
 def test_whoever_waits_hears_of_an_event_that_another_thread_could_not_serve():

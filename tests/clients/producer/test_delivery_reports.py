@@ -362,3 +362,14 @@ def test_what_a_purge_takes_is_reported_once_wherever_it_is_interrupted(make_pro
         assert producer.flush(PATIENCE_SECONDS) == 0, moment.where
         assert sorted(reports.values) == [b"0", b"1", b"2", b"3"], moment.where
         assert len(producer) == 0
+
+
+def test_an_event_is_told_once_wherever_that_is_interrupted():
+    told: list[int] = []
+    for number, moment in every_interrupt({"producer/queue.py", "clients/callbacks.py"}, is_no_moment_for_signals):
+        queue = Queue()
+        queue.reports.events.put(lambda number=number: told.append(number))
+        attempt(moment, queue.reports.serve)
+        queue.reports.serve()
+        assert told == list(range(1, number + 1)), moment.where
+        assert not queue.reports.are_waiting

@@ -280,17 +280,20 @@ class Consumer(Polls):
         elif isinstance(event, RebalanceEvent):
             self._rebalance(event, taken)
         elif isinstance(event, CommitEvent):
-            taken.clear()
-            self._call_back("on_commit", event.error, list(event.partitions))
+            self._committed(event, taken)
         elif isinstance(event, CallbackEvent):
-            taken.clear()
-            event.call()
+            call = event.call
+            # No call between these: an interrupt before it leaves the event to the next time.
+            del taken[:]
+            call()
         return None
 
-    def _call_back(self, name: str, *arguments: Any) -> None:
-        callback = self._callbacks[name]
+    def _committed(self, event: CommitEvent, taken: list[Event]) -> None:
+        callback, partitions = self._callbacks["on_commit"], list(event.partitions)
+        # As above.
+        del taken[:]
         if callback is not None:
-            callback(*arguments)
+            callback(event.error, partitions)
 
     def _rebalance(self, event: RebalanceEvent, taken: list[Event]) -> None:
         callback = event.listener.callback(event.kind)
@@ -712,7 +715,7 @@ class Consumer(Polls):
             if isinstance(event, RebalanceEvent):
                 self._rebalance(event, [])
             elif isinstance(event, CommitEvent):
-                self._call_back("on_commit", event.error, list(event.partitions))
+                self._committed(event, [])
 
     def _finish(self, deadline: Deadline) -> None:
         core = self._core
@@ -740,4 +743,4 @@ class Consumer(Polls):
             self._finalizer.detach()
         while (event := core.inbox.pop()) is not None:
             if isinstance(event, CommitEvent):
-                self._call_back("on_commit", event.error, list(event.partitions))
+                self._committed(event, [])

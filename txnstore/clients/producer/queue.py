@@ -19,7 +19,7 @@ from operator import attrgetter, length_hint
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
 from txnstore import bulk
-from txnstore.clients.callbacks import EventQueue
+from txnstore.clients.callbacks import EventQueue, call_first
 from txnstore.clients.model.errors import KafkaError
 from txnstore.clients.model.message import (
     TIMESTAMP_CREATE_TIME,
@@ -635,10 +635,8 @@ class DeliveryReports:
         """
         served = 0
         while True:
-            event = self.events.pop()
-            if event is not None:
-                served += 1
-                event()
+            if self.events.events:
+                served += self.events.serve_first(call_first)
                 continue
             count = self.serve_reports()
             if count == 0:
