@@ -373,3 +373,24 @@ def test_an_event_is_told_once_wherever_that_is_interrupted():
         queue.reports.serve()
         assert told == list(range(1, number + 1)), moment.where
         assert not queue.reports.are_waiting
+
+
+@on_sqlite_alone
+def test_a_second_interrupt_of_closing_leaves_no_record_without_its_report(make_producer, url, monkeypatch):
+    producer = make_producer({"linger.ms": NEVER_MS})
+    reports = Reports()
+    stop = producer._thread.stop
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    def stop_and_interrupt(timeout_seconds):
+        stop(timeout_seconds)
+        interrupt()
+
+    monkeypatch.setattr(producer, "_flush", interrupt)
+    monkeypatch.setattr(producer._thread, "stop", stop_and_interrupt)
+    producer.produce(create_topic(url, "orders"), b"x", on_delivery=reports)
+    with pytest.raises(KeyboardInterrupt):
+        producer.close()
+    assert reports.errors == [KafkaError._PURGE_QUEUE]

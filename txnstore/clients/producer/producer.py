@@ -747,4 +747,4 @@ class Producer:
             self._finalizer.detach()
             with self._changed:
                 self._changed.notify_all()
-        self._reports.serve()
+            self._reports.serve()
