@@ -13,9 +13,11 @@ import pytest
 from tests.clients.callers import calling, ledger_of, make_ledger
 from tests.clients.consumer.log_writer import eventually
 from tests.clients.membership.steps import TP
+from tests.clients.moments import attempt, every_interrupt, is_no_moment_for_signals
 from tests.clients.producer import enlist_children
 from tests.clients.producer.enlist_children import TOPIC, TRANSACTIONAL_ID
 from tests.clients.steps import PATIENCE_SECONDS, create_topic, error_of, read_to_end, values
+from tests.databases import on_sqlite_alone
 from tests.tools.crashes import When, every_crash
 from tests.tools.fork_server import fork_server
 from tests.tools.killed_children import kill_at
@@ -352,3 +354,13 @@ def test_processes_that_are_killed_all_the_time(bank):
         assert offset == len(rows) - 1
         assert len(rows) > begun, "nothing was committed before the kill"
         begun = len(rows)
+
+
+@on_sqlite_alone
+def test_an_interrupt_while_branches_are_ended_keeps_nobody_from_ending_them_later(make_producer):
+    producer = make_producer({"transactional.id": TRANSACTIONAL_ID})
+    branches = enlisted_transactions.EnlistedBranches(producer._progress)
+    for _, moment in every_interrupt({"producer/enlistment.py"}, is_no_moment_for_signals):
+        attempt(moment, branches.settle)
+        assert branches._ends_branches.acquire(blocking=False), moment.where
+        branches._ends_branches.release()

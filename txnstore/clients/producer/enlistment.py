@@ -16,6 +16,7 @@ from collections.abc import Collection
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import starmap
 from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import Connection
@@ -227,10 +228,12 @@ class EnlistedBranches:
 
     def settle(self) -> None:
         """End what can be ended, for this producer will do nothing more."""
-        if not self._ends_branches.acquire(timeout=_SETTLE_MS / 1000):
-            # Another thread is at it, and comes to its end.
-            return
+        taken: list[bool] = []
         try:
+            # One call of C takes the lock and notes it: Ctrl-C in between would leave it taken for good.
+            taken.extend(starmap(self._ends_branches.acquire, [(True, _SETTLE_MS / 1000)]))
+            if not taken[0]:
+                return  # another thread is at it, and comes to its end
             if self._branches is None or not (self.connections or self._branches):
                 return
             self._notice_losses()
@@ -243,7 +246,8 @@ class EnlistedBranches:
             self._give_back(commit=False)
             self.decided = None
         finally:
-            self._ends_branches.release()
+            if taken == [True]:
+                self._ends_branches.release()
 
     def close(self) -> None:
         """End what can be ended, for the producer is being closed."""
