@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tests.clients.callers import calling
+from tests.clients.consumer.log_writer import eventually
 from tests.clients.moments import attempt, every_interrupt, is_no_moment_for_signals
 from tests.clients.producer.reporting import NEVER_MS, Reports, poll_until
 from tests.clients.steps import PATIENCE_SECONDS, create_topic, error_of, read_to_end, values
@@ -394,3 +396,63 @@ def test_a_second_interrupt_of_closing_leaves_no_record_without_its_report(make_
     with pytest.raises(KeyboardInterrupt):
         producer.close()
     assert reports.errors == [KafkaError._PURGE_QUEUE]
+
+
+def test_what_a_callback_that_raises_leaves_is_another_threads_to_serve_at_once():
+    queue, served = Queue(), Reports()
+    waits, heard = threading.Event(), []
+
+    def wait() -> None:
+        with queue.changed:
+            waits.set()
+            heard.append((queue.changed.wait(PATIENCE_SECONDS), queue.reports.are_waiting))
+
+    waiter = threading.Thread(target=wait)
+
+    def fail(error, message):
+        waiter.start()
+        assert waits.wait(PATIENCE_SECONDS)
+        # Not before it waits: until then it has the lock.
+        with queue.changed:
+            raise KeyboardInterrupt
+
+    queue.add(fail, served)
+    queue.reports.add(DeliveryReport(queue.take(), base_offset=0))
+    with pytest.raises(KeyboardInterrupt):
+        queue.reports.serve()
+    waiter.join()
+    assert heard == [(True, True)]
+    assert queue.reports.serve() == 1
+    assert served.values == [b"1"]
+
+
+@on_sqlite_alone
+def test_a_flush_sleeps_while_another_thread_serves_a_slow_callback(make_producer, url, monkeypatch):
+    producer = make_producer({"linger.ms": 0})
+    is_called, may_return = threading.Event(), threading.Event()
+
+    def be_slow(error, message):
+        is_called.set()
+        assert may_return.wait(PATIENCE_SECONDS)
+
+    producer.produce(create_topic(url, "orders"), b"x", on_delivery=be_slow)
+    looks: list[None] = []
+    serve = producer._reports.serve
+
+    def look():
+        looks.append(None)
+        assert len(looks) < 10, "it looks again and again"
+        return serve()
+
+    with ThreadPoolExecutor(2) as pool:
+        polling = pool.submit(poll_until, producer, is_called.is_set)
+        assert is_called.wait(PATIENCE_SECONDS)
+        try:
+            monkeypatch.setattr(producer._reports, "serve", look)
+            flushing = pool.submit(producer.flush, PATIENCE_SECONDS)
+            eventually(lambda: producer._changed._waiters or flushing.done())
+            assert not flushing.done()
+        finally:
+            may_return.set()
+        assert flushing.result(PATIENCE_SECONDS) == 0
+        polling.result(PATIENCE_SECONDS)

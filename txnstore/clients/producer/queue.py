@@ -93,10 +93,8 @@ class PartitionQueue(_QueueParts):
         self.batch_bytes_max = batch_bytes_max
         self.places: list[Any] = []
         """The values of its records; see `PLACES`."""
-
         self.asked_for: list[int] = []
         """Which partition was asked for by each record of a topic that nobody has looked up yet, or -1."""
-
         self.size_bytes = 0
         self.notify_at_bytes = 0
         """The sender learns of the record by which the queue becomes so large."""
@@ -239,7 +237,6 @@ class Accumulator(_AccumulatorParts):
         self._lock = alarm.lock
         self.linger_seconds = linger_seconds
         """How long a record waits for others."""
-
         self.records_max = records_max
         self.size_bytes_max = size_bytes_max
         self.batch_records_max = batch_records_max
@@ -252,7 +249,6 @@ class Accumulator(_AccumulatorParts):
 
         self.record_count = 0
         """The records that are queued, in flight, or wait for their report to be served."""
-
         self.size_bytes = 0
         self.full_text = FULL_TEXT
         """What a full queue says."""
@@ -514,11 +510,9 @@ class DeliveryReport:
         self.error = error
         self.is_wanted = batch.callbacks.count(None) < batch.record_count
         """Whether a record came with a callback of its own."""
-
         self._callbacks = iter(batch.callbacks)
         self.released_count = 0
         """How many of those that have been served count no more."""
-
         timestamp_type = TIMESTAMP_CREATE_TIME
         timestamps_ms: list[int] | int = batch.timestamps_ms
         if log_append_time_ms != NO_TIMESTAMP_MS:
@@ -575,7 +569,8 @@ class DeliveryReports:
         self._default_callback = default_callback
         self._only_errors = only_errors
         self._reports: deque[DeliveryReport] = deque()
-        self._serving = threading.RLock()
+        #: The thread that serves reports.
+        self._server_id: int | None = None
         accumulator.settle = self._settle
         self.events: EventQueue[Callable[[], object]] = EventQueue(changed)
         """Other calls of the application that wait to be served."""
@@ -624,8 +619,9 @@ class DeliveryReports:
 
     @property
     def are_waiting(self) -> bool:
-        """Whether something can be served; under the lock."""
-        return bool(self._reports or self.events.events or self._accumulator.given_up)
+        """Whether this thread can serve something; under the lock."""
+        may_serve = self._server_id in {None, threading.get_ident()}
+        return bool(self.events.events or (may_serve and (self._reports or self._accumulator.given_up)))
 
     def serve(self) -> int:
         """Call the callbacks of everything that waits, in order, and return how many events that were.
@@ -648,19 +644,27 @@ class DeliveryReports:
 
         One thread serves at a time, so that they come in order; another one has nothing to do meanwhile.
         """
-        if not self._serving.acquire(blocking=False):
-            return 0
-        served = 0
+        own_id, is_first, served = threading.get_ident(), False, 0
         try:
             while True:
                 with self._lock:
+                    if self._server_id is None:
+                        # No call between these.
+                        self._server_id, is_first = own_id, True
+                    if self._server_id != own_id:
+                        return 0
                     self._report_given_up()
                     report = self._reports[0] if self._reports else None
                 if report is None:
                     return served
                 served += self._serve(report)
         finally:
-            self._serving.release()
+            if is_first:
+                self._server_id = None
+                if self._reports:
+                    # A callback has raised, or they have just come: they are another thread's to serve as well.
+                    with self._lock:
+                        self._changed.notify_all()
 
     def _serve(self, report: DeliveryReport) -> int:
         """Serve what is left of a report; a callback that serves reports itself goes on where this one is."""
