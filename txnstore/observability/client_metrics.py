@@ -58,7 +58,7 @@ class ClientCollector(Collector):
             (Producer, "commit_transaction_async", self._around_commit_async),
             (Producer, "abort_transaction", self._around_abort),
             (DeliveryReports, "add", self._around_report),
-            (DeliveryReports, "add_given_up", self._around_given_up),
+            (DeliveryReports, "add_instead", self._around_several),
             (TransactionProgress, "fail", self._around_failure),
             (Consumer, "__init__", self._around_making(self._consumers)),
             (Consumer, "poll", self._around_poll),
@@ -142,15 +142,11 @@ class ClientCollector(Collector):
         self._count(report)
         original(reports, report)
 
-    def _around_given_up(
-        self,
-        original: Callable[..., bool],
-        reports: DeliveryReports,
-        queues: object,
-        of_queues: Sequence[DeliveryReport],
+    def _around_several(
+        self, original: Callable[..., bool], reports: DeliveryReports, several: Sequence[DeliveryReport], *rest: Any
     ) -> bool:
-        is_added = original(reports, queues, of_queues)
-        for report in of_queues if is_added else ():
+        is_added = original(reports, several, *rest)
+        for report in several if is_added else ():
             self._count(report)
         return is_added
 

@@ -17,16 +17,16 @@ from txnstore import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, KafkaErro
 from txnstore.clients.model.message import messages_in_python
 from txnstore.clients.producer import queue as queue_module
 from txnstore.clients.producer.queue import PARTITION_UNASSIGNED, Accumulator, Batch, DeliveryReport, DeliveryReports
-from txnstore.clients.producer.requests import ProducerSession
+from txnstore.clients.producer.requests import ProduceRequest, ProducerSession
 from txnstore.clients.producer.thread import Alarm
-from txnstore.errors import OutcomeUnknown, RecordTooLarge, StoreClosed
+from txnstore.errors import OutcomeUnknown, RecordTooLarge, StoreBusy, StoreClosed
 
 
 @pytest.fixture
 def reported(monkeypatch):
     """The batches of which there were reports; a second one of a batch is noted, and not counted out once more."""
     batches: list[Batch] = []
-    add = DeliveryReports.add
+    add, add_instead = DeliveryReports.add, DeliveryReports.add_instead
 
     def add_once(reports, report):
         is_first = not any(known is report.batch for known in batches)
@@ -34,7 +34,14 @@ def reported(monkeypatch):
         if is_first:
             add(reports, report)
 
+    def note(reports, several, item, held):
+        is_added = add_instead(reports, several, item, held)
+        if is_added:
+            batches.extend(report.batch for report in several)
+        return is_added
+
     monkeypatch.setattr(DeliveryReports, "add", add_once)
+    monkeypatch.setattr(DeliveryReports, "add_instead", note)
     return batches
 
 
@@ -375,6 +382,49 @@ def test_an_event_is_told_once_wherever_that_is_interrupted():
         queue.reports.serve()
         assert told == list(range(1, number + 1)), moment.where
         assert not queue.reports.are_waiting
+
+
+@on_sqlite_alone
+@pytest.mark.parametrize("with_transactions", [False, True])
+def test_what_is_dropped_in_flight_is_reported_once_wherever_that_is_interrupted(
+    make_producer, url, monkeypatch, with_transactions
+):
+    """As of a producer that is closed; the commit of an application's connection drops what it has gathered as well."""
+    topic = create_topic(url, "orders", partition_count=2)
+    producer = make_producer({"linger.ms": NEVER_MS, **({"transactional.id": "anna"} if with_transactions else {})})
+    sender = producer._sender
+    error = KafkaError(KafkaError._PURGE_INFLIGHT)
+    if with_transactions:
+        producer.init_transactions(PATIENCE_SECONDS)
+        producer.begin_transaction()
+    producer.produce(topic, b"known", partition=0)
+    assert producer.flush(PATIENCE_SECONDS) == 0
+
+    def be_busy(session, request):
+        raise StoreBusy
+
+    monkeypatch.setattr(ProducerSession, "write", be_busy)
+
+    def drop(gathered: list[ProduceRequest]) -> None:
+        sender.fail_requests(gathered, error)
+        sender.drop_in_flight(error)
+
+    for _, moment in every_interrupt(FILES, is_no_moment_for_signals):
+        reports, gathered = Reports(), []
+        for number in range(4):
+            producer.produce(topic, b"%d" % number, partition=number % 2, on_delivery=reports)
+            if number == 1:
+                with producer._changed:
+                    gathered.append(ProduceRequest(producer._accumulator.take_batches(1, 1_000), []))
+        with producer._changed:
+            sender._distribute()
+        assert not sender._accumulator.waiting_count
+        attempt(moment, lambda: drop(gathered))  # noqa: B023 - called here
+        drop(gathered)
+        assert producer.flush(PATIENCE_SECONDS) == 0
+        assert sorted(reports.values) == [b"0", b"1", b"2", b"3"], moment.where
+        assert {report.code() for report in reports.errors} == {KafkaError._PURGE_INFLIGHT}
+        assert len(producer) == 0
 
 
 @on_sqlite_alone

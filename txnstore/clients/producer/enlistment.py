@@ -667,8 +667,8 @@ class Enlistment:
             self._forget_enlisted()
 
     def _give_up(self, ending: _Ending, error: KafkaError) -> None:
-        for request in ending.requests or ():
-            self._sender.fail_batches(request.batches, error)
+        """Report each record once: after Ctrl-C in here the sender's thread goes on with the rest."""
+        self._sender.fail_requests(ending.requests or [], error)
 
     # --- on the sender's thread ---------------------------------------------------------------------------------------
 

@@ -258,7 +258,7 @@ class TransactionProgress:
             self.directory.forget_all()
         self.delayed.forget()
         self.sender.purge(in_queue=True, in_flight=False)
-        self.sender.give_up_in_flight(KafkaError(KafkaError._PURGE_INFLIGHT))
+        self.sender.drop_in_flight(KafkaError(KafkaError._PURGE_INFLIGHT), but_written=True)
         if error.fatal():
             self.sender.thread.report_fatal(error)
 

@@ -605,16 +605,22 @@ class DeliveryReports:
                 for queue in queues.values()
                 if queue.places
             ]
-            self.add_given_up(queues, reports)
+            self.add_instead(reports, queues, given_up)
 
-    def add_given_up(self, queues: Mapping[Any, PartitionQueue], reports: Sequence[DeliveryReport]) -> bool:
-        """Let the reports of what was given up wait to be served; a signal's handler may have done so: then False."""
-        given_up = self._accumulator.given_up
-        if not given_up or given_up[0] is not queues:
+    def add_instead(self, reports: Sequence[DeliveryReport], item: object, held: list[Any] | deque[Any]) -> bool:
+        """Let reports wait to be served, and take what they are of out of where it is held; under the lock.
+
+        False: it is not there any more, for a signal's handler has done so.
+        """
+        try:
+            place = held.index(item)
+            # No call from here on: Ctrl-C finds it there, or its reports here.
+            if held[place] is not item:
+                return False
+            self._reports += reports
+            del held[place]
+        except (IndexError, ValueError):
             return False
-        # No call in between, as above.
-        self._reports += reports
-        del given_up[0]
         return True
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -317,7 +318,8 @@ class Sender:
                 if in_flight.lane.backoff.is_pausing:
                     in_flight.lane.backoff.succeeded()
                 self.report(request, appended)
-                self._done(in_flight)
+                self._lanes.take_out(in_flight)
+                self._changed.notify_all()
 
     def _distribute(self) -> None:
         """Take what comes next from the queue, for each database whose lane is free."""
@@ -433,16 +435,11 @@ class Sender:
                     self.run()
                 if self._has_more_than_commit:
                     self._pause()
-            is_alone = self._committing_database_id is None
+            committing_id = self._committing_database_id
             with self._lock:
-                lane = (
-                    self._lanes.alone
-                    if self._committing_database_id is None
-                    else self._lanes.of(self._committing_database_id)
-                )
-                batches = self._accumulator.take_batches(
-                    BATCHES_PER_PARTITION_MAX, REQUEST_BYTES_MAX, None if is_alone else self._goes_before_commit
-                )
+                lane = self._lanes.alone if committing_id is None else self._lanes.of(committing_id)
+                unless = None if committing_id is None else self._goes_before_commit
+                batches = self._accumulator.take_batches(BATCHES_PER_PARTITION_MAX, REQUEST_BYTES_MAX, unless)
                 is_last = self._accumulator.is_empty
             if not batches:
                 if is_last:
@@ -594,24 +591,27 @@ class Sender:
         for batch in batches:
             self._fail_batch(batch, error)
 
-    def drop_in_flight(self, error: KafkaError) -> None:
-        """Report what is in flight as not delivered; the transaction that it belongs to is aborted."""
+    def fail_requests(self, requests: list[ProduceRequest], error: KafkaError) -> None:
+        """Report the records of these requests as not delivered, and take those out of the list."""
         with self._lock:
-            everything = self._lanes.all_in_flight
-        for in_flight in everything:
-            # What is being written this moment may still reach the log; the abort that follows covers it.
-            in_flight.is_uncertain |= in_flight.lane.is_being_written(in_flight)
-            self._fail(in_flight, error)
+            while requests:
+                self._fail_held(requests[0], requests, error)
 
-    def give_up_in_flight(self, error: KafkaError) -> None:
-        """Report as not delivered what is in flight, but for what a database has just now; see `settle`."""
+    def drop_in_flight(self, error: KafkaError, *, but_written: bool = False) -> None:
+        """Report what is in flight as not delivered; with `but_written` what a database has just now is to be dropped.
+
+        The transaction that it belongs to is aborted; see `settle`.
+        """
         with self._lock:
             everything = self._lanes.all_in_flight
         for in_flight in everything:
-            if in_flight.lane.is_being_written(in_flight):
+            is_written = in_flight.lane.is_being_written(in_flight)
+            if is_written and but_written:
                 in_flight.is_given_up = True
-            else:
-                self._fail(in_flight, error)
+                continue
+            # What is being written this moment may still reach the log; the abort that follows covers it.
+            in_flight.is_uncertain |= is_written
+            self._fail(in_flight, error)
 
     def settle(self) -> None:
         """Wait, but not for long, until no database has anything in hand: whoever has an answer is to hear of it.
@@ -688,29 +688,28 @@ class Sender:
             for part in reversed(parts):
                 lane.in_flight.insert(place, in_flight.part(part))
 
-    def _done(self, in_flight: InFlight) -> None:
-        with self._lock:
-            self._lanes.take_out(in_flight)
-            self._changed.notify_all()
-
     def _fail(self, in_flight: InFlight, error: KafkaError) -> None:
         """Report a request as not delivered, and see to it that nothing follows where the log may have it."""
         with self._lock:
-            if in_flight not in in_flight.lane.in_flight:
+            if not self._fail_held(in_flight, in_flight.lane.in_flight, error):
                 return  # reported already: by another thread, or with the failure of one before it
-            self.fail_batches(in_flight.batches, error)
-            self._done(in_flight)
         if not in_flight.is_uncertain:
             if in_flight.request is not None:
                 self.session.take_back(in_flight.request)
         elif self.listener is None:
             self.session.forget_identity()
         else:
-            self.listener.transaction_failed(
-                OutcomeUnknown(
-                    "message.timeout.ms is over, and the records may or may not be in the log; abort the transaction"
-                )
-            )
+            reason = "message.timeout.ms is over, and the records may or may not be in the log"
+            self.listener.transaction_failed(OutcomeUnknown(f"{reason}; abort the transaction"))
+
+    def _fail_held(self, sent: InFlight | ProduceRequest, held: list[Any] | deque[Any], error: KafkaError) -> bool:
+        """Report what is held as not delivered, in its place, once, wherever Ctrl-C comes; False: it was not there."""
+        if sent not in held:
+            return False
+        if self.listener is not None:
+            self.listener.delivery_failed(sum(batch.record_count for batch in sent.batches))
+        self._changed.notify_all()
+        return self._reports.add_instead([DeliveryReport(batch, error) for batch in sent.batches], sent, held)
 
     def _fail_batch(self, batch: Batch, error: KafkaError) -> None:
         if self.listener is not None:
