@@ -148,7 +148,7 @@ def test_a_table_that_is_dropped_under_an_open_store_shows_as_a_foreign_schema(s
         store.read(list_topics)
 
 
-@pytest.mark.parametrize("table", ["stores", "store_version"])
+@pytest.mark.parametrize("table", ["stores", "store_version", "record_batches", "topics"])
 def test_rows_that_a_role_does_not_see_are_not_taken_for_missing(
     table, new_database, new_role, granted, txnstore_postgres_server
 ):
@@ -161,8 +161,15 @@ def test_rows_that_a_role_does_not_see_are_not_taken_for_missing(
         "GRANT SELECT, INSERT ON ALL TABLES IN SCHEMA txnstore TO {role}",
         f"ALTER TABLE txnstore.{table} ENABLE ROW LEVEL SECURITY",
     )
-    with pytest.raises(PermissionDenied, match=f"row-level security hides the table {table} in"):
+    with pytest.raises(PermissionDenied, match=f"row-level security hides all that is in {table} in"):
         open_store(txnstore_postgres_server.url(database, role, "secret"))
+    for policy in ("FOR INSERT TO {role} WITH CHECK (true)", "AS RESTRICTIVE USING (true)", "TO postgres USING (true)"):
+        granted(database, role, f"CREATE POLICY other ON txnstore.{table} {policy}")
+        with pytest.raises(PermissionDenied):
+            open_store(txnstore_postgres_server.url(database, role, "secret"))
+        granted(database, role, f"DROP POLICY other ON txnstore.{table}")
+    granted(database, role, f"CREATE POLICY own ON txnstore.{table} FOR SELECT TO {{role}} USING (true)")
+    open_store(txnstore_postgres_server.url(database, role, "secret")).close()
     # Its owner sees them.
     open_store(txnstore_postgres_server.url(database)).close()
 

@@ -385,8 +385,8 @@ class Backend(Protocol):
         """Return the names, without prefix, of the tables and views that stand where ours would."""
         ...
 
-    def hides_rows(self, connection: Connection, schema: str, table: str) -> bool:
-        """Return whether the database may keep rows of the table from whoever asks, without an error."""
+    def hidden_tables(self, connection: Connection, schema: str) -> frozenset[str]:
+        """Return those of them that seem to be empty to this role, whatever is in them, though it may read them."""
         ...
 
     def next_key(self, connection: Connection, schema: str, table: str, column: str) -> int:

@@ -240,34 +240,29 @@ def _look(store: Store, connection: Connection) -> FirstLook:
         return FirstLook(Found.NOTHING)
     if not {"stores", VERSION_TABLE} <= names:
         return _foreign("txnstore did not make them")
-    return _look_inside(store, connection, names)
+    hidden = store.backend.hidden_tables(connection, store.schema) & _OUR_NAMES
+    if hidden:
+        raise PermissionDenied(
+            f"row-level security hides all that is in {', '.join(sorted(hidden))} in {store.url} from this role, which"
+            " would take it for nothing: switch it off there, or grant the role its rights by `txnstore roles`"
+        )
+    return _look_inside(connection, names)
 
 
-def _look_inside(store: Store, connection: Connection, names: frozenset[str]) -> FirstLook:
+def _look_inside(connection: Connection, names: frozenset[str]) -> FirstLook:
     version = _read_version(connection)
     if version is None:
-        _refuse_if_hidden(store, connection, VERSION_TABLE)
         return _foreign("no version of txnstore is recorded in them")
     if version == SCHEMA_VERSION and (missing := _OUR_TABLES - names):
         return _foreign(f"some are missing: {', '.join(sorted(missing))}")
     rows = connection.execute(_ANY_COLUMNS.select_from(stores)).all()
     if not rows:
-        _refuse_if_hidden(store, connection, str(stores.name))
         return FirstLook(Found.TABLES, version)
     if len(rows) > 1 or not _is_store(rows[0], version):
         return _foreign("the table stores is not as txnstore writes it")
     # An older version's tables may lack the mark.
     move = move_of(rows[0]) if version == SCHEMA_VERSION else None
     return FirstLook(Found.STORE, version, str(rows[0].store_uuid), move=move)
-
-
-def _refuse_if_hidden(store: Store, connection: Connection, table: str) -> None:
-    """Refuse to believe that there are no rows where a role may just not see them."""
-    if store.backend.hides_rows(connection, store.schema, table):
-        raise PermissionDenied(
-            f"row-level security hides the table {table} in {store.url} from this role: switch it off for that table,"
-            " or give the role a policy by which it sees all of it"
-        )
 
 
 def _foreign(why: str) -> FirstLook:

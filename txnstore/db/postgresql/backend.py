@@ -154,7 +154,17 @@ IDENTIFY: Final = (
     " FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()"
 )
 
-_HIDES_ROWS: Final = text("SELECT pg_catalog.row_security_active(CAST(:of_table AS text))")
+# With row-level security and no policy for reading that is this role's, no row is shown.
+_HIDDEN: Final = text("""
+    SELECT c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname = :schema AND c.relrowsecurity AND pg_catalog.row_security_active(c.oid)
+        AND pg_catalog.has_table_privilege(c.oid, 'SELECT')
+        AND NOT EXISTS (
+            SELECT FROM pg_catalog.pg_policy p, pg_catalog.unnest(p.polroles) AS of_role
+            WHERE p.polrelid = c.oid AND p.polcmd IN ('r', '*') AND p.polpermissive
+                AND (of_role = 0 OR pg_catalog.pg_has_role(of_role, 'USAGE'))
+        )
+""")
 _SEQUENCE: Final = text("SELECT pg_catalog.pg_get_serial_sequence(:of_table, :of_column)")
 _SET_SEQUENCE: Final = text("SELECT pg_catalog.setval(CAST(:sequence AS regclass), :key, false)")
 
@@ -471,9 +481,9 @@ class PostgreSQLBackend:
         )
         return frozenset(name for (name,) in rows)
 
-    def hides_rows(self, connection: Connection, schema: str, table: str) -> bool:
-        """Return whether row-level security applies to this role there."""
-        return bool(connection.execute(_HIDES_ROWS, {"of_table": _named(connection, schema, table)}).scalar_one())
+    def hidden_tables(self, connection: Connection, schema: str) -> frozenset[str]:
+        """Return those whose rows row-level security keeps from this role."""
+        return frozenset(connection.execute(_HIDDEN, {"schema": schema}).scalars())
 
     def next_key(self, connection: Connection, schema: str, table: str, column: str) -> int:
         """Return what the column's sequence gives out next."""
@@ -491,14 +501,10 @@ class PostgreSQLBackend:
 
 def _sequence_of(connection: Connection, schema: str, table: str, column: str) -> str:
     """Return the name, as it stands in SQL, of the sequence behind an identity column."""
-    of_table = _named(connection, schema, table)
+    quoted = connection.dialect.identifier_preparer.quote_identifier
+    of_table = f"{quoted(schema)}.{quoted(table)}"
     sequence: str = connection.execute(_SEQUENCE, {"of_table": of_table, "of_column": column}).scalar_one()
     return sequence
-
-
-def _named(connection: Connection, schema: str, table: str) -> str:
-    quoted = connection.dialect.identifier_preparer.quote_identifier
-    return f"{quoted(schema)}.{quoted(table)}"
 
 
 def connect_arguments(url: DatabaseUrl) -> dict[str, Any]:

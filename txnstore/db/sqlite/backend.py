@@ -328,9 +328,9 @@ class SQLiteBackend:
         )
         return frozenset(name.removeprefix(SQLITE_PREFIX) for (name,) in rows)
 
-    def hides_rows(self, connection: Connection, schema: str, table: str) -> bool:
-        """Return False: a file is read as a whole."""
-        return False
+    def hidden_tables(self, connection: Connection, schema: str) -> frozenset[str]:
+        """Return none: a file is read as a whole."""
+        return frozenset()
 
     def next_key(self, connection: Connection, schema: str, table: str, column: str) -> int:
         """Return the one after the last that AUTOINCREMENT gave out."""
