@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import starmap
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import Connection
@@ -73,8 +74,8 @@ class EnlistedBranches:
         """What was decided about branches that have not all ended; None: nothing is left of earlier transactions."""
         self._progress = progress
         self._branches: Branches | None = None
-        #: Held while branches are being ended, by a call or by `close` in another thread; Ctrl-C may leave it taken.
-        self._ends_branches = threading.RLock()
+        #: Held while branches are being ended: by the call whose they are, or by `close` in another thread.
+        self._ends_branches = threading.Lock()
 
     @property
     def are_registered(self) -> bool:
@@ -238,10 +239,9 @@ class EnlistedBranches:
                 return
             self._notice_losses()
             with contextlib.suppress(TxnStoreError):
-                if self.decided:  # whatever became of the coordinator since
-                    self._branches.finish(commit=True, timeout_ms=_SETTLE_MS)
-                else:
-                    self._branches.settle(timeout_ms=_SETTLE_MS)
+                # What is decided is, whatever became of the coordinator since.
+                end = partial(self._branches.finish, commit=True) if self.decided else self._branches.settle
+                end(timeout_ms=_SETTLE_MS)
             self._branches.abandon()
             self._give_back(commit=False)
             self.decided = None
@@ -280,17 +280,12 @@ def _driver_of(callers: CallersConnection) -> Any:
 
 def _end_in_sqlalchemy(callers: CallersConnection, *, commit: bool) -> None:
     """Let SQLAlchemy's own objects see the end; at the driver nothing is open, and nothing is sent."""
+    end = methodcaller("commit" if commit else "rollback")
     if callers.session is not None:
-        if commit:
-            callers.session.commit()
-        else:
-            callers.session.rollback()
+        end(callers.session)
     transaction = callers.owner.get_transaction() if callers.owner is not None and not callers.owner.closed else None
     if transaction is not None:
-        if commit:
-            transaction.commit()
-        else:
-            transaction.rollback()
+        end(transaction)
 
 
 def refused_ending(ending: str) -> KafkaException:
