@@ -104,7 +104,10 @@ class AIOConsumer:
         await self.close()
 
     async def poll(self, timeout: float = -1) -> Message | None:
-        """Return the next message or event, or None if none came within `timeout` seconds; below zero: for ever."""
+        """Return the next message or event, or None if none came within `timeout` seconds; below zero: for ever.
+
+        Within a callback it also returns None where a rebalance waits for what only the callback's end lets go of.
+        """
         messages = await self._read(1, timeout)
         return messages[0] if messages else None
 

@@ -472,9 +472,9 @@ class Producer:
                 producer.produce("accounts", ...)
 
         The connection is one to the producer's own database: a `Connection` or `Session` of SQLAlchemy, a
-        `psycopg.Connection` or a `sqlite3.Connection`; or one to another PostgreSQL database with
-        max_prepared_transactions, of which there may be several: they are prepared before the commit is decided, and
-        end after it, by recovery if need be (`txnstore maintain --participant URL`).
+        `psycopg.Connection` or a `sqlite3.Connection`; or, unless the transactions never time out (KIP-939), one to
+        another PostgreSQL database with max_prepared_transactions, of which there may be several: they are prepared
+        before the commit is decided, and end after it, by recovery if need be (`txnstore maintain --participant`).
 
         From now on `commit_transaction()` commits it together with the records and offsets (in one COMMIT if it is
         one database), and `abort_transaction()` rolls it back, on the thread that calls them; the connection's own

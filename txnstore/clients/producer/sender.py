@@ -598,7 +598,7 @@ class Sender:
                 self._fail_held(requests[0], requests, error)
 
     def drop_in_flight(self, error: KafkaError, *, but_written: bool = False) -> None:
-        """Report what is in flight as not delivered; with `but_written` what a database has just now is to be dropped.
+        """Report what is in flight as not delivered; with `but_written` only what no database has in hand.
 
         The transaction that it belongs to is aborted; see `settle`.
         """
