@@ -10,7 +10,13 @@ import pytest
 
 from tests.clients.bulk_paths import made_of
 from txnstore.clients.model.errors import KafkaError
-from txnstore.clients.model.message import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, Message, RecordSource
+from txnstore.clients.model.message import (
+    TIMESTAMP_CREATE_TIME,
+    TIMESTAMP_LOG_APPEND_TIME,
+    Message,
+    RecordSource,
+    messages_in_python,
+)
 from txnstore.model import StoredRecord
 
 SOURCE = RecordSource("orders", 3, TIMESTAMP_LOG_APPEND_TIME)
@@ -83,6 +89,34 @@ def test_a_delivery_report_has_latency_and_no_headers():
         (TIMESTAMP_LOG_APPEND_TIME, 1234),
         *(0.25, None, None),
     )
+
+
+def test_messages_of_reports_are_made_as_they_are_asked_for():
+    """Nobody asks for those of records without a callback."""
+    made: list[type] = []
+
+    class Noted(Message):
+        def __new__(cls):
+            made.append(cls)
+            return super().__new__(cls)
+
+    pairs = messages_in_python(
+        message_type=Noted,
+        callbacks=iter([None, None]),
+        sources=SOURCE,
+        offset=7,
+        timestamps_ms=1234,
+        keys=[b"j", b"k"],
+        values=[b"u", b"v"],
+        queued_seconds=[1.0, 2.0],
+        error=None,
+        done_seconds=4.0,
+    )
+    assert not made
+    for place, found in enumerate([(7, b"j", b"u", 3.0), (8, b"k", b"v", 2.0)], start=1):
+        _, message = next(pairs)
+        assert (message.offset(), message.key(), message.value(), message.latency()) == found
+        assert len(made) == place
 
 
 def test_a_report_of_a_failure_has_an_error_and_no_offset():

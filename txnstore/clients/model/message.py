@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count as count_from
-from itertools import repeat
+from itertools import repeat, tee
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, SupportsFloat, SupportsIndex
 
 from txnstore import bulk
@@ -300,7 +300,8 @@ def messages_in_python(
     """
     setters = (getattr(message_type, name).__set__ for name in ("_source", "_record", "_details"))
     set_source, set_record, set_details = setters
-    messages = list(map(message_type.__new__, repeat(message_type, len(keys))))
+    # Each as it is asked for, as in C: nobody asks for those of records without a callback.
+    messages = tee(map(message_type.__new__, repeat(message_type, len(keys))), 4)
     records = zip(
         repeat(offset) if offset == OFFSET_INVALID else count_from(offset),
         timestamps_ms if isinstance(timestamps_ms, list) else repeat(timestamps_ms),
@@ -312,10 +313,10 @@ def messages_in_python(
     details = zip(repeat(error), [done_seconds - each for each in queued_seconds], repeat(-1), repeat(-1), strict=False)
     filled = zip(
         callbacks,
-        messages,
-        map(set_source, messages, sources if isinstance(sources, list) else repeat(sources)),
-        map(set_record, messages, records),
-        map(set_details, messages, details),
+        messages[0],
+        map(set_source, messages[1], sources if isinstance(sources, list) else repeat(sources)),
+        map(set_record, messages[2], records),
+        map(set_details, messages[3], details),
         strict=False,
     )
     return map(operator.itemgetter(0, 1), filled)
