@@ -10,6 +10,8 @@ from concurrent.futures import wait
 
 import pytest
 
+from tests.clients.moments import attempt, every_interrupt, is_no_moment_for_signals
+from tests.databases import on_sqlite_alone
 from txnstore import KafkaError, KafkaException, TopicCollection
 from txnstore.admin import AdminClient, ConfigResource, NewPartitions, NewTopic
 from txnstore.clients import connection as connection_module
@@ -184,6 +186,16 @@ def test_an_error_of_the_database_comes_out_of_every_future_and_of_error_cb(url,
         assert [error.code() for error in served] == [KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN]
         assert admin.create_topics([NewTopic("a")])["a"].result(PATIENCE_SECONDS) is None
         assert admin.poll(0) == 0
+
+
+@on_sqlite_alone
+def test_an_event_is_told_once_wherever_that_is_interrupted(admin):
+    told: list[int] = []
+    for number, moment in every_interrupt({"admin/client.py", "clients/callbacks.py"}, is_no_moment_for_signals):
+        admin._events.put(lambda number=number: told.append(number))
+        attempt(moment, lambda: admin.poll(0))
+        admin.poll(0)
+        assert told == list(range(1, number + 1)), moment.where
 
 
 def test_an_error_of_ours_comes_out_of_the_future(admin, monkeypatch):

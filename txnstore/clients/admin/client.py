@@ -45,7 +45,7 @@ from txnstore.clients.admin.transactions import (
     TransactionListing,
 )
 from txnstore.clients.admin.unsupported import AclBinding, AclBindingFilter, UserScramCredentialAlteration
-from txnstore.clients.callbacks import Callbacks, ErrorReporter, EventQueue
+from txnstore.clients.callbacks import Callbacks, ErrorReporter, EventQueue, call_first
 from txnstore.clients.configuration.configuration import admin_configuration
 from txnstore.clients.connection import DatabaseLook, StoreConnection
 from txnstore.clients.model.errors import HANDLE_CLOSED_TEXT, KafkaException, kafka_error_of
@@ -147,10 +147,8 @@ class AdminClient:
             self._look.polled()
         served = 0
         while True:
-            event = self._events.pop()
-            if event is not None:
-                served += 1
-                event()
+            if self._events.events:
+                served += self._events.serve_first(call_first)
                 continue
             with self._changed:
                 # What comes after the first one is served if it is there.
