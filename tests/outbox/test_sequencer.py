@@ -13,6 +13,7 @@ from tests.outbox.steps import records, refusals, values, waiting
 from txnstore.db.cluster.catalogue import change_store_settings
 from txnstore.db.opening import open_store
 from txnstore.db.schema import databases, outbox, outbox_sequencers, partitions
+from txnstore.errors import WriteConflict
 from txnstore.log import topics
 from txnstore.log.append import append
 from txnstore.log.outbox import rows as outbox_rows
@@ -247,6 +248,17 @@ def test_a_row_that_its_owner_takes_back_during_a_round_is_no_record(store, call
     assert values(store) == [b"a", b"c"]
     assert [len(ids) for ids in taken] == [3, 2]
     assert refusals(store) == ({} if how.startswith("DELETE") else {b"back": "not yet"})
+
+
+def test_a_row_that_cannot_be_read_is_not_deleted(store, caller, monkeypatch):
+    """As by a role whose policies let it see and delete the row, but not lock it."""
+    caller().insert(b"a", b"b", b"c").commit()
+    with monkeypatch.context() as patch:
+        patch.setattr(outbox_rows, "_READ", outbox_rows._READ.where(outbox.c.value != b"b"))
+        with pytest.raises(WriteConflict):
+            sequence_outbox(store, retry_timeout_ms=0)
+    assert sequence_outbox(store).moved_count == 3
+    assert values(store) == [b"a", b"b", b"c"]
 
 
 @only_postgresql

@@ -217,10 +217,12 @@ def take_rows(connection: Connection, outbox_ids: Sequence[int]) -> list[Row[Any
         found: Sequence[Any] = connection.execute(_READ, {"first_id": outbox_ids[0], "last_id": outbox_ids[-1]}).all()
     # In runs without a gap, where no other row can be: it would have to be named thousands of times otherwise.
     runs = [{"first_id": first, "last_id": last} for first, last in _runs(outbox_ids)]
-    if connection.execute(_DELETE, runs).rowcount != len(outbox_ids):
-        # What its owner has taken back is not to become a record.
+    deleted_count = connection.execute(_DELETE, runs).rowcount
+    rows = [row for row in found if row[0] in wanted]
+    if not len(rows) == deleted_count == len(outbox_ids):
+        # What its owner has taken back is not to become a record, and what was not read is not to go.
         raise WriteConflict("a row of the outbox was taken back while it was to become a record; nothing was changed")
-    return [row for row in found if row[0] in wanted]
+    return rows
 
 
 def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
