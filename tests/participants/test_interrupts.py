@@ -9,7 +9,7 @@ import pytest
 from tests.clients.moments import attempt, every_interrupt
 from tests.clients.steps import bring_to_an_end
 from tests.participants.enlisting import *  # noqa: F403 - the fixtures
-from tests.participants.enlisting import TIMEOUT, assert_nowhere, move, records, topic_of, transfer
+from tests.participants.enlisting import TIMEOUT, assert_everywhere, assert_nowhere, move, records, topic_of, transfer
 from txnstore import KafkaException
 from txnstore.db.opening import open_store
 from txnstore.errors import BranchUnfinished
@@ -87,6 +87,23 @@ def test_after_an_interrupt_behind_the_commit_the_next_transaction_has_its_own_b
     transfer(producer, drivers, "next")
     producer.commit_transaction(TIMEOUT)
     assert [table.balances() for table in tables] == [{name: -1, "next": -1}, {name: 1, "next": 1}]
+
+
+def test_an_abort_behind_an_interrupted_commit_leaves_that_to_be_repeated(producer, drivers, tables, name, monkeypatch):
+    def leave(*_, **__):
+        raise BranchUnfinished("it is away")
+
+    transfer(producer, drivers, name)
+    commit_without_branches(producer, monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(Branches, "finish", leave)
+        patch.setattr(Branches, "settle", leave)
+        # Each time: it is decided.
+        for _ in range(2):
+            with pytest.raises(KafkaException, match="state Ready"):
+                producer.abort_transaction(TIMEOUT)
+    producer.commit_transaction(TIMEOUT)
+    assert_everywhere(tables, name)
 
 
 def test_a_begin_that_is_interrupted_takes_nothing_of_the_last_transaction_along(

@@ -165,10 +165,10 @@ class EnlistedBranches:
         """End the branches if the transaction has ended, and only a callback or hook of the application's raised."""
         if not self.connections or self._progress.stage is not _S.READY:
             return False
-        self.decided = commit
+        self.decided = commit if self.decided is None else self.decided
         # Of the two errors the application's own is told; what is left here is for recovery.
         with contextlib.suppress(KafkaException):
-            self.finish(deadline, commit=commit)
+            self.finish(deadline, commit=self.decided)
         return True
 
     def give_up(self, error: BaseException) -> None:
