@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, delete, insert, select, update
 
-from tests.cluster.conftest import Bench, Producer, Site, down
+from tests.cluster.conftest import Bench, Producer, Site
 from txnstore.config import TOPIC_SETTINGS, settings_in_force
+from txnstore.db.backend import Limits
 from txnstore.db.cluster.catalogue import apply_catalogue, is_current, read_catalogue
 from txnstore.db.cluster.cluster import Cluster, repaired
 from txnstore.db.cluster.membership import Database, coordinator_of_name, read_databases
@@ -368,9 +369,20 @@ def test_a_standby_in_the_controllers_place_may_be_behind_the_others(sqlite_benc
         assert cluster.own(2).database_id == 2
 
 
-def test_the_controller_away_keeps_nobody_from_opening_another_database(bench: Bench):
-    with bench.site.open() as cluster, down(cluster, cluster.controller):
+def test_the_controller_away_keeps_nobody_from_opening_another_database(bench: Bench, monkeypatch):
+    """Nor does anybody wait until it is back, however long he would wait for it otherwise."""
+    tries = 0
+
+    def refuse(*_: object, **__: object) -> None:
+        nonlocal tries
+        tries += 1
+        assert tries < 30, "it waits for the controller"
+        raise StoreUnavailable("it is away")
+
+    with bench.site.open(limits=Limits(retry_timeout_ms=3_600_000)) as cluster:
+        monkeypatch.setattr(cluster.controller, "_run_once", refuse)
         assert cluster.own(2).database_id == 2
+    assert tries > 0
 
 
 @pytest.mark.parametrize("damage", ["a row", "a value", "a head", "a setting"])

@@ -142,12 +142,12 @@ def apply_catalogue(connection: Connection, catalogue: Catalogue, database_id: i
     return changed
 
 
-def check_history(member: Store, controller: Store) -> None:
+def check_history(member: Store, controller: Store, *, retry_timeout_ms: int) -> None:
     """Refuse a member whose copies the controller cannot have given to it: one of the two was restored alone.
 
     A controller that has gone back gives the numbers of partitions out again: what is written to a new topic would go
     to the log of another one, and groups would begin where they had come to in that.  While the controller is away, or
-    a standby that follows, nobody can tell.
+    a standby that follows, nobody can tell, and nobody waits for longer than `retry_timeout_ms`.
 
     Raises:
         WrongCluster: see above.
@@ -161,7 +161,7 @@ def check_history(member: Store, controller: Store) -> None:
     held_version, held = member.read(read)
     try:
         # After the member: what that has, the controller had before.
-        version, given = controller.read(read)
+        version, given = controller.read(read, retry_timeout_ms=retry_timeout_ms)
         is_known = held_version <= version and all(given.get(number, uuid) == uuid for number, uuid in held.items())
         if is_known or controller.read(controller.backend.is_standby):
             return
@@ -211,7 +211,10 @@ def _bring(connection: Connection, table: Table, key: Sequence[str], wanted: _Ro
     present = _read(connection, table, key)
     fixed = _FIXED.get(table)
     if fixed is not None and any(present[found][fixed] != wanted[found][fixed] for found in present.keys() & wanted):
-        raise WrongCluster("its copies of topics are not of this controller, which has given their numbers out again")
+        raise WrongCluster(
+            "the copies of topics in this database are not of the cluster's controller, which has given their numbers"
+            " out again: it was restored from a backup that is older"
+        )
     gone = [found for found in present if found not in wanted] if removes else []
     if gone and table is partitions:
         for numbers in chunks([number for (number,) in gone]):

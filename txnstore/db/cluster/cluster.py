@@ -283,7 +283,7 @@ class Cluster:
         store.database_id, store.label = member.database_id, member.label
         entries = store.read(read_databases)
         if any(entry.is_own and entry.database_id == member.database_id for entry in entries):
-            check_history(store, self.controller)
+            check_history(store, self.controller, retry_timeout_ms=OPENING_MS)
         else:
             catalogue = self.controller.read(read_catalogue)
             try:

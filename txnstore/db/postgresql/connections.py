@@ -331,24 +331,28 @@ class ListenWaiter:
             name = self._prepare(self._connection, rendered.text)
             values_text = ", ".join(map(str, values))
             return rendered.named(self._connection.read_last(f"{_READ_ALONE};EXECUTE {name}({values_text})"))
+        except psycopg.errors.LockNotAvailable:
+            # Later it may be.
+            return None
         except psycopg.Error as error:
-            # The session is another one, behind a pooler, or a table was changed, or somebody waits for it.
+            # The session is another one, behind a pooler, or a table was changed.
             _log.debug("cannot read on the connection that listens (%s)", error.sqlstate)
             self._may_read = False
             return None
 
-    def _leads_to_same_store(self, connection: psycopg.Connection[Any]) -> bool:
+    def _leads_to_same_store(self, connection: PostgreSQLConnection) -> bool:
         """Return whether no other store, and no older state of this one, has taken its place since the last connection.
 
         If one has, `Store.read` says so, which looks at each new connection of its own.
         """
-        table = sql.Identifier(getattr(self._dialect, "store_schema", ""), "stores")
-        look = sql.SQL("SELECT store_uuid, next_producer_id FROM {}").format(table)
-        row = connection.execute(look).fetchone()
-        if row is None or not self._channels.are_of(str(row[0])) or row[1] < self._newest_producer_id:
-            return False
-        self._newest_producer_id = row[1]
-        return True
+        table = sql.Identifier(getattr(self._dialect, "store_schema", ""), "stores").as_string(connection)
+        for store_uuid, next_producer_id in connection.read_last(
+            f"{_READ_ALONE};SELECT store_uuid, next_producer_id FROM {table}"  # noqa: S608 - a quoted name
+        ):
+            if self._channels.are_of(str(store_uuid)) and next_producer_id >= self._newest_producer_id:
+                self._newest_producer_id = next_producer_id
+                return True
+        return False
 
     def _prepare(self, connection: psycopg.Connection[Any], text: str) -> str:
         """Return the name of the prepared statement of this text.
