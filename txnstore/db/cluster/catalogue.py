@@ -169,8 +169,8 @@ def check_history(member: Store, controller: Store, *, retry_timeout_ms: int) ->
         return
     raise WrongCluster(
         f"the database {member.label!r} has copies of topics that its controller {controller.label!r} has not made: the"
-        " controller was restored from a backup that is older. Nothing was changed; restore all databases of a cluster"
-        " from backups of which the controller's is the last"
+        " controller was restored from an older backup, or a failover has lost its last changes. Nothing was changed;"
+        " restore all databases of a cluster from backups of which the controller's is the last"
     )
 
 
@@ -213,7 +213,7 @@ def _bring(connection: Connection, table: Table, key: Sequence[str], wanted: _Ro
     if fixed is not None and any(present[found][fixed] != wanted[found][fixed] for found in present.keys() & wanted):
         raise WrongCluster(
             "the copies of topics in this database are not of the cluster's controller, which has given their numbers"
-            " out again: it was restored from a backup that is older"
+            " out again: it was restored from an older backup, or a failover has lost its last changes"
         )
     gone = [found for found in present if found not in wanted] if removes else []
     if gone and table is partitions:
