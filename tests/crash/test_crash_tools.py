@@ -76,13 +76,14 @@ def test_where_statements_are_all_the_side_before_one_is_left_out_where_none_fai
 
 
 @pytest.mark.slow_on_postgresql
+@pytest.mark.variants_on_sqlite("case")
 @pytest.mark.crashes
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(COMMIT_ELSEWHERE, marks=pytest.mark.slow),
-        TOGETHER_BY_NAME["a commit of writers"],
         SINKING_BY_NAME["the decision of a batch"],
+        TOGETHER_BY_NAME["a commit of writers"],
+        pytest.param(COMMIT_ELSEWHERE, marks=pytest.mark.slow),
     ],
     ids=str,
 )
