@@ -637,6 +637,22 @@ def test_with_a_group_an_empty_batch_of_an_older_checkpoint_is_dropped(query) ->
     assert query.visible == [b"0", b"1", b"2", b"3"]
 
 
+def test_batches_without_input_are_new_once_an_older_checkpoint_has_come_to_something_new(query) -> None:
+    for batch_id in range(5):
+        query.read(batch_id, batch_id * 10, batch_id * 10 + 10)
+        assert query.batch(batch_id, b"%d" % batch_id)
+    older = query.restarted()
+    older.read(1, 10, 50)
+    assert [older.decide(1), older.decide(2)] == [False, False]
+    older.read(3, 50, 60)
+    assert older.batch(3, b"5")
+    # Spark runs one for what a watermark lets out of the query's state.
+    writer = older.task(4, b"of its state")
+    assert writer is not None
+    assert [older.decide(4, writer), older.restarted().decide(4)] == [True, False]
+    assert query.visible[5:] == [b"5", b"of its state"]
+
+
 def test_a_query_that_begins_anew_with_the_same_group_reads_and_writes_it_again(query) -> None:
     query.read(0, 0, 30)
     assert query.batch(0, b"a")

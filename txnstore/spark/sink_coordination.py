@@ -6,7 +6,8 @@ what the batch read are one database transaction, so all of it is there or nothi
 
 - A batch that is decided already, by this run or another one, is dropped: its writers write nothing.  Where no group
   says how far the query has read its number says so, of the last one, if that has read the same, as far as it is
-  known: anything else is of an older checkpoint, and is refused.
+  known: anything else is of an older checkpoint, and is refused.  An older checkpoint that comes to something new takes
+  the numbers behind it along: those will come again, some of them for batches that read nothing.
 - Failed, retried and speculative attempts leave writers that nobody names; the decision aborts their records.
 - Each run of a query has an id of its own, which its tasks and its driver know.  A run that was not seen before is the
   newest: its first request raises the epoch of the transactional id, which aborts what a dead run left open and fences
@@ -104,6 +105,7 @@ _INSERT_AGAIN: Final = _INSERT_BATCH.on_conflict_do_update(
     index_elements=["sink_id", "batch_id"],
     set_={"transactional_id": _INSERT_BATCH.excluded.transactional_id, "commit_ms": _INSERT_BATCH.excluded.commit_ms},
 )
+_FORGET_LATER: Final = delete(sink_batches).where(_OF_SINK, sink_batches.c.batch_id > bindparam("behind_batch_id"))
 _TRIM_BATCHES: Final = delete(sink_batches).where(_OF_SINK, sink_batches.c.batch_id <= bindparam("through_batch_id"))
 
 
@@ -447,8 +449,10 @@ def _offsets_by_group(noted: NotedInput) -> dict[str, dict[int, OffsetAndMetadat
 def _insert_batch(connection: Connection, run: SinkRun, batch_id: int, last: int | None) -> None:
     batch = {"sink_id": run.sink_id, "batch_id": batch_id, "transactional_id": run.transactional_id}
     if last is not None and batch_id <= last:
-        # The numbers of an older checkpoint come again with other input.
+        # The numbers of an older checkpoint come again with other input, and so will those behind this one: some for
+        # batches that read nothing and write what the query has kept, of which only the number says that they are new.
         connection.execute(_INSERT_AGAIN, batch)
+        connection.execute(_FORGET_LATER, {"of_sink_id": run.sink_id, "behind_batch_id": batch_id})
         return
     # The lock of the transactional id keeps other runs away, but not one of the same query under another name.
     if connection.execute(_INSERT_NEW, batch).one_or_none() is None:
