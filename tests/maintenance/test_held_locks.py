@@ -170,6 +170,7 @@ def inputs(now_ms: int, partition_id: int, count: int) -> list[dict[str, object]
             "batch_id": number,
             "start_offset": 0,
             "end_offset": DUE,
+            "from_group": False,
             "noted_ms": now_ms,
         }
         for number in range(count)

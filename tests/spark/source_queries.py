@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import json
+import uuid
+from types import SimpleNamespace
 
+import pytest
+
+from txnstore.spark import source_readers
+from txnstore.spark.sink_coordination import decide
+from txnstore.spark.sink_run import run_of_query
 from txnstore.spark.source_options import read_source_options
 from txnstore.spark.source_readers import TxnStoreReader, TxnStoreStreamReader
 from txnstore.spark.source_schema import source_schema
@@ -82,3 +89,61 @@ class Query:
         rows = self.run()
         self.committed += 1
         return [value for *_, value in rows]
+
+
+class Pipeline(Query):
+    """A query that reads as a group, with its sink; the group is called as the topic."""
+
+    def __init__(self, log, *, transactional_id=None, **options):
+        self.log = log
+        self.transactional_id = transactional_id
+        self.output: list[bytes] = []
+        self.query_id = uuid.uuid4().hex
+        of_group = {"kafka.group.id": log.name, "startingOffsets": "group"}
+        super().__init__(log, **{"txnstore.delivery.order": "commit", **of_group, **options})
+
+    @property
+    def sink_run(self):
+        return run_of_query(self.query_id, self.run_id, self.transactional_id)
+
+    def restart(self):
+        super().restart()
+        self.run_id = uuid.uuid4().hex
+
+    def begin_anew(self):
+        """Go on without the checkpoint."""
+        self.query_id, self.written, self.committed = uuid.uuid4().hex, [], 0
+        self.restart()
+
+    def go_back(self, batches):
+        """Go on with an older checkpoint."""
+        self.committed = max(self.committed - batches, 0)
+        del self.written[self.committed :]
+        self.restart()
+
+    def run(self):
+        """Read as the tasks do, which Spark tells what they work for."""
+        told = {
+            "sql.streaming.queryId": self.query_id,
+            "streaming.sql.batchId": str(self.committed),
+            "spark.jobGroup.id": self.run_id,
+        }
+        context = SimpleNamespace(get=lambda: SimpleNamespace(getLocalProperty=told.get))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(source_readers, "TaskContext", context)
+            return super().run()
+
+    def sink(self):
+        """Read the batch that was written down, and decide it as the driver does; return its values if it is new."""
+        values = [value for *_, value in self.run()]
+        if not decide(self.log.store, self.sink_run, self.committed, ()):
+            return None
+        self.output += values
+        return values
+
+    def batch(self, limit=None):
+        if not self.write_down(limit):
+            return None
+        values = self.sink()
+        self.committed += 1
+        return values

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import uuid
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -17,7 +15,7 @@ from typer.testing import CliRunner
 from tests.clients.steps import PATIENCE_SECONDS
 from tests.log.histories import Log
 from tests.log.places import FIGURE, STEPS, Model, take, write_figure
-from tests.spark.source_queries import Query, reader, url_of, values_of
+from tests.spark.source_queries import Pipeline, reader, url_of, values_of
 from tests.tools.campaigns import times
 from txnstore import Consumer, KafkaError
 from txnstore.cli.program import NAMES, program_with
@@ -25,62 +23,6 @@ from txnstore.errors import InvalidRequest, OffsetOutOfRange
 from txnstore.groups.offsets import commit_offsets, read_offsets
 from txnstore.log.deleting import advance_log_start
 from txnstore.model import GroupMembership, OffsetAndMetadata
-from txnstore.spark import source_readers
-from txnstore.spark.sink_coordination import decide
-from txnstore.spark.sink_run import run_of_query
-
-
-class Pipeline(Query):
-    """A query that reads as a group, with its sink; the group is called as the topic."""
-
-    def __init__(self, log, **options):
-        self.log = log
-        self.output: list[bytes] = []
-        self.query_id = uuid.uuid4().hex
-        of_group = {"kafka.group.id": log.name, "startingOffsets": "group"}
-        super().__init__(log, **{"txnstore.delivery.order": "commit", **of_group, **options})
-
-    def restart(self):
-        super().restart()
-        self.run_id = uuid.uuid4().hex
-
-    def begin_anew(self):
-        """Go on without the checkpoint."""
-        self.query_id, self.written, self.committed = uuid.uuid4().hex, [], 0
-        self.restart()
-
-    def go_back(self, batches):
-        """Go on with an older checkpoint."""
-        self.committed = max(self.committed - batches, 0)
-        del self.written[self.committed :]
-        self.restart()
-
-    def run(self):
-        """Read as the tasks do, which Spark tells what they work for."""
-        told = {
-            "sql.streaming.queryId": self.query_id,
-            "streaming.sql.batchId": str(self.committed),
-            "spark.jobGroup.id": self.run_id,
-        }
-        context = SimpleNamespace(get=lambda: SimpleNamespace(getLocalProperty=told.get))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(source_readers, "TaskContext", context)
-            return super().run()
-
-    def sink(self):
-        """Read the batch that was written down, and decide it as the driver does; return its values if it is new."""
-        values = [value for *_, value in self.run()]
-        if not decide(self.log.store, run_of_query(self.query_id, self.run_id), self.committed, ()):
-            return None
-        self.output += values
-        return values
-
-    def batch(self, limit=None):
-        if not self.write_down(limit):
-            return None
-        values = self.sink()
-        self.committed += 1
-        return values
 
 
 @pytest.fixture

@@ -17,7 +17,9 @@ what the batch read are one database transaction, so all of it is there or nothi
 - Only the tasks know which batch they are of, so each notes its range before it reads (see `sink_inputs`); the whole
   range of the batch is what its decision commits for the group.  The decision also keeps, for each partition, how far
   the query's committed batches have read.  By that a batch is recognised whatever its number: one whose input lies
-  below is a replay, one whose input lies at or past it is new.
+  below is a replay, one whose input lies at or past it is new.  Where a query that begins at its group has no such
+  batch yet, the group itself says it, as far as the query's transactional id has moved it on: that was a driver with
+  another checkpoint, which is fenced by now.
 - In commit order all of that is in places (see `log.commit_order`).  A batch ends between transactions, so its group
   stands at the beginning of what is at a place.
 - A dead run holds readers up until the next run comes, or its transaction's timeout is over.
@@ -46,6 +48,7 @@ from txnstore.spark.sink_inputs import (
     NotedInput,
     Novelty,
     commit_inputs,
+    follow_groups,
     forget_inputs,
     has_positions,
     read_input_of_last,
@@ -301,7 +304,7 @@ def last_batch(connection: Connection, sink_id: str) -> int | None:
 def _open(run: SinkRun, batch_id: int, timeout_ms: int, connection: Connection) -> TransactionWriter | None:
     transaction = enter_run(connection, run, timeout_ms)
     last = last_batch(connection, run.sink_id)
-    noted = read_inputs(connection, run, batch_id)
+    noted = read_inputs(connection, run, batch_id, transaction.known.identity.producer_id)
     if _is_decided(connection, run, batch_id, last, noted):
         return None
     transaction.begin(transaction.known.identity)
@@ -320,10 +323,11 @@ def _decide(
 ) -> bool:
     transaction = enter_run(connection, run, timeout_ms)
     last = last_batch(connection, run.sink_id)
-    noted = read_inputs(connection, run, batch_id)
+    noted = read_inputs(connection, run, batch_id, transaction.known.identity.producer_id)
     if _is_decided(connection, run, batch_id, last, noted, at_decision=transaction.known.state):
         if _abort_open(transaction, "sink replay"):
             save_identity(connection, run, transaction.known.identity)
+        follow_groups(connection, run, noted)
         # The answer may be lost, and the batch is then compared once more.
         forget_inputs(connection, run, batch_id, keeps_own=True)
         return False
@@ -377,9 +381,9 @@ def _is_decided(
     """
     if noted.novelty is Novelty.MIXED:
         raise ProducerFenced(
-            f"batch {batch_id} reads again some of what earlier batches of its query have committed, and some that they"
-            f" have not ({noted.example}); nothing was changed. Its checkpoint is older than the sink: begin a new one"
-            " with startingOffsets=group"
+            f"batch {batch_id} reads again some of what earlier batches of its query, or of another one under its"
+            f" transactional id, have committed, and some that they have not ({noted.example}); nothing was changed."
+            " Its checkpoint is older than the sink: begin a new one with startingOffsets=group"
         )
     if noted.novelty is not Novelty.UNKNOWN and not noted.unplaced:
         return noted.novelty is Novelty.REPEATED

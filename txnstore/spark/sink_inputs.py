@@ -15,11 +15,11 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy import Connection, and_, bindparam, delete, exists, or_, select
 from sqlalchemy.dialects.sqlite import insert as upsert
 
-from txnstore.db.schema import sink_inputs, sink_positions, sink_runs
+from txnstore.db.schema import group_offsets, sink_inputs, sink_positions, sink_runs
 from txnstore.db.store import Store, server_now_ms
 from txnstore.errors import InvalidRequest, ProducerFenced
 from txnstore.groups.commit_rules import check_group_id
-from txnstore.model import OffsetAndMetadata
+from txnstore.model import NO_PRODUCER, OffsetAndMetadata
 from txnstore.spark.sink_run import SinkRun, check_batch_id, check_names, check_number, sink_id_of_query
 from txnstore.transactions.sinks import OF_LAST_BATCH
 
@@ -45,6 +45,7 @@ _READ_INPUTS: Final = (
         sink_inputs.c.reader_id,
         sink_inputs.c.start_offset,
         sink_inputs.c.end_offset,
+        sink_inputs.c.from_group,
         sink_positions.c.in_commit_order.label("was_in_commit_order"),
         sink_positions.c.next_offset,
         exists()
@@ -61,6 +62,26 @@ _READ_INPUTS: Final = (
     )
     .where(_INPUTS_OF_BATCH)
     .order_by(sink_inputs.c.group_id, sink_inputs.c.partition_id, sink_inputs.c.start_offset)
+)
+# What was committed by itself is a consumer's, or was set by hand.
+_READ_GROUPS: Final = (
+    select(
+        sink_inputs.c.group_id,
+        sink_inputs.c.partition_id,
+        group_offsets.c.committed_offset,
+        group_offsets.c.offset_in_transaction,
+        group_offsets.c.producer_id,
+    )
+    .distinct()
+    .join_from(
+        sink_inputs,
+        group_offsets,
+        and_(
+            group_offsets.c.group_id == sink_inputs.c.group_id,
+            group_offsets.c.partition_id == sink_inputs.c.partition_id,
+        ),
+    )
+    .where(_INPUTS_OF_BATCH, group_offsets.c.producer_id != NO_PRODUCER.producer_id)
 )
 _READ_LAST: Final = select(
     sink_inputs.c.group_id,
@@ -113,6 +134,9 @@ _MOVE_POSITION: Final = _INSERT_POSITION.on_conflict_do_update(
     set_={"next_offset": _INSERT_POSITION.excluded.next_offset},
     where=sink_positions.c.next_offset <= bindparam("from_offset"),
 ).execution_options(preserve_rowcount=True)
+_TAKE_POSITION: Final = _INSERT_POSITION.on_conflict_do_nothing(
+    index_elements=[column.name for column in sink_positions.primary_key]
+)
 _HAS_POSITIONS: Final = (
     select(sink_positions.c.sink_id).where(sink_positions.c.sink_id == bindparam("of_sink_id")).limit(1)
 )
@@ -138,6 +162,9 @@ class SinkInput:
 
     reader_id: int = 0
     """Which reader of the query: two of them are not equally far, which one group cannot say."""
+
+    from_group: bool = False
+    """Whether the query is told to begin where its group is, which may have moved since that was planned."""
 
 
 class Novelty(enum.Enum):
@@ -184,6 +211,11 @@ class NotedInput:
     unplaced: frozenset[str]
     """The groups of ranges of which no position says whether they are new, NO_GROUP among them."""
 
+    group_positions: Mapping[tuple[str, int], OffsetAndMetadata]
+    """By the same, of a query that is to begin where its group is: where that is by now, if a transaction of its
+    transactional id has brought it there; what lies before is written.
+    """
+
     example: str = ""
     """Of what is mixed: one range, for people."""
 
@@ -209,14 +241,16 @@ def note_inputs(store: Store, inputs: Sequence[SinkInput], *, retry_timeout_ms: 
         store.write(work, retry_timeout_ms=retry_timeout_ms)
 
 
-def read_inputs(connection: Connection, run: SinkRun, batch_id: int) -> NotedInput:
-    """Return what the tasks of the run have noted for a batch.
+def read_inputs(connection: Connection, run: SinkRun, batch_id: int, producer_id: int) -> NotedInput:
+    """Return what the tasks of the run have noted for a batch; `producer_id` is that of its transactional id.
 
     Raises:
         InvalidRequest: they have read a partition in both orders of delivery for one group, or earlier batches have
             read it in the other one, or two readers have read it for one group.
+        ProducerFenced: a new query begins where its group was, and somebody else's transaction has moved that on.
     """
     rows = connection.execute(_READ_INPUTS, _of_batch(run, batch_id)).all()
+    group_positions = _group_positions(connection, run, batch_id, producer_id, rows)
     readers: dict[tuple[str, int], int] = {}
     ends: dict[tuple[str, int], OffsetAndMetadata] = {}
     begins: dict[tuple[str, int], int] = {}
@@ -225,7 +259,8 @@ def read_inputs(connection: Connection, run: SinkRun, batch_id: int) -> NotedInp
     example = ""
     for row in rows:
         is_empty = row.start_offset == row.end_offset
-        if not row.has_positions and not is_empty:
+        is_placed = row.has_positions or row.from_group
+        if not is_placed and not is_empty:
             unplaced.add(row.group_id)
         if row.group_id == NO_GROUP:
             continue
@@ -241,17 +276,19 @@ def read_inputs(connection: Connection, run: SinkRun, batch_id: int) -> NotedInp
             )
         ends[key] = max(before, end, key=lambda each: each.offset)
         begins.setdefault(key, row.start_offset)
-        if is_empty or not row.has_positions:
+        next_offset = group_positions[key].offset if key in group_positions else row.next_offset
+        kind = _novelty(row, next_offset)
+        # Where the group has moved on, an empty range counts as well: committed, it would move the group back.
+        if not is_placed or (is_empty and not (row.from_group and kind is Novelty.REPEATED)):
             continue
-        kind = _novelty(row)
         kinds.add(kind)
         if kind is not Novelty.NEW:
             example = (
                 f"partition id {row.partition_id}, offsets {row.start_offset} to {row.end_offset}, read up to"
-                f" {row.next_offset}"
+                f" {next_offset}"
             )
     novelty = Novelty.UNKNOWN if not kinds else kinds.pop() if len(kinds) == 1 else Novelty.MIXED
-    return NotedInput(novelty, ends, begins, _joined(rows), frozenset(unplaced), example)
+    return NotedInput(novelty, ends, begins, _joined(rows), frozenset(unplaced), group_positions, example)
 
 
 def read_input_of_last(connection: Connection, run: SinkRun, batch_id: int) -> Sequence[tuple[str, InputRange]]:
@@ -267,15 +304,8 @@ def commit_inputs(connection: Connection, run: SinkRun, batch_id: int, noted: No
         ProducerFenced: some of it has been read by another batch meanwhile.
     """
     entries = [
-        {
-            "sink_id": run.sink_id,
-            "group_id": group_id,
-            "partition_id": partition_id,
-            "in_commit_order": _is_place(end),
-            "next_offset": end.offset,
-            "from_offset": noted.begins[group_id, partition_id],
-        }
-        for (group_id, partition_id), end in sorted(noted.ends.items(), key=lambda each: each[0])
+        {**_position_entry(run, key, end), "from_offset": noted.begins[key]}
+        for key, end in sorted(noted.ends.items(), key=lambda each: each[0])
     ]
     if entries and connection.execute(_MOVE_POSITION, entries).rowcount != len(entries):
         raise ProducerFenced(
@@ -286,11 +316,21 @@ def commit_inputs(connection: Connection, run: SinkRun, batch_id: int, noted: No
     of_last = {"sink_id": run.sink_id, "run_id": OF_LAST_BATCH, "batch_id": batch_id}
     kept = [
         # Which reader it was nobody asks any more: the number keeps equal ranges apart.
-        {**of_last, "group_id": group_id, "reader_id": number, **each._asdict()}
+        {**of_last, "group_id": group_id, "reader_id": number, "from_group": False, **each._asdict()}
         for number, (group_id, each) in enumerate(noted.ranges)
     ]
     if kept:
         connection.execute(_INSERT_INPUT, kept)
+
+
+def follow_groups(connection: Connection, run: SinkRun, noted: NotedInput) -> None:
+    """Let a query be as far as its transactional id has brought its group, whatever becomes of that from now on."""
+    entries = [
+        _position_entry(run, key, position)
+        for key, position in sorted(noted.group_positions.items(), key=lambda each: each[0])
+    ]
+    if entries:
+        connection.execute(_TAKE_POSITION, entries)
 
 
 def forget_inputs(connection: Connection, run: SinkRun, batch_id: int, *, keeps_own: bool = False) -> None:
@@ -327,10 +367,40 @@ def _by_reader(row: Any) -> tuple[str, int, int, bool, int]:
     return row.group_id, row.reader_id, row.partition_id, row.in_commit_order, row.start_offset
 
 
-def _novelty(row: Any) -> Novelty:
-    if row.next_offset is None or row.start_offset >= row.next_offset:
+def _group_positions(
+    connection: Connection, run: SinkRun, batch_id: int, producer_id: int, rows: Sequence[Any]
+) -> dict[tuple[str, int], OffsetAndMetadata]:
+    # Once the query has a position, it says itself how far it is.
+    starts: dict[tuple[str, int], Any] = {}
+    for row in rows:
+        if row.from_group and row.next_offset is None:
+            starts.setdefault((row.group_id, row.partition_id), row)
+    positions: dict[tuple[str, int], OffsetAndMetadata] = {}
+    # Only who writes for a group may read where it is.
+    for group in connection.execute(_READ_GROUPS, _of_batch(run, batch_id)) if starts else ():
+        start = starts.get((group.group_id, group.partition_id))
+        # One in the other order is not to be compared: it is refused where the group's offsets are committed.
+        if start is None or start.in_commit_order != (group.offset_in_transaction is not None):
+            continue
+        if group.producer_id == producer_id:
+            positions[group.group_id, group.partition_id] = OffsetAndMetadata(
+                group.committed_offset, offset_in_transaction=group.offset_in_transaction
+            )
+        elif not start.has_positions and start.start_offset < group.committed_offset:
+            raise ProducerFenced(
+                f"batch {batch_id} begins where group {group.group_id[:80]!r} was, and a transaction of another"
+                f" transactional id has moved that on (partition id {group.partition_id}, from offset"
+                f" {start.start_offset} to {group.committed_offset}): it may have written what the batch reads; nothing"
+                " was changed. Two queries at a time have a group each; one that takes the place of another takes its"
+                " transactional.id, too. Then begin a new checkpoint with startingOffsets=group"
+            )
+    return positions
+
+
+def _novelty(row: Any, next_offset: int | None) -> Novelty:
+    if next_offset is None or row.start_offset >= next_offset:
         return Novelty.NEW
-    return Novelty.REPEATED if row.end_offset <= row.next_offset else Novelty.MIXED
+    return Novelty.REPEATED if row.end_offset <= next_offset else Novelty.MIXED
 
 
 def _check_order(row: Any, end: OffsetAndMetadata) -> None:
@@ -341,6 +411,17 @@ def _check_order(row: Any, end: OffsetAndMetadata) -> None:
             f" {row.group_id[:80]!r}; nothing was changed. Each reader of a query has a kafka.group.id of its own, and"
             " a query that reads in another order than before begins with a checkpointLocation of its own"
         )
+
+
+def _position_entry(run: SinkRun, key: tuple[str, int], position: OffsetAndMetadata) -> dict[str, object]:
+    group_id, partition_id = key
+    return {
+        "sink_id": run.sink_id,
+        "group_id": group_id,
+        "partition_id": partition_id,
+        "in_commit_order": _is_place(position),
+        "next_offset": position.offset,
+    }
 
 
 def _is_place(end: OffsetAndMetadata) -> bool:
@@ -366,6 +447,7 @@ def _input_entry(noted: SinkInput) -> dict[str, object]:
         "reader_id": noted.reader_id,
         "start_offset": noted.start_offset,
         "end_offset": noted.end_offset,
+        "from_group": noted.from_group,
     }
 
 

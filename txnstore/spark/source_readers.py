@@ -50,7 +50,7 @@ from txnstore.log.topics import find_topics
 from txnstore.model import PartitionName
 from txnstore.spark.sink_inputs import NO_GROUP, SinkInput, note_inputs
 from txnstore.spark.source_filters import FilterPush, SourceFilters
-from txnstore.spark.source_options import COMMIT_ORDER, TOPICS, AtOffsets, SourceOptions
+from txnstore.spark.source_options import COMMIT_ORDER, TOPICS, AtOffsets, Edge, SourceOptions
 from txnstore.spark.source_ranges import (
     DataLoss,
     OffsetRange,
@@ -526,6 +526,7 @@ def _noted(options: SourceOptions, partition: RangePartition) -> SinkInput | Non
         end_offset=wanted.end_offset,
         in_commit_order=options.in_commit_order,
         reader_id=partition.reader_id,
+        from_group=options.start is Edge.GROUP,
     )
 
 

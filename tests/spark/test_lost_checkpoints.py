@@ -1,0 +1,173 @@
+"""A query whose checkpoint is lost begins where its group is, while the driver before it may live still."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadMaxRows
+
+from tests.spark.source_log import SourceLog
+from tests.spark.source_queries import Pipeline
+from txnstore.errors import InvalidRequest, ProducerFenced
+from txnstore.groups.offsets import commit_offsets, read_offsets
+from txnstore.model import GroupMembership, OffsetAndMetadata
+from txnstore.spark.sink_coordination import open_writer
+
+
+@pytest.fixture
+def log(store):
+    return SourceLog(store)
+
+
+@pytest.fixture(params=["offset", "commit"])
+def driver(log, request):
+    """Make a driver of the query with a checkpoint of its own."""
+    return partial(Pipeline, log, transactional_id="pipeline", **{"txnstore.delivery.order": request.param})
+
+
+def offsets_of(log):
+    found = log.store.read(partial(read_offsets, group_id=log.name, partition_ids=log.partition_ids)).offsets
+    return [found[partition_id].offset for partition_id in log.partition_ids]
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_what_the_old_driver_commits_before_it_is_fenced_is_not_written_again(log, driver, killed):
+    old, new = driver(), driver()
+    log.plain(0, b"a")
+    assert old.batch() == [b"a"]
+    # Where it begins is in its checkpoint; nothing of it has run yet.
+    assert new.write_down()
+    log.plain(0, b"b")
+    log.plain(1, b"x")
+    assert old.batch() == [b"b", b"x"]
+    assert new.sink() is None
+    if killed:
+        new.restart()
+        assert new.sink() is None
+    new.committed += 1
+    assert offsets_of(log) == [2, 1]
+    log.plain(0, b"c")
+    with pytest.raises(ProducerFenced, match="superseded"):
+        old.batch()
+    # The first of these has what the old driver has written.
+    assert [new.batch() for _ in range(3)] == [None, [b"c"], None]
+    assert old.output + new.output == [b"a", b"b", b"x", b"c"]
+
+
+def test_a_batch_that_both_drivers_have_planned_is_written_once(log, driver):
+    old, new = driver(), driver()
+    log.plain(0, b"a")
+    log.plain(1, b"x")
+    assert old.write_down()
+    assert new.write_down()
+    assert old.sink() == [b"a", b"x"]
+    new.run()
+    assert open_writer(log.store, new.sink_run, 0) is None
+    assert new.sink() is None
+    new.committed += 1
+    log.plain(1, b"y")
+    assert new.batch() == [b"y"]
+    assert offsets_of(log) == [1, 2]
+
+
+@pytest.mark.parametrize("partition", [0, 1])
+def test_a_batch_of_which_the_old_driver_has_written_a_part_is_refused(log, driver, partition):
+    old, new = driver(), driver()
+    log.plain(0, b"a")
+    assert old.write_down()
+    log.plain(partition, b"b")
+    assert new.write_down()
+    assert old.sink() == [b"a"]
+    with pytest.raises(ProducerFenced, match=r"another one under its .*startingOffsets=group"):
+        new.sink()
+    assert offsets_of(log) == [1, 0]
+    new.begin_anew()
+    assert new.batch() == [b"b"]
+
+
+def test_a_query_that_is_told_to_begin_elsewhere_writes_again_what_its_group_has_read(log, driver):
+    log.plain(0, b"a")
+    assert driver().batch() == [b"a"]
+    assert driver(startingOffsets="earliest").batch() == [b"a"]
+
+
+def commit_by_hand(log, offset, order):
+    position = OffsetAndMetadata(offset, offset_in_transaction=0 if order == "commit" else None)
+    of_first = {log.partition_ids[0]: position}
+    log.store.write(lambda connection: commit_offsets(connection, GroupMembership(log.name), of_first))
+
+
+def test_what_is_dropped_stays_dropped_whatever_becomes_of_the_group(log, driver):
+    old, new = driver(), driver()
+    log.plain(0, b"a")
+    assert old.batch() == [b"a"]
+    assert new.write_down()
+    log.plain(0, b"b", b"c")
+    assert old.batch() == [b"b", b"c"]
+    assert new.sink() is None
+    new.committed += 1
+    commit_by_hand(log, 1, driver.keywords["txnstore.delivery.order"])
+    log.plain(0, b"d")
+    assert [new.batch(ReadMaxRows(2)), new.batch()] == [None, [b"d"]]
+
+
+def test_what_the_old_driver_has_read_of_a_new_partition_is_not_written_again(log, driver):
+    old, new = driver(), driver()
+    assert old.batch() == []
+    assert new.write_down()
+    log.grow(3)
+    log.plain(2, b"a")
+    assert old.batch() == [b"a"]
+    assert new.sink() == []
+    new.committed += 1
+    log.plain(2, b"b")
+    assert [new.batch(), new.batch()] == [None, [b"b"]]
+    assert offsets_of(log) == [0, 0, 2]
+
+
+def test_two_queries_of_one_group_that_have_begun_stop_each_other_at_no_new_partition(log, driver):
+    queries = driver(transactional_id="one"), driver(transactional_id="another")
+    assert [query.batch() for query in queries] == [[], []]
+    log.grow(3)
+    log.plain(2, b"a")
+    assert [query.batch() for query in queries] == [[b"a"], [b"a"]]
+
+
+@pytest.mark.parametrize("writes", [True, False])
+def test_what_lies_before_a_group_that_another_transactional_id_has_moved_is_neither_written_nor_dropped(
+    log, driver, writes
+):
+    new = driver()
+    if writes:
+        log.plain(1, b"x")
+    assert new.write_down()
+    log.plain(0, b"a")
+    other = driver(transactional_id="other")
+    assert other.batch() is not None
+    with pytest.raises(ProducerFenced, match=r"another transactional id has moved .*from offset 0 to 1\)"):
+        new.sink()
+    assert offsets_of(log)[0] == 1
+    new.begin_anew()
+    log.plain(0, b"b")
+    assert new.batch() == [b"b"]
+
+
+def test_what_is_committed_by_itself_takes_nothing_from_a_batch_that_is_planned(log, driver):
+    """A consumer of the group has read it, or it was set by hand: the batch was written down before."""
+    log.plain(0, b"a", b"b")
+    query = driver()
+    assert query.write_down()
+    commit_by_hand(log, 1, driver.keywords["txnstore.delivery.order"])
+    assert query.sink() == [b"a", b"b"]
+    assert offsets_of(log) == [2, 0]
+
+
+def test_a_group_in_the_other_order_of_delivery_says_nothing_of_what_is_new(log, driver):
+    (other,) = {"offset", "commit"} - {driver.keywords["txnstore.delivery.order"]}
+    log.plain(0, b"a", b"b")
+    new = driver()
+    assert new.write_down()
+    assert driver(**{"txnstore.delivery.order": other}).batch() == [b"a", b"b"]
+    with pytest.raises(InvalidRequest, match="reset-offsets"):
+        new.sink()
