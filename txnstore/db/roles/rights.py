@@ -103,7 +103,8 @@ _PRODUCER: Final[Mapping[str, Sequence[Right]]] = {
     # A batch of an older checkpoint takes the place of one with its number.
     "sink_batches": _ALL,
     "sink_runs": _ALL,
-    "sink_inputs": _LISTED,
+    # A task that is tried again notes the same once more.
+    "sink_inputs": _ALL,
     "sink_positions": _ALL,
     "outbox": (("INSERT", ("topic", "partition_number", "key", "value", "headers", "timestamp_ms")),),
 }
