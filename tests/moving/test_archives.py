@@ -147,6 +147,19 @@ def test_two_archives_that_meet_in_time_have_each_record_once(cluster, tmp_path)
     assert sorted(places(paths[0]) + places(paths[1])) == places(whole)
 
 
+def test_an_archive_that_begins_where_another_one_ends_has_what_is_committed_late(url, cluster, tmp_path) -> None:
+    paths = tmp_path / "first.parquet", tmp_path / "second.parquet", tmp_path / "third.parquet"
+    later = BASE_MS + 10**9
+    _, (_, end) = export(cluster, "orders", paths[0], RecordSelection(before_ms=later)).contents.ranges.values()
+    with Producer({"bootstrap.servers": url}) as producer:
+        producer.produce("orders", b"late", partition=1, timestamp=later - 1)
+        producer.produce("orders", b"of then", partition=1, timestamp=later)
+    export(cluster, "orders", paths[1], RecordSelection(partitions=[1], since_ms=later))
+    export(cluster, "orders", paths[2], RecordSelection(partitions=[1], from_offset=end))
+    assert b"late" not in [row["value"] for row in rows(paths[0])]
+    assert [[row["value"] for row in rows(path)] for path in paths[1:]] == [[b"of then"], [b"late", b"of then"]]
+
+
 def test_who_commits_meanwhile_is_in_no_partition_of_the_archive(url, tmp_path, monkeypatch) -> None:
     AdminClient({"bootstrap.servers": url}).create_topics([NewTopic("transfers", 3)])["transfers"].result()
     with Producer({"bootstrap.servers": url, "transactional.id": "bank"}) as producer:
