@@ -112,6 +112,20 @@ def test_what_is_dropped_stays_dropped_whatever_becomes_of_the_group(log, driver
     assert [new.batch(ReadMaxRows(2)), new.batch()] == [None, [b"d"]]
 
 
+def test_the_old_driver_that_comes_back_does_not_write_again_what_the_new_one_has_written(log, driver):
+    old, new = driver(), driver()
+    log.plain(0, b"a")
+    assert old.batch() == [b"a"]
+    assert new.batch() == []
+    log.plain(0, b"b", b"c")
+    assert new.batch() == [b"b", b"c"]
+    log.plain(0, b"d")
+    old.restart()
+    assert old.batch(ReadMaxRows(1)) is None
+    commit_by_hand(log, 2, driver.keywords["txnstore.delivery.order"])
+    assert [old.batch(ReadMaxRows(1)), old.batch()] == [None, [b"d"]]
+
+
 def test_what_the_old_driver_has_read_of_a_new_partition_is_not_written_again(log, driver):
     old, new = driver(), driver()
     assert old.batch() == []

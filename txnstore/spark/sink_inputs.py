@@ -134,8 +134,10 @@ _MOVE_POSITION: Final = _INSERT_POSITION.on_conflict_do_update(
     set_={"next_offset": _INSERT_POSITION.excluded.next_offset},
     where=sink_positions.c.next_offset <= bindparam("from_offset"),
 ).execution_options(preserve_rowcount=True)
-_TAKE_POSITION: Final = _INSERT_POSITION.on_conflict_do_nothing(
-    index_elements=[column.name for column in sink_positions.primary_key]
+_TAKE_POSITION: Final = _INSERT_POSITION.on_conflict_do_update(
+    index_elements=[column.name for column in sink_positions.primary_key],
+    set_={"next_offset": _INSERT_POSITION.excluded.next_offset},
+    where=sink_positions.c.next_offset < _INSERT_POSITION.excluded.next_offset,
 )
 _HAS_POSITIONS: Final = (
     select(sink_positions.c.sink_id).where(sink_positions.c.sink_id == bindparam("of_sink_id")).limit(1)
@@ -213,7 +215,7 @@ class NotedInput:
 
     group_positions: Mapping[tuple[str, int], OffsetAndMetadata]
     """By the same, of a query that is to begin where its group is: where that is by now, if a transaction of its
-    transactional id has brought it there; what lies before is written.
+    transactional id has brought it past the query's own position; what lies before is written.
     """
 
     example: str = ""
@@ -370,10 +372,9 @@ def _by_reader(row: Any) -> tuple[str, int, int, bool, int]:
 def _group_positions(
     connection: Connection, run: SinkRun, batch_id: int, producer_id: int, rows: Sequence[Any]
 ) -> dict[tuple[str, int], OffsetAndMetadata]:
-    # Once the query has a position, it says itself how far it is.
     starts: dict[tuple[str, int], Any] = {}
     for row in rows:
-        if row.from_group and row.next_offset is None:
+        if row.from_group:
             starts.setdefault((row.group_id, row.partition_id), row)
     positions: dict[tuple[str, int], OffsetAndMetadata] = {}
     # Only who writes for a group may read where it is.
@@ -382,11 +383,12 @@ def _group_positions(
         # One in the other order is not to be compared: it is refused where the group's offsets are committed.
         if start is None or start.in_commit_order != (group.offset_in_transaction is not None):
             continue
-        if group.producer_id == producer_id:
+        is_own = group.producer_id == producer_id
+        if is_own and (start.next_offset is None or start.next_offset < group.committed_offset):
             positions[group.group_id, group.partition_id] = OffsetAndMetadata(
                 group.committed_offset, offset_in_transaction=group.offset_in_transaction
             )
-        elif not start.has_positions and start.start_offset < group.committed_offset:
+        elif not is_own and not start.has_positions and start.start_offset < group.committed_offset:
             raise ProducerFenced(
                 f"batch {batch_id} begins where group {group.group_id[:80]!r} was, and a transaction of another"
                 f" transactional id has moved that on (partition id {group.partition_id}, from offset"
