@@ -126,6 +126,17 @@ def test_the_old_driver_that_comes_back_does_not_write_again_what_the_new_one_ha
     assert [old.batch(ReadMaxRows(1)), old.batch()] == [None, [b"d"]]
 
 
+def test_a_group_that_was_brought_back_does_not_make_new_what_the_query_has_written(log, driver):
+    query = driver()
+    log.plain(0, b"a", b"b")
+    assert query.batch() == [b"a", b"b"]
+    assert driver(startingOffsets="earliest").batch(ReadMaxRows(1)) == [b"a"]
+    # It was killed before the batch was over for Spark.
+    query.committed -= 1
+    query.restart()
+    assert query.sink() is None
+
+
 def test_what_the_old_driver_has_read_of_a_new_partition_is_not_written_again(log, driver):
     old, new = driver(), driver()
     assert old.batch() == []
