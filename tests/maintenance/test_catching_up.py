@@ -203,6 +203,29 @@ def test_what_a_deleted_topic_has_left_is_not_passed_again_by_each_portion(txnst
         assert passed() - before < 3 * batches
 
 
+def test_what_a_deleted_topic_has_left_is_gone_on_with_where_a_portion_failed(store, partition_ids, monkeypatch):
+    item = Append(partition_ids[0], encode([Record(b"a")]))
+    store.write(lambda connection: append(connection, [item] * 4))
+    store.write(lambda connection: delete_topic(connection, "orders"))
+    monkeypatch.setattr(portions_module, "ROWS_AT_ONCE", 1)
+    begun, delete_portion = [], deleting._Purge.delete_portion
+
+    def fail_every_second(purge, *arguments):
+        begun.append(purge.from_key)
+        if len(begun) % 2 == 0:
+            raise ZeroDivisionError
+        return delete_portion(purge, *arguments)
+
+    monkeypatch.setattr(deleting._Purge, "delete_portion", fail_every_second)
+    for left in (3, 2, 1, 0):
+        with pytest.raises(ZeroDivisionError):
+            purge_deleted_partitions(store, rows_max=100)
+        assert count(store, record_batches) == left
+    assert begun == [deleting._BEGINNING, 1, 1, 2, 2, 3, 3, 4]
+    assert purge_deleted_partitions(store, rows_max=100) == 0
+    assert count(store, deleted_partitions) == 0
+
+
 def make_partitions(connection, topic_id, partition_count):
     prefix, series = (
         "txnstore_",

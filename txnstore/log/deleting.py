@@ -290,12 +290,17 @@ def purge_deleted_partitions(store: Store, portions: Portions | None = None, *, 
         return 0
     purged = 0
     for purge in _purges(store):
-        while portion := portions.write(store, partial(purge.delete_portion, portions), is_apart=True):
-            purged += portion
-            purge.from_key = purge.through_key + 1
-            if purged >= rows_max or portions.is_over:
-                _unfinished[store] = purge
-                return purged
+        try:
+            while portion := portions.write(store, partial(purge.delete_portion, portions), is_apart=True):
+                purged += portion
+                purge.from_key = purge.through_key + 1
+                if purged >= rows_max or portions.is_over:
+                    _unfinished[store] = purge
+                    return purged
+        except BaseException:
+            # Else each try passes again what those before it have deleted, and fails for want of time, say.
+            _unfinished[store] = purge
+            raise
     purged_read, is_complete = _purge_read(store, portions, rows_max=rows_max - purged)
     purged += purged_read
     if not is_complete:
