@@ -429,6 +429,19 @@ def test_partitions_that_hold_much_of_what_is_stored_are_not_taken_for_lasting(r
     assert all(rotating.offsets(each) == list(range(24)) for each in ids)
 
 
+def test_segments_that_no_partition_is_led_to_are_emptied(rotating, snapshot):
+    partition_id = rotating.topic("orders")
+    rotating.write(partition_id)
+    to_lasting = update(partition_heads).values(segment=0)
+    rotating.store.write(lambda connection: connection.execute(to_lasting))
+    rotating.delete(partition_id)
+    before = rotating.sizes()[1]
+    rotating.look()
+    assert rotating.sizes()[1] < before // 4
+    rotating.write(partition_id, 1)
+    assert (rotating.segment_of(partition_id), rotating.offsets(partition_id)) == (0, [BATCHES])
+
+
 def test_who_does_not_own_the_segments_leaves_them_alone(txnstore_postgres_server, rotating, new_role, granted):
     partition_id = rotating.topic("orders")
     rotating.write(partition_id)

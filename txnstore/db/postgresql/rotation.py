@@ -165,8 +165,6 @@ class _Segments:
         if len(sizes) < len(TURNING_SEGMENTS):
             return 0
         heads_in: dict[int, int] = dict(self._read(_HEADS_IN))
-        if not heads_in:
-            return 0
         # After a rotation that stopped halfway, and of topics that are new since, some are elsewhere.
         current = max(TURNING_SEGMENTS, key=lambda segment: heads_in.get(segment, 0))
         emptied = 0
