@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 import threading
+import time
+from contextlib import closing as closing_after
 from functools import partial
 
+import psycopg
 import pytest
 from sqlalchemy import create_engine, delete, insert, select, text, update
 
@@ -18,9 +21,14 @@ from txnstore.db.postgresql.segments import SEGMENT_TABLES
 from txnstore.db.schema import metadata, outbox, stores, topics
 from txnstore.db.sqlite import closing as sqlite_closing
 from txnstore.errors import StoreMoved, TxnStoreError
+from txnstore.log.append import Append, append
+from txnstore.log.codec import encode
 from txnstore.log.topics import create_topic
+from txnstore.model import Record
 from txnstore.outbox import Outbox
 from txnstore.participants.adoption import adopt
+from txnstore.testing.postgres_server import connection_string
+from txnstore.testing.private_cluster import PrivateCluster
 
 MOVE = Move(MoveState.CLOSED, "00000000-0000-4000-8000-000000000001", "postgresql://new's \\home/shop")
 
@@ -84,6 +92,48 @@ def test_no_segment_of_the_log_is_written_to_by_its_own_name(txnstore_postgresql
         store.write(open_)
         for table in SEGMENT_TABLES:
             store.write(partial(run, text(f"TRUNCATE txnstore.{table}")))
+
+
+def test_tools_that_turn_triggers_off_are_refused_too(txnstore_postgresql_url) -> None:
+    """What replicates or restores sets this for its session."""
+    for move in (MOVE, Move(MoveState.ARRIVING, MOVE.uuid, MOVE.peer, "[]")):
+        close_store(txnstore_postgresql_url, move)
+        with closing_after(psycopg.connect(connection_string(txnstore_postgresql_url), autocommit=True)) as connection:
+            connection.execute("SET session_replication_role = replica")
+            for table in (*(str(table.name) for table in metadata.tables.values()), *SEGMENT_TABLES):
+                with pytest.raises(psycopg.Error, match="is closed"):
+                    connection.execute(f"DELETE FROM txnstore.{table}")
+        with open_store(txnstore_postgresql_url, moving=True) as store:
+            store.write(open_)
+
+
+def test_a_subscription_writes_nothing_to_a_closed_store() -> None:
+    with PrivateCluster(fsync=False, settings={"wal_level": "logical"}) as server:
+        stores_ = [server.url(name) for name in ("first", "second")]
+        for name, url in zip(("first", "second"), stores_, strict=True):
+            server.create_database(name)
+            open_store(url).close()
+        close_store(stores_[1])
+        with server.connect("first") as first, server.connect("second") as second:
+            first.autocommit = second.autocommit = True
+            for table in ("outbox", "record_batches"):
+                first.execute(f"CREATE PUBLICATION of_{table} FOR TABLE txnstore.{table}")
+                first.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [f"of_{table}"])
+                second.execute(
+                    f"CREATE SUBSCRIPTION of_{table} CONNECTION '{connection_string(stores_[0])}'"
+                    f" PUBLICATION of_{table} WITH (create_slot = false, copy_data = false)"
+                )
+            first.execute("INSERT INTO txnstore.outbox (topic, value) VALUES ('t', '')")
+            with open_store(stores_[0]) as store:
+                (number,) = store.write(lambda connection: create_topic(connection, name="t")).partition_ids
+                item = Append(number, encode([Record(b"x")]))
+                store.write(lambda connection: append(connection, [item]))
+            refused = "SELECT count(*) FROM pg_stat_subscription_stats WHERE apply_error_count > 0"
+            written = "SELECT (SELECT count(*) FROM txnstore.outbox) + (SELECT count(*) FROM txnstore.record_batches)"
+            until = time.monotonic() + 60
+            while second.execute(refused).fetchone() != (2,):
+                assert second.execute(written).fetchone() == (0,)
+                assert time.monotonic() < until
 
 
 def first_error(consumer):

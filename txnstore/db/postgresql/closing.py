@@ -3,6 +3,9 @@
 It asks no table: an application's database transaction may have a snapshot from before the closing, and would see there
 that the store is open.  Whoever fills a store that is closed says for which move, in a setting of the database
 transaction, and may.
+
+It refuses tools as well that turn triggers off by `session_replication_role = replica`.  A subscription's changes come
+by no statement, so a store that is left has a trigger for each row besides.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ CLOSED: Final = "TXN02"
 #: The setting in which whoever fills a store names the move.
 _SETTING: Final = "txnstore.move"
 _TRIGGER: Final = "txnstore_closed"
+_ROW_TRIGGER: Final = "txnstore_closed_row"
 _FUNCTION: Final = "refuse_write"
 
 # By the rights of who closed the store: a role that may only write to the outbox is refused for the same reason.
@@ -54,18 +58,26 @@ def close(
     arguments = ", ".join(_literal(value) for value in (message, move_uuid) if value is not None)
     statements = [_CREATE_FUNCTION.replace("{schema}", quoted)]
     for name, columns in (*tables, *((segment, None) for segment in SEGMENT_TABLES)):
-        update = "UPDATE" if columns is None else f"UPDATE OF {', '.join(map(_identifier, columns))}"
-        statements.append(
-            f"CREATE TRIGGER {_TRIGGER} BEFORE INSERT OR DELETE OR TRUNCATE OR {update} ON {quoted}.{_identifier(name)}"
-            f" FOR EACH STATEMENT EXECUTE FUNCTION {quoted}.{_FUNCTION}({arguments})"
-        )
+        written = "INSERT OR DELETE OR UPDATE" if columns is None else f"INSERT OR DELETE OR UPDATE OF {_listed(columns)}"
+        triggers = [(_TRIGGER, f"TRUNCATE OR {written}", "STATEMENT")]
+        # Whatever is to be filled is spared the time of a call for each row; segments have those of the whole.
+        if move_uuid is None and name not in SEGMENT_TABLES:
+            triggers.append((_ROW_TRIGGER, written, "ROW"))
+        table = f"{quoted}.{_identifier(name)}"
+        for trigger, events, each in triggers:
+            statements += [
+                f"CREATE TRIGGER {trigger} BEFORE {events} ON {table}"
+                f" FOR EACH {each} EXECUTE FUNCTION {quoted}.{_FUNCTION}({arguments})",
+                f"ALTER TABLE {table} ENABLE ALWAYS TRIGGER {trigger}",
+            ]
     return statements
 
 
-def open_(schema: str, names: Iterable[str]) -> list[str]:
+def open_(schema: str, names: Sequence[str]) -> list[str]:
     """Return the statements that let them be written to again."""
     quoted = _identifier(schema)
     return [
+        *(f"DROP TRIGGER IF EXISTS {_ROW_TRIGGER} ON {quoted}.{_identifier(name)}" for name in names),
         *(f"DROP TRIGGER IF EXISTS {_TRIGGER} ON {quoted}.{_identifier(name)}" for name in (*names, *SEGMENT_TABLES)),
         f"DROP FUNCTION IF EXISTS {quoted}.{_FUNCTION}()",
     ]
@@ -74,6 +86,10 @@ def open_(schema: str, names: Iterable[str]) -> list[str]:
 def admit(move_uuid: str) -> str:
     """Return the statement by which a database transaction may write to what is closed for that move."""
     return f"SET LOCAL {_SETTING} = {_literal(move_uuid)}"
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(_identifier, names))
 
 
 def _identifier(name: str) -> str:
