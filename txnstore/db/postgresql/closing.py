@@ -58,18 +58,18 @@ def close(
     arguments = ", ".join(_literal(value) for value in (message, move_uuid) if value is not None)
     statements = [_CREATE_FUNCTION.replace("{schema}", quoted)]
     for name, columns in (*tables, *((segment, None) for segment in SEGMENT_TABLES)):
-        written = "INSERT OR DELETE OR UPDATE" if columns is None else f"INSERT OR DELETE OR UPDATE OF {_listed(columns)}"
-        triggers = [(_TRIGGER, f"TRUNCATE OR {written}", "STATEMENT")]
+        update = "UPDATE" if columns is None else f"UPDATE OF {', '.join(map(_identifier, columns))}"
+        triggers = [(_TRIGGER, f"INSERT OR DELETE OR TRUNCATE OR {update}", "STATEMENT")]
         # Whatever is to be filled is spared the time of a call for each row; segments have those of the whole.
         if move_uuid is None and name not in SEGMENT_TABLES:
-            triggers.append((_ROW_TRIGGER, written, "ROW"))
+            triggers.append((_ROW_TRIGGER, f"INSERT OR DELETE OR {update}", "ROW"))
         table = f"{quoted}.{_identifier(name)}"
         for trigger, events, each in triggers:
-            statements += [
+            statements.append(
                 f"CREATE TRIGGER {trigger} BEFORE {events} ON {table}"
-                f" FOR EACH {each} EXECUTE FUNCTION {quoted}.{_FUNCTION}({arguments})",
-                f"ALTER TABLE {table} ENABLE ALWAYS TRIGGER {trigger}",
-            ]
+                f" FOR EACH {each} EXECUTE FUNCTION {quoted}.{_FUNCTION}({arguments})"
+            )
+            statements.append(f"ALTER TABLE {table} ENABLE ALWAYS TRIGGER {trigger}")
     return statements
 
 
@@ -86,10 +86,6 @@ def open_(schema: str, names: Sequence[str]) -> list[str]:
 def admit(move_uuid: str) -> str:
     """Return the statement by which a database transaction may write to what is closed for that move."""
     return f"SET LOCAL {_SETTING} = {_literal(move_uuid)}"
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(map(_identifier, names))
 
 
 def _identifier(name: str) -> str:
