@@ -214,6 +214,32 @@ def test_a_topic_made_anew_is_noticed(store, stand_in):
         copy(store, stand_in.cluster())
 
 
+@pytest.mark.parametrize("once", [True, False])
+def test_nothing_is_read_at_the_position_in_a_topic_that_was_made_anew_meanwhile(store, stand_in, monkeypatch, once):
+    side = stand_in.side
+    side.create("shop", 1)
+    side.send("shop", numbered(2))
+    copy(store, stand_in.cluster())
+    consumer = side.library.Consumer
+    assign = consumer.assign
+
+    def assign_later(*given):
+        side.delete("shop")
+        side.create("shop", 1)
+        with side.library.Producer(side.settings) as producer:
+            side.send("shop", numbered(5, 2), producer=producer)
+        assign(*given)
+
+    side.send("shop", numbered(1))
+    relay = FromKafka(store, stand_in.cluster(), RelayOptions(once=once))
+    with monkeypatch.context() as patch:
+        patch.setattr(consumer, "assign", assign_later)
+        with pytest.raises(RelayFailed, match="deleted and recreated in Kafka"):
+            relay.run(threading.Event())
+    assert read(store, "shop") == {0: numbered(2)}
+    assert positions(store) == [2]
+
+
 def test_a_topic_with_fewer_partitions_in_the_store_is_refused(store, stand_in):
     stand_in.side.create("shop", 3)
     make_topic(store, "shop", 2)

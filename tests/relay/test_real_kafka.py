@@ -244,6 +244,28 @@ def test_records_that_were_deleted_in_kafka_before_they_were_copied_are_missed(s
     assert copy(store, cluster, topics=[topic], on_gap=OnGap.EARLIEST) == 2
 
 
+def test_nothing_of_a_topic_made_anew_is_copied_at_the_position_in_the_one_before(store, kafka, cluster, monkeypatch):
+    """Kafka's client goes on there by itself, with what it finds under the name."""
+    monkeypatch.setattr("txnstore.relay.from_kafka.LOOK_AGAIN_SECONDS", 3_600.0)
+    topic = kafka.new_topic()
+    kafka.send(topic, numbered(3))
+    relay = FromKafka(store, cluster, RelayOptions(topics=(topic,)))
+
+    def run(stop):
+        with pytest.raises(RelayFailed, match="has been deleted and recreated"):
+            relay.run(stop)
+
+    with beside(run) as (running,):
+        wait_until(lambda: relay.copied_count == 3)
+        kafka.delete(topic)
+        wait_until(lambda: not kafka.has(topic))
+        kafka.create(topic, 1)
+        with kafka.library.Producer(kafka.settings) as producer:
+            kafka.send(topic, numbered(20, 3), producer=producer)
+        wait_until(lambda: running.done() or relay.copied_count > 3)
+    assert read(store, topic) == {0: numbered(3)}
+
+
 def test_the_command_ends_in_good_order_at_a_signal(txnstore_sqlite_url, kafka, topic, bootstrap):
     with open_store(txnstore_sqlite_url) as store:
         make_topic(store, topic)

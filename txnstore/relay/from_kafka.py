@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
@@ -259,10 +259,7 @@ class FromKafka:
         for partition, position in known.items():
             topic = found.get(partition.topic)
             if topic is not None and topic.topic_uuid != position.topic_uuid:
-                raise RelayFailed(
-                    f"topic {partition.topic} has been deleted and recreated in Kafka since this relay read it;"
-                    " a relay with another --name starts from scratch"
-                )
+                raise _made_anew(partition.topic)
 
     def _close_gaps(self, lows: Mapping[PartitionName, int], bounds: Mapping[PartitionName, tuple[int, int]]) -> None:
         """Refuse, or skip, what is no longer in Kafka."""
@@ -303,6 +300,7 @@ class FromKafka:
         arrived = self._arrived(messages)
         if not arrived:
             return
+        self._check_unchanged(arrived)
         try:
             copy_into_store(self._store, self._relay_id, self._topics, arrived)
         except _REFUSALS:
@@ -311,6 +309,17 @@ class FromKafka:
             self._positions[partition] = item.next_offset
             self.copied_count += len(item.messages)
         self._heard_at = time.monotonic()
+
+    def _check_unchanged(self, arrived: Iterable[PartitionName]) -> None:
+        """Refuse what was read of a topic made anew: Kafka's client goes on in it where it was in the one before.
+
+        Asked behind what was read: a topic that still is the one that was found has been so until then, but for the
+        moment by which the broker that is asked may be behind.
+        """
+        assert self._found is not None, "it reads"
+        for name, topic in self._cluster.described(sorted({partition.topic for partition in arrived})).items():
+            if topic.topic_uuid != self._found[name].topic_uuid:
+                raise _made_anew(name)
 
     def _copy_up_to_refused(self, arrived: Mapping[PartitionName, Arrived]) -> NoReturn:
         """Copy record by record up to the one that its topic refuses, so that it can be named.
@@ -367,6 +376,13 @@ class FromKafka:
     def _is_at_end(self, partition: PartitionName) -> bool:
         end = self._ends.get(partition)
         return end is not None and self._positions[partition] >= end
+
+
+def _made_anew(topic: str) -> RelayFailed:
+    return RelayFailed(
+        f"topic {topic} has been deleted and recreated in Kafka since this relay read it; a relay with another --name"
+        " starts from scratch"
+    )
 
 
 def _closed(consumer: Any) -> Any:

@@ -230,9 +230,17 @@ class KafkaCluster:
             listed = self._admin.list_topics(timeout=ANSWER_SECONDS).topics
             wanted = [name for name in listed if not name.startswith("__")] if names is None else names
             there = [name for name in dict.fromkeys(wanted) if name in listed]
-            if not there:
-                return {}
-            futures = self._admin.describe_topics(self.library.TopicCollection(there), request_timeout=ANSWER_SECONDS)
+        return self.described(there) if there else {}
+
+    def described(self, names: Sequence[str]) -> dict[str, KafkaTopic]:
+        """Return these topics, at least one, by name.
+
+        Raises:
+            KafkaUnavailable: the cluster cannot be reached, or a topic is gone or has no leader yet.
+        """
+        with self.translated(f"the Kafka cluster at {self.bootstrap}"):
+            asked = self.library.TopicCollection(names)
+            futures = self._admin.describe_topics(asked, request_timeout=ANSWER_SECONDS)
             described = {name: future.result(timeout=ANSWER_SECONDS * 2) for name, future in futures.items()}
         return {
             name: KafkaTopic(str(description.topic_id), len(description.partitions))
