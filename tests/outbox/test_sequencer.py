@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 
-import psycopg
 import pytest
 from sqlalchemy import insert, select, update
 
@@ -250,11 +251,11 @@ def test_a_row_that_its_owner_takes_back_during_a_round_is_no_record(store, call
     assert refusals(store) == ({} if how.startswith("DELETE") else {b"back": "not yet"})
 
 
-def test_a_row_that_cannot_be_read_is_not_deleted(store, caller, monkeypatch):
-    """As by a role whose policies let it see and delete the row, but not lock it."""
+def test_a_row_that_is_no_more_found_ends_the_round(store, caller, monkeypatch):
+    """As by a role whose policies let it see the row, but not delete it."""
     caller().insert(b"a", b"b", b"c").commit()
     with monkeypatch.context() as patch:
-        patch.setattr(outbox_rows, "_READ", outbox_rows._READ.where(outbox.c.value != b"b"))
+        patch.setattr(outbox_rows, "_TAKE", outbox_rows._TAKE.where(outbox.c.value != b"b"))
         with pytest.raises(WriteConflict):
             sequence_outbox(store, retry_timeout_ms=0)
     assert sequence_outbox(store).moved_count == 3
@@ -262,27 +263,47 @@ def test_a_row_that_cannot_be_read_is_not_deleted(store, caller, monkeypatch):
 
 
 @only_postgresql
-def test_what_its_owner_changes_during_a_round_is_not_lost(store, caller, monkeypatch):
-    """Between the statement that reads the rows and the one that deletes them."""
-    one = caller()
-    one.insert(b"a", b"old", b"c").commit()
-    one.connection.execute("SET lock_timeout = '20ms'")
-    runs = outbox_rows._runs
-    outcomes: list[bytes] = []
+@pytest.mark.parametrize(
+    ("how", "moved"),
+    [
+        ("UPDATE txnstore.outbox SET value = 'new'", [b"a", b"new", b"c"]),
+        ("UPDATE txnstore.outbox SET refusal = 'not yet'", [b"a", b"c"]),
+        ("DELETE FROM txnstore.outbox", [b"a", b"c"]),
+    ],
+)
+def test_what_its_owner_changes_during_a_round_is_not_lost(store, caller, connect, how, moved):
+    """The statement that takes the row waits for the change."""
+    owner, beside = caller(), connect()
+    beside.autocommit = True
+    owner.insert(b"a", b"old", b"c").commit()
+    owner.connection.execute(f"{how} WHERE value = 'old'")
+    waiting_for = "SELECT count(*) FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid))"
+    with ThreadPoolExecutor(1) as threads:
+        sequencing = threads.submit(sequence_outbox, store)
+        until = time.monotonic() + 30
+        while beside.execute(waiting_for, [owner.connection.info.backend_pid]).fetchone() != (1,):
+            assert time.monotonic() < until
+        owner.commit()
+        assert sequencing.result(60).moved_count == len(moved)
+    assert values(store) == moved
+    assert waiting(store) == 0
+    assert refusals(store) == ({b"old": "not yet"} if "refusal" in how else {})
 
-    def change_first(numbers):
-        try:
-            one.connection.execute("UPDATE txnstore.outbox SET value = %s WHERE value = %s", (b"new", b"old"))
-            one.commit()
-            outcomes.append(b"new")
-        except psycopg.errors.LockNotAvailable:
-            one.rollback()
-            outcomes.append(b"old")
-        return runs(numbers)
 
-    monkeypatch.setattr(outbox_rows, "_runs", change_first)
-    assert sequence_outbox(store).moved_count == 3
-    assert values(store) == [b"a", outcomes[-1], b"c"]
+@only_postgresql
+def test_a_row_between_that_is_not_to_go_yet_is_not_waited_for(store, caller, small_pages):
+    first, second = caller(), caller()
+    first.insert(b"1a")
+    second.insert(b"2a")
+    first.insert(b"1b")
+    second.insert(b"2b")
+    for one in (first, second):
+        one.commit()
+    second.connection.execute("UPDATE txnstore.outbox SET value = 'new' WHERE value = '2a'")
+    assert sequence_outbox(store, retry_timeout_ms=0) == Sequenced(moved_count=2, has_more=True)
+    second.commit()
+    assert drain_outbox(store) == 2
+    assert values(store) == [b"1a", b"1b", b"new", b"2b"]
 
 
 @only_postgresql

@@ -6,14 +6,16 @@ given out in one order and committed in another, so a row may appear below all t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, Row, and_, bindparam, delete, exists, func, select, update
 
 from txnstore.db.schema import databases, outbox, outbox_sequencers, stores
 from txnstore.db.sqlite.any_text import any_text
+from txnstore.db.statements import is_listed
 from txnstore.db.store import must_hit, server_now_ms
 from txnstore.errors import WriteConflict
 
@@ -106,9 +108,13 @@ _DESTINATIONS: Final = (
     .where(_WAITS, outbox.c.outbox_id <= bindparam("last_id"))
 )
 _BETWEEN: Final = outbox.c.outbox_id.between(bindparam("first_id"), bindparam("last_id"))
-# Locked: what its owner changes between these two statements would be deleted unread.
-_READ: Final = (
-    select(
+_THESE: Final = is_listed("outbox_ids", outbox.c.outbox_id)
+# By one statement: what its owner changes between one that reads and one that deletes would be deleted unread.  What
+# lies between and is not to go is neither locked nor waited for.
+_TAKE: Final = (
+    delete(outbox)
+    .where(_WAITS, _BETWEEN)
+    .returning(
         outbox.c.outbox_id,
         outbox.c.transaction_id,
         outbox.c.topic,
@@ -118,12 +124,8 @@ _READ: Final = (
         outbox.c.headers,
         outbox.c.timestamp_ms,
     )
-    .where(_WAITS, _BETWEEN)
-    .order_by(outbox.c.outbox_id)
-    .with_for_update()
 )
-# Not what its owner has set aside since it was listed: it was not read.
-_DELETE: Final = delete(outbox).where(_WAITS, _BETWEEN)
+_TAKE_LISTED: Final = _TAKE.where(_THESE)
 _COUNT: Final = update(outbox_sequencers).values(
     sequenced_count=outbox_sequencers.c.sequenced_count + bindparam("moved_count")
 )
@@ -211,29 +213,19 @@ def take_rows(connection: Connection, outbox_ids: Sequence[int]) -> list[Row[Any
         WriteConflict: one waits no more, for somebody else has deleted it or set its refusal; the database transaction
             begins again without it.
     """
-    wanted = frozenset(outbox_ids)
+    first_id, last_id = outbox_ids[0], outbox_ids[-1]
+    parameters: dict[str, Any] = {"first_id": first_id, "last_id": last_id}
+    take = _TAKE
+    if last_id - first_id >= len(outbox_ids):
+        take = _TAKE_LISTED
+        parameters |= _THESE.parameters(outbox_ids)
     # Text that is not UTF-8 makes a row that is refused; as an error it would stop all others, too.
     with any_text(connection):
-        found: Sequence[Any] = connection.execute(_READ, {"first_id": outbox_ids[0], "last_id": outbox_ids[-1]}).all()
-    # In runs without a gap, where no other row can be: it would have to be named thousands of times otherwise.
-    runs = [{"first_id": first, "last_id": last} for first, last in _runs(outbox_ids)]
-    deleted_count = connection.execute(_DELETE, runs).rowcount
-    rows = [row for row in found if row[0] in wanted]
-    if not len(rows) == deleted_count == len(outbox_ids):
-        # What its owner has taken back is not to become a record, and what was not read is not to go.
+        rows: list[Any] = sorted(connection.execute(take, parameters), key=itemgetter(0))
+    if len(rows) != len(outbox_ids):
+        # What its owner has taken back is not to become a record.
         raise WriteConflict("a row of the outbox was taken back while it was to become a record; nothing was changed")
     return rows
-
-
-def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield the first and the last number of each run without a gap."""
-    first = last = numbers[0]
-    for number in numbers[1:]:
-        if number != last + 1:
-            yield first, last
-            first = number
-        last = number
-    yield first, last
 
 
 def count_moved(connection: Connection, moved_count: int) -> None:
