@@ -483,6 +483,9 @@ def _make_transactions() -> None:
         _column("producer_epoch", Int32, "That transaction's epoch, which tells the producer's transactions apart."),
         _column("database_label", String, "The database that votes, for people: host:port/name, without credentials."),
         _column("database_identity", String, "The same database, as its server identifies it: system identifier:oid."),
+        _column(
+            "transaction_xid8", String, "The number of its transaction there; by it the server tells how that ended."
+        ),
         _column("outcome", Int16, "What was decided: 0 abort, 1 commit; NULL if nothing has been decided.", null=True),
         _column("registered_ms", Int64, "When the branch was registered, which is before it could vote."),
         PrimaryKeyConstraint("gid", name="transaction_branches_pk"),

@@ -275,6 +275,7 @@ def test_branches_in_other_databases_are_listed_and_nothing_is_closed(urls_up, o
         "producer_epoch": 0,
         "database_label": "bank:5432/bank",
         "database_identity": "1:2",
+        "transaction_xid8": "3",
         "registered_ms": 1,
     }
     source.write(lambda connection: connection.execute(insert(transaction_branches), branch))

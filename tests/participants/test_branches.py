@@ -15,6 +15,7 @@ from tests.clients.moments import attempt, every_interrupt, is_no_moment_for_sig
 from tests.participants.bank import Bank
 from txnstore.db.cluster.catalogue import change_store_settings
 from txnstore.db.opening import open_store
+from txnstore.db.postgresql import branches as postgresql_branches
 from txnstore.db.postgresql import exchange as postgresql_exchange
 from txnstore.db.postgresql.branches import BranchAddress, connect_participant
 from txnstore.db.postgresql.exchange import AnswerKind, ServerAnswer, Statement
@@ -591,7 +592,7 @@ def test_whether_a_branch_has_ended_as_decided_is_asked_until_it_is_known(sqlite
         monkeypatch.undo()
         return Statement(driver, "SELECT pg_terminate_backend(pg_backend_pid())", "SELECT 1")
 
-    monkeypatch.setattr(branches, "check_end_statement", break_first)
+    monkeypatch.setattr(postgresql_branches, "check_end_statement", break_first)
     with pytest.raises(BranchEndedOtherwise, match="savings"):
         transfer.finish(commit=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -14,6 +15,7 @@ from txnstore.db.postgresql.branches import end_prepared, list_prepared
 from txnstore.db.postgresql.exchange import AnswerKind, ServerAnswer, exchange
 from txnstore.db.schema import transaction_branches, transactions
 from txnstore.errors import (
+    BranchEndedOtherwise,
     BranchUnfinished,
     InvalidRequest,
     InvalidUrl,
@@ -157,6 +159,65 @@ def test_rows_of_what_has_ended_are_forgotten_but_not_those_of_other_databases(b
     (done,) = [recover_branches(bank.store, bank.tables[0].url)]
     assert len(done.forgotten) == 1
     assert [row.database_label.rpartition("/")[2] for row in bank.rows()] == ["savings"]
+
+
+@pytest.mark.parametrize("how", ["an administrator", "a failover"])
+@pytest.mark.parametrize("commit", [False, True])
+def test_a_branch_that_has_not_ended_as_was_decided_is_told_of_once(bank, commit, how, caplog):
+    transfer = bank.prepared()
+    (gid,) = bank.tables[1].our_gids()
+    is_lost = how == "a failover"
+    bank.tables[1].watching.execute(f"{'ROLLBACK' if commit or is_lost else 'COMMIT'} PREPARED '{gid}'")
+    if is_lost:
+        # A standby that had not heard of the vote has taken over: it has not come to the transaction's number yet.
+        begun = update(transaction_branches).where(transaction_branches.c.gid == gid)
+        bank.store.write(lambda connection: connection.execute(begun.values(transaction_xid8="99999999999")))
+    transfer.decide(commit=commit)
+    transfer.die()
+    is_told = commit or not is_lost
+    with (
+        pytest.raises(BranchEndedOtherwise, match=r"/savings somebody else .*a failover") if is_told else nullcontext()
+    ):
+        bank.recover()
+    told = [record for record in caplog.records if vars(record).get("event") == "branch_ended_otherwise"]
+    assert [vars(record)["transactional_id"] for record in told] == [transfer.name] * is_told
+    assert bank.rows() == []
+    bank.recover()
+    assert bank.is_in(transfer.name) == [commit, commit, not commit and not is_lost]
+
+
+@pytest.mark.parametrize("commit", [False, True])
+def test_a_branch_that_somebody_ends_otherwise_at_the_same_moment_is_told_of(sqlite_bank, monkeypatch, commit):
+    bank, transfer = sqlite_bank, sqlite_bank.prepared()
+    transfer.decide(commit=commit)
+    transfer.die()
+
+    def end_too_late(driver, gid, *, commit, timeout_seconds):
+        assert end_prepared(driver, gid, commit=not commit, timeout_seconds=timeout_seconds).kind is AnswerKind.DONE
+        return end_prepared(driver, gid, commit=commit, timeout_seconds=timeout_seconds)
+
+    monkeypatch.setattr(recovery, "end_prepared", end_too_late)
+    for table in bank.tables:
+        with pytest.raises(BranchEndedOtherwise):
+            raise_failed(recover_branches(bank.store, table.url))
+    assert bank.rows() == []
+
+
+def test_a_branch_of_which_the_server_does_not_say_how_it_has_ended_is_not_forgotten(sqlite_bank, monkeypatch):
+    bank, transfer = sqlite_bank, sqlite_bank.prepared()
+    for table in bank.tables:
+        table.watching.execute(f"ROLLBACK PREPARED '{table.our_gids()[0]}'")
+    transfer.decide(commit=True)
+    transfer.die()
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            postgresql_branches, "exchange", lambda *_: [ServerAnswer(AnswerKind.UNKNOWN, None, "it is gone")]
+        )
+        with pytest.raises(BranchUnfinished, match="how it has ended is not known: it is gone"):
+            bank.recover()
+    assert len(bank.rows()) == 2
+    with pytest.raises(BranchEndedOtherwise):
+        bank.recover()
 
 
 def test_the_same_database_by_another_name_is_the_same(bank):

@@ -211,7 +211,7 @@ class World:
 
     def register(self, name: str) -> None:
         """Let another database have a share in the transaction."""
-        branch = RegisteredBranch(f"branch of {name}", name, self.producers[name], "away/one", "1:1")
+        branch = RegisteredBranch(f"branch of {name}", name, self.producers[name], "away/one", "1:1", "7")
         self.store.write(lambda connection: insert_branches(connection, [branch]))
 
     def take_over(self, name: str) -> None:

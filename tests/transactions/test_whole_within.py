@@ -351,7 +351,7 @@ def write_as(world: WorldWithRows, writer: TransactionWriter) -> None:
 
 
 def register_a_branch(world: WorldWithRows, writer: TransactionWriter) -> None:
-    branch = RegisteredBranch("gid", "payments", writer.transaction, "elsewhere:5432/bank", "7:1")
+    branch = RegisteredBranch("gid", "payments", writer.transaction, "elsewhere:5432/bank", "7:1", "7")
     work = partial(register_branches, "payments", writer.transaction, [branch], [])
     world.store.write(work)
 

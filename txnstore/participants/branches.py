@@ -22,17 +22,16 @@ from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.identity import check_not_adopted, check_original_once
 from txnstore.db.postgresql.branches import (
     DIVISION_BY_ZERO,
-    INVALID_PARAMETER_VALUE,
     OUTBOX_INSTEAD,
     UNDEFINED_OBJECT,
     BranchAddress,
     Driver,
     ParticipatingDatabase,
     begin_branch,
-    check_end_statement,
     check_usable,
     end_prepared,
     end_statement,
+    has_ended_otherwise,
     is_idle,
     look_at_database,
     prepare_statement,
@@ -254,7 +253,12 @@ class Branches:
         ended, self._ended_gids = self._ended_gids, []
         registered = [
             RegisteredBranch(
-                branch.gid, self._transactional_id, producer, branch.database.label, branch.database.identity
+                branch.gid,
+                self._transactional_id,
+                producer,
+                branch.database.label,
+                branch.database.identity,
+                branch.transaction_id,
             )
             for branch in enlisted
         ]
@@ -352,16 +356,14 @@ class Branches:
         # It is decided, and it was prepared or is rolled back: if it is not there any more, somebody else has ended it:
         # recovery as was decided, an administrator perhaps not.
         if answer.kind is not AnswerKind.DONE and answer.sqlstate != UNDEFINED_OBJECT:
-            branch.trouble = _told(answer)
+            branch.trouble = answer.told
             return False
         if answer.kind is not AnswerKind.DONE and not branch.is_forgotten:
-            check = check_end_statement(driver, branch.transaction_id, commit=commit)
-            (found,) = exchange([check], timeout_seconds)
-            # Not even begun there: a standby that knew nothing of it has taken over.
-            if found.sqlstate == DIVISION_BY_ZERO or (commit and found.sqlstate == INVALID_PARAMETER_VALUE):
-                self._ended_otherwise.append(branch.database.label)
-            elif found.kind is not AnswerKind.DONE and found.sqlstate != INVALID_PARAMETER_VALUE:
-                branch.trouble = f"how it has ended is not known: {_told(found)}"
+            try:
+                if has_ended_otherwise(driver, branch.transaction_id, commit=commit, timeout_seconds=timeout_seconds):
+                    self._ended_otherwise.append(branch.database.label)
+            except BranchUnfinished as error:
+                branch.trouble = str(error)
                 return False
         self._ended(branch)
         return True
@@ -399,14 +401,9 @@ def _take_vote(branch: Branch, answer: ServerAnswer) -> None:
     if answer.kind is AnswerKind.DONE:
         branch.move(_S.PREPARED)
     elif answer.kind is AnswerKind.UNKNOWN:
-        branch.move(_S.IN_DOUBT, f"its vote is not known ({_told(answer)})")
+        branch.move(_S.IN_DOUBT, f"its vote is not known ({answer.told})")
     elif answer.sqlstate == DIVISION_BY_ZERO:
         branch.move(_S.REFUSED, OWN_END)
     else:
         advice = ADVICE.get(answer.sqlstate or "")
-        told = _told(answer)
-        branch.move(_S.REFUSED, f"it voted against the transaction ({told}){f'; {advice}' if advice else ''}")
-
-
-def _told(answer: ServerAnswer) -> str:
-    return f"{answer.sqlstate}: {answer.detail}" if answer.sqlstate else answer.detail
+        branch.move(_S.REFUSED, f"it voted against the transaction ({answer.told}){f'; {advice}' if advice else ''}")

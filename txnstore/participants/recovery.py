@@ -9,6 +9,7 @@ Gids of others are never touched.  May be run at any time, by several at once, a
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,6 +24,7 @@ from txnstore.db.postgresql.branches import (
     UNDEFINED_OBJECT,
     connect_participant,
     end_prepared,
+    has_ended_otherwise,
     list_prepared,
     look_at_database,
 )
@@ -30,7 +32,7 @@ from txnstore.db.postgresql.connections import PostgreSQLConnection
 from txnstore.db.postgresql.exchange import AnswerKind, ServerAnswer
 from txnstore.db.store import Store
 from txnstore.db.url import DatabaseUrl, parse_url
-from txnstore.errors import BranchUnfinished, InvalidRequest, PermissionDenied, TxnStoreError
+from txnstore.errors import BranchEndedOtherwise, BranchUnfinished, InvalidRequest, PermissionDenied, TxnStoreError
 from txnstore.participants.branch_rules import CURES, Cure, Standing, gid_prefix
 from txnstore.transactions import rows
 from txnstore.transactions.branch_rows import (
@@ -43,6 +45,8 @@ from txnstore.transactions.branch_rows import (
 )
 from txnstore.transactions.protocol import TransactionState
 from txnstore.transactions.transaction import abort_if_timed_out
+
+_log = logging.getLogger(__name__)
 
 #: How many rows of the coordinator one look finds; what is left is found by the next one.
 FOUND_MAX: Final = 500
@@ -176,7 +180,7 @@ class _Recovery:
         if cure is Cure.LEAVE:
             self._done.open.append(gid)
         else:
-            self._end(gid, commit=cure is Cure.COMMIT)
+            self._end(gid, branch, commit=cure is Cure.COMMIT)
 
     def _cure_unprepared(self, branch: RegisteredBranch) -> None:
         # As it stood before the database was asked: what was decided since then was prepared meanwhile.
@@ -186,7 +190,24 @@ class _Recovery:
             # The next look forgets it.
             self._store.write(partial(_abort_if_over, branch))
         elif cure is Cure.FORGET and branch.commit is not None:
-            self._done.forgotten.append(branch.gid)
+            self._forget_ended(branch, commit=branch.commit)
+
+    def _forget_ended(self, branch: RegisteredBranch, *, commit: bool) -> None:
+        otherwise = has_ended_otherwise(
+            self._driver, branch.transaction_xid8, commit=commit, timeout_seconds=END_TIMEOUT_SECONDS
+        )
+        self._done.forgotten.append(branch.gid)
+        if otherwise:
+            label = self._database.label
+            error = BranchEndedOtherwise(
+                f"the transaction of {branch.transactional_id[:80]!r} is decided: {'commit' if commit else 'abort'}; but"
+                f" in {label} somebody else has ended its branch, or a failover has lost it, and not as was decided: what"
+                " it wrote there has to be put right by hand"
+            )
+            # Told once: its row is all that is left of it.
+            fields = {"event": "branch_ended_otherwise", "database": label, "transactional_id": branch.transactional_id}
+            _log.error("%s", error, extra=fields)
+            raise error
 
     def _standing(self, branch: RegisteredBranch) -> Standing:
         standing = _standing_by_outcome(branch)
@@ -202,9 +223,12 @@ class _Recovery:
             standing = self._store.read(partial(_standing_of, branch))
         return standing
 
-    def _end(self, gid: str, *, commit: bool) -> None:
+    def _end(self, gid: str, branch: RegisteredBranch | None, *, commit: bool) -> None:
         answer = end_prepared(self._driver, gid, commit=commit, timeout_seconds=END_TIMEOUT_SECONDS)
-        # Not there any more: somebody else has ended it, the same way.
+        if branch is not None and answer.sqlstate == UNDEFINED_OBJECT:
+            # Somebody else has just ended it.
+            self._forget_ended(branch, commit=commit)
+            return
         if answer.kind is not AnswerKind.DONE and answer.sqlstate != UNDEFINED_OBJECT:
             raise _error_of(answer, gid, self._database.label)
         (self._done.committed if commit else self._done.rolled_back).append(gid)
@@ -241,5 +265,4 @@ def _abort_if_over(branch: RegisteredBranch, connection: Connection) -> Standing
 def _error_of(answer: ServerAnswer, gid: str, label: str) -> TxnStoreError:
     if answer.sqlstate == INSUFFICIENT_PRIVILEGE:
         return PermissionDenied(f"the branch {gid} in {label} is left as it is: {answer.detail}")
-    told = f"{answer.sqlstate}: {answer.detail}" if answer.sqlstate else answer.detail
-    return BranchUnfinished(f"the branch {gid} in {label} is left as it is for now ({told}); try again")
+    return BranchUnfinished(f"the branch {gid} in {label} is left as it is for now ({answer.told}); try again")

@@ -63,6 +63,9 @@ class RegisteredBranch:
     database_identity: str
     """The same, as its server knows it."""
 
+    transaction_xid8: str
+    """The number of its transaction there."""
+
     commit: bool | None = None
     """What was decided; None: nothing yet."""
 
@@ -79,6 +82,7 @@ def insert_branches(connection: Connection, branches: Iterable[RegisteredBranch]
             "producer_epoch": branch.producer.epoch,
             "database_label": branch.database_label,
             "database_identity": branch.database_identity,
+            "transaction_xid8": branch.transaction_xid8,
         }
         for branch in branches
     ]
@@ -138,6 +142,7 @@ def _branch(row: Row[tuple[object, ...]]) -> RegisteredBranch:
         ProducerIdentity(row.producer_id, row.producer_epoch),
         row.database_label,
         row.database_identity,
+        row.transaction_xid8,
         None if row.outcome is None else row.outcome == _COMMIT,
         row.registered_ms,
     )

@@ -21,7 +21,7 @@ from txnstore.db.postgresql.backend import IDENTIFY, MAKE_DURABLE, connect_drive
 from txnstore.db.postgresql.connections import PostgreSQLConnection
 from txnstore.db.postgresql.exchange import AnswerKind, ServerAnswer, Statement, exchange
 from txnstore.db.url import DatabaseUrl
-from txnstore.errors import InvalidRequest, InvalidUrl, StoreUnavailable
+from txnstore.errors import BranchUnfinished, InvalidRequest, InvalidUrl, StoreUnavailable
 
 #: The connection of a branch.
 Driver = psycopg.Connection[Any]
@@ -173,6 +173,25 @@ def check_end_statement(driver: Driver, transaction_id: str, *, commit: bool) ->
         f" OPERATOR(pg_catalog.<>) '{other}')::int, 1)"
     )
     return Statement(driver, text, "SELECT 1")
+
+
+def has_ended_otherwise(driver: Driver, transaction_id: str, *, commit: bool, timeout_seconds: float) -> bool:
+    """Return whether the database transaction of this id, prepared once and no more, has not ended as was decided.
+
+    False also where the server does not know it any more.
+
+    Raises:
+        BranchUnfinished: it does not say.
+    """
+    (found,) = exchange([check_end_statement(driver, transaction_id, commit=commit)], timeout_seconds)
+    if found.kind is AnswerKind.DONE:
+        return False
+    if found.sqlstate == INVALID_PARAMETER_VALUE:
+        # Not even begun there: a standby that knew nothing of it has taken over.
+        return commit
+    if found.sqlstate != DIVISION_BY_ZERO:
+        raise BranchUnfinished(f"how it has ended is not known: {found.told}")
+    return True
 
 
 def roll_back(driver: Driver, timeout_seconds: float) -> None:

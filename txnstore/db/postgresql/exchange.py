@@ -58,6 +58,11 @@ class ServerAnswer:
     detail: str = ""
     """The server's primary line, or what happened to the connection; holds no values."""
 
+    @property
+    def told(self) -> str:
+        """Both, for people."""
+        return f"{self.sqlstate}: {self.detail}" if self.sqlstate else self.detail
+
 
 def exchange(statements: Sequence[Statement], timeout_seconds: float) -> list[ServerAnswer]:
     """Send each statement on its connection and return the answers, in order, when all have come or time is up.
