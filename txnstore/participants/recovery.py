@@ -200,9 +200,9 @@ class _Recovery:
         if otherwise:
             label = self._database.label
             error = BranchEndedOtherwise(
-                f"the transaction of {branch.transactional_id[:80]!r} is decided: {'commit' if commit else 'abort'}; but"
-                f" in {label} somebody else has ended its branch, or a failover has lost it, and not as was decided: what"
-                " it wrote there has to be put right by hand"
+                f"the transaction of {branch.transactional_id[:80]!r} is decided: {'commit' if commit else 'abort'};"
+                f" but in {label} somebody else has ended its branch, or a failover has lost it, and not as was"
+                " decided: what it wrote there has to be put right by hand"
             )
             # Told once: its row is all that is left of it.
             fields = {"event": "branch_ended_otherwise", "database": label, "transactional_id": branch.transactional_id}
