@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -17,9 +18,11 @@ from txnstore import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, KafkaErro
 from txnstore.clients.model.message import messages_in_python
 from txnstore.clients.producer import queue as queue_module
 from txnstore.clients.producer.queue import PARTITION_UNASSIGNED, Accumulator, Batch, DeliveryReport, DeliveryReports
-from txnstore.clients.producer.requests import ProduceRequest, ProducerSession
-from txnstore.clients.producer.thread import Alarm
-from txnstore.errors import OutcomeUnknown, RecordTooLarge, StoreBusy, StoreClosed
+from txnstore.clients.producer.requests import InFlight, ProduceRequest, ProducerSession
+from txnstore.clients.producer.thread import Alarm, SenderThread
+from txnstore.clients.producer.unassigned import UnassignedTopics
+from txnstore.deadline import WAIT_SECONDS_MAX
+from txnstore.errors import OutcomeUnknown, RecordTooLarge, StoreBusy, StoreClosed, TxnStoreError
 
 
 @pytest.fixture
@@ -506,3 +509,87 @@ def test_a_flush_sleeps_while_another_thread_serves_a_slow_callback(make_produce
             may_return.set()
         assert flushing.result(PATIENCE_SECONDS) == 0
         polling.result(PATIENCE_SECONDS)
+
+
+@on_sqlite_alone
+def test_what_goes_with_a_commit_and_cannot_be_encoded_is_reported_when_the_producer_is_closed(
+    make_producer, url, monkeypatch
+):
+    """For lack of memory, for one."""
+    producer = make_producer({"transactional.id": "anna", "linger.ms": NEVER_MS})
+    topic = create_topic(url, "orders")
+    producer.init_transactions(PATIENCE_SECONDS)
+    reports = Reports()
+
+    def refuse(*_):
+        raise MemoryError
+
+    producer.begin_transaction()
+    producer.produce(topic, b"1", on_delivery=reports)
+    monkeypatch.setattr(ProducerSession, "prepare", refuse)
+    with pytest.raises(MemoryError):
+        producer.commit_transaction(PATIENCE_SECONDS)
+    assert len(producer) == 1
+    producer.close()
+    assert [error.code() for error in reports.errors] == [KafkaError._PURGE_INFLIGHT]
+    assert len(producer) == 0
+
+
+@on_sqlite_alone
+def test_a_commit_that_waits_for_a_topic_drops_what_a_purge_names_and_pauses_meanwhile(make_producer, url, monkeypatch):
+    """As an enlisted one of what was tried before, while the database is away."""
+    producer = make_producer({"linger.ms": NEVER_MS})
+    topic = create_topic(url, "orders")
+    producer.list_topics(topic, timeout=PATIENCE_SECONDS)
+    reports, sender = Reports(), producer._sender
+    sender.hold_until_commit(math.inf)
+    tries: list[TxnStoreError] = [StoreBusy("it is away")]
+    look_up, pause = UnassignedTopics.look_up, SenderThread.pause
+    pauses: list[bool] = []
+
+    def try_to_look_up(topics, retry_later):
+        if tries:
+            retry_later(tries.pop())
+            return iter(())
+        return look_up(topics, retry_later)
+
+    def note(thread, until):
+        pauses.append(until())
+        pause(thread, until)
+
+    def gather():
+        lane = sender._lanes.alone
+        producer.produce(topic, b"tried", partition=0, on_delivery=reports)
+        with sender._lock:
+            sender._topics.directory.ensure(topic)
+        for batch, _ in look_up(sender._topics, tries.append):
+            pytest.fail(f"{batch} is refused")
+        with sender._lock:
+            lane.in_flight.append(InFlight(lane, sender._accumulator.take_batches(5, 1 << 20)))
+        producer.produce("unknown", b"new", on_delivery=reports)
+        producer.purge(in_queue=False, blocking=False)
+        return sender.take_everything()
+
+    monkeypatch.setattr(UnassignedTopics, "look_up", try_to_look_up)
+    monkeypatch.setattr(SenderThread, "pause", note)
+    (request,) = sender.thread.submit(gather).result(PATIENCE_SECONDS)
+    assert [batch.topic for batch in request.batches] == ["unknown"]
+    assert pauses == [False]
+    producer.poll(0)
+    assert [error.code() for error in reports.errors] == [KafkaError._PURGE_INFLIGHT]
+    sender.fail_requests([request], KafkaError(KafkaError._PURGE_QUEUE))
+    assert producer.flush(PATIENCE_SECONDS) == 0
+
+
+@on_sqlite_alone
+def test_a_purge_that_waits_hears_an_interrupt_just_before_it_waits(make_producer, monkeypatch):
+    """In pieces, as `test_waits` has it."""
+    sender, waits = make_producer()._sender, []
+
+    def wait_for(_is_there, timeout):
+        waits.append(timeout)
+        return len(waits) == 3
+
+    monkeypatch.setattr(sender._changed, "wait_for", wait_for)
+    sender.wait_until_dropped(3600)
+    assert waits == [WAIT_SECONDS_MAX] * 3

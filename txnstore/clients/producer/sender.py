@@ -15,17 +15,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from txnstore.clients.model.errors import KafkaError, kafka_error_of
-from txnstore.clients.producer.queue import (
-    FULL_TEXT,
-    Accumulator,
-    Batch,
-    DeliveryReport,
-    DeliveryReports,
-)
+from txnstore.clients.producer.queue import FULL_TEXT, Accumulator, Batch, DeliveryReport, DeliveryReports
 from txnstore.clients.producer.requests import InFlight, Lane, Lanes, LookUp, ProduceRequest, ProducerSession
 from txnstore.clients.producer.thread import SenderThread, WriterHelp
 from txnstore.clients.producer.unassigned import UnassignedTopics
 from txnstore.db.cluster.membership import CONTROLLER_ID
+from txnstore.deadline import wait_within
 from txnstore.errors import (
     InvalidProducerEpoch,
     InvalidProducerIdMapping,
@@ -194,7 +189,7 @@ class Sender:
     def wait_until_dropped(self, timeout_seconds: float) -> None:
         """Wait until what was being sent at a purge is reported."""
         with self._lock:
-            self._changed.wait_for(lambda: not self._lanes.is_giving_up, timeout_seconds)
+            wait_within(self._changed, lambda: not self._lanes.is_giving_up, timeout_seconds)
 
     def facts(self) -> dict[str, Any]:
         """Return what the producer's statistics say of queue and identity."""
@@ -387,6 +382,7 @@ class Sender:
             self.run()
             self._pause()
         while True:
+            self._drop_given_up()
             self._look_up_here()
             with self._lock:
                 while batches := self._accumulator.take_batches(BATCHES_PER_PARTITION_MAX, REQUEST_BYTES_MAX):
@@ -446,17 +442,18 @@ class Sender:
                     return None
                 continue
             in_flight = InFlight(lane, batches)
-            if is_last:
-                try:
-                    return self._prepared(in_flight)
-                except TxnStoreError as error:
-                    with self._lock:
-                        lane.in_flight.append(in_flight)
-                    self._handle(in_flight, error)
-                    self._pause()
-                    continue
             with self._lock:
+                # An abort is to find it there, whatever else fails.
                 lane.in_flight.append(in_flight)
+            if is_last and self._can_be_prepared(in_flight):
+                with self._lock:
+                    # Unless an interrupt of the commit has failed it meanwhile, on the caller's thread.
+                    if in_flight in lane.in_flight:
+                        self._lanes.take_out(in_flight)
+                        self._changed.notify_all()
+                        return in_flight.request
+            elif is_last:
+                self._pause()
 
     @property
     def _has_more_than_commit(self) -> bool:
@@ -718,11 +715,7 @@ class Sender:
 
     def _expire(self) -> None:
         """Give up what has waited for longer than message.timeout.ms, or what a purge names."""
-        with self._lock:
-            given_up = [sent for sent in self._lanes.all_in_flight if sent.is_given_up]
-        for in_flight in given_up:
-            if not in_flight.lane.is_being_written(in_flight):
-                self._fail(in_flight, KafkaError(KafkaError._PURGE_INFLIGHT))
+        self._drop_given_up()
         if self._message_timeout_seconds <= 0:
             return
         before_seconds = time.monotonic() - self._message_timeout_seconds
@@ -733,6 +726,13 @@ class Sender:
         with self._lock:
             expired = self._accumulator.take_expired(before_seconds)
         self.fail_batches(expired, error)
+
+    def _drop_given_up(self) -> None:
+        with self._lock:
+            given_up = [sent for sent in self._lanes.all_in_flight if sent.is_given_up]
+        for in_flight in given_up:
+            if not in_flight.lane.is_being_written(in_flight):
+                self._fail(in_flight, KafkaError(KafkaError._PURGE_INFLIGHT))
 
 
 def linger_seconds_of(configuration: Configuration) -> float:
