@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from sqlalchemy import text
 
@@ -9,6 +11,9 @@ from txnstore.db import opening
 from txnstore.db.cluster.cluster import open_cluster
 from txnstore.db.names import VIEWS
 from txnstore.db.opening import connect_store, open_store
+from txnstore.db.roles import grants
+from txnstore.db.roles.grants import RoleScope
+from txnstore.db.roles.rights import Kind
 from txnstore.db.schema import SCHEMA_VERSION, metadata
 from txnstore.errors import ForeignSchema, InvalidUrl, PermissionDenied, SchemaOutdated, WrongCluster
 from txnstore.log.topics import create_topic, list_topics
@@ -161,7 +166,7 @@ def test_rows_that_a_role_does_not_see_are_not_taken_for_missing(
         "GRANT SELECT, INSERT ON ALL TABLES IN SCHEMA txnstore TO {role}",
         f"ALTER TABLE txnstore.{table} ENABLE ROW LEVEL SECURITY",
     )
-    with pytest.raises(PermissionDenied, match=f"row-level security hides all that is in {table} in"):
+    with pytest.raises(PermissionDenied, match=f"may read {table} in .* no policy shows it any row"):
         open_store(txnstore_postgres_server.url(database, role, "secret"))
     for policy in ("FOR INSERT TO {role} WITH CHECK (true)", "AS RESTRICTIVE USING (true)", "TO postgres USING (true)"):
         granted(database, role, f"CREATE POLICY other ON txnstore.{table} {policy}")
@@ -172,6 +177,31 @@ def test_rows_that_a_role_does_not_see_are_not_taken_for_missing(
     open_store(txnstore_postgres_server.url(database, role, "secret")).close()
     # Its owner sees them.
     open_store(txnstore_postgres_server.url(database)).close()
+
+
+@pytest.mark.parametrize("way", ["its kind is granted", "SELECT is taken away"])
+def test_a_role_that_may_read_more_than_it_is_shown_is_told_what_to_do(
+    way, new_database, new_role, granted, txnstore_postgres_server
+):
+    database, role, limited = new_database(), new_role(), new_role()
+    url = txnstore_postgres_server.url(database, role, "secret")
+    with open_store(txnstore_postgres_server.url(database)) as store:
+        grants.apply(store, grants.grant(store, Kind.CONSUMER, role))
+        granted(database, role, "GRANT SELECT ON ALL TABLES IN SCHEMA txnstore TO {role}")
+        open_store(url).close()
+        grants.apply(store, grants.grant(store, Kind.CONSUMER, limited, RoleScope(topics=("own",))))
+        with pytest.raises(PermissionDenied, match=r"may read .* row-level security is on there") as refused:
+            open_store(url)
+        told = re.search(r"may read (.*) in postgresql", str(refused.value))
+        assert told is not None
+        hidden = told[1].split(", ")
+        assert "transactions" in hidden
+        assert "group_offsets" not in hidden
+        if way == "its kind is granted":
+            grants.apply(store, grants.grant(store, Kind.MONITOR, role))
+        else:
+            granted(database, role, *(f"REVOKE SELECT ON txnstore.{table} FROM {{role}}" for table in hidden))
+    open_store(url).close()
 
 
 def test_columns_and_tables_that_others_added_do_no_harm(store, url, client_path):

@@ -243,8 +243,11 @@ def _look(store: Store, connection: Connection) -> FirstLook:
     hidden = store.backend.hidden_tables(connection, store.schema) & _OUR_NAMES
     if hidden:
         raise PermissionDenied(
-            f"row-level security hides all that is in {', '.join(sorted(hidden))} in {store.url} from this role, which"
-            " would take it for nothing: switch it off there, or grant the role its rights by `txnstore roles`"
+            f"this role may read {', '.join(sorted(hidden))} in {store.url}, but row-level security is on there, and no"
+            " policy shows it any row: it would take these tables for empty. Nothing was changed. If the role is to use"
+            " them, let the owner of the tables grant it its kind (`txnstore roles grant`); if not, revoke its right"
+            " to read them, which it may also have by a membership such as pg_read_all_data. To switch row-level"
+            " security off there would lift the limits of all roles"
         )
     return _look_inside(connection, names)
 
