@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from txnstore.db.backend import Stage
 from txnstore.db.postgresql import backend as postgresql
-from txnstore.db.postgresql.backend import PostgreSQLBackend
+from txnstore.db.postgresql.backend import PostgreSQLBackend, connecting_error
 from txnstore.db.postgresql.exchange import AnswerKind, ServerAnswer, Statement, _Conversation
 from txnstore.db.sqlite import backend as sqlite
 from txnstore.db.sqlite.backend import SQLiteBackend
@@ -223,6 +223,61 @@ def test_who_gets_no_connection_is_told_why(text, kind, told):
     error = not_connected(text)
     assert type(error) is kind
     assert told in str(error)
+
+
+ASKED = 'connection failed: connection to server at "db" (10.0.0.1), port 5432 failed: '
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        (f'{ASKED}FATAL:  password authentication failed for user "too many clients"', PermissionDenied),
+        (f'{ASKED}FATAL:  database "role "a" is not permitted" does not exist', InvalidUrl),
+        (f'{ASKED}FATAL:  role "database "a" does not exist" does not exist', PermissionDenied),
+        (
+            'connection to server at "unsupported.example" (10.0.0.1), port 5 failed: Connection refused',
+            StoreUnavailable,
+        ),
+        ('connection to server on socket "/certificate file/.s.PGSQL.5" failed: No such file', StoreUnavailable),
+        ("failed to resolve host 'unsupported.example': [Errno -2] Name or service not known", StoreUnavailable),
+        # What a login trigger of the database raises.
+        (f"{ASKED}FATAL:  shop: invalid licence number\nCONTEXT:  PL/pgSQL function", StoreUnavailable),
+        (f"{ASKED}FATAL:  closed on Sundays\nDETAIL:  no such user then", StoreUnavailable),
+        (f"{ASKED}FATAL:  closed\nno pg_hba.conf entry helps", StoreUnavailable),
+    ],
+)
+def test_names_and_texts_of_others_are_not_why_there_is_no_connection(text, kind):
+    assert type(connecting_error(text)) is kind
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        (f'{ASKED}FATAL:  Peer authentication failed for user "a"', PermissionDenied),
+        (f"{ASKED}FATAL:  SASL authentication failed", PermissionDenied),
+        (f"{ASKED}fe_sendauth: no password supplied", PermissionDenied),
+        (f'{ASKED}FATAL:  role "a" is not permitted to log in', PermissionDenied),
+        (f'{ASKED}FATAL:  no pg_hba.conf entry for host "b", user "a", database "c", no encryption', PermissionDenied),
+        (f'{ASKED}FATAL:  permission denied for database "c"\nDETAIL:  User does not have CONNECT.', PermissionDenied),
+        (f"{ASKED}FATAL:  server login failed: FATAL password authentication failed for user", PermissionDenied),
+        (f"{ASKED}FATAL:  no such user: a", PermissionDenied),
+        (f"{ASKED}FATAL:  no such database: c", InvalidUrl),
+        (f'{ASKED}FATAL:  database "c" does not exist', InvalidUrl),
+        (f"{ASKED}server does not support SSL, but SSL was required", InvalidUrl),
+        (f'{ASKED}server certificate for "b" (and 1 other name) does not match host name "d"', InvalidUrl),
+        (f'{ASKED}server certificate for "b" does not match host name "d"', InvalidUrl),
+        ('invalid integer value "x" for connection option "port"', InvalidUrl),
+        ('connection is bad: invalid sslmode value: "x"', InvalidUrl),
+        ('definition of service "x" not found', InvalidUrl),
+        ("connection failed: FATAL:  password authentication failed", PermissionDenied),
+        (
+            f"Failures:\n- host: 'unsupported': {ASKED}Connection refused\n- host: 'b': {ASKED}FATAL:  no such user",
+            PermissionDenied,
+        ),
+    ],
+)
+def test_each_reason_for_no_connection_is_known_in_its_place(text, kind):
+    assert type(connecting_error(text)) is kind
 
 
 @BEFORE_COMMIT

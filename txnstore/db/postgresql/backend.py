@@ -86,30 +86,38 @@ UNKNOWN_AT_COMMIT: Final = ("08", "25P03", "25P04", "40003", "57P", "58", "XX")
 #: all the same. Without room for its log (53100) the server stops behind what it has written, and recovers that.
 _ENDS_SESSION: Final = frozenset({"FATAL", "PANIC"})
 
+# What stands before libpq's reason: whom it has asked.
+_ASKED: Final = re.compile(
+    r'.*?connection to server (at|on socket) "[^"]*"( \([^)]*\))?(, port \w+)? failed: |connection (failed|is bad): '
+)
+_SEVERITY: Final = re.compile(r"(FATAL|PANIC|ERROR):\s+")
+# Names of a user, a database, a host or a file, which may read like a reason.
+_NAMES: Final = re.compile(r"\".*\"|(?<=host )'[^']*'")
 #: Why no connection came about: libpq has no SQLSTATE then, only text, which may repeat the URL and is not repeated.
+#: Of what the server says, each is the beginning; names are left out.
 CONNECTION_ERRORS: Final[tuple[tuple[str, type[TxnStoreError], str], ...]] = (
     (
-        r"too many clients|too many connections|connection slots are reserved",
+        r"(sorry, )?too many (clients|connections)|(remaining )?connection slots are reserved",
         StoreUnavailable,
         "the server has no connection left for this user",
     ),
     (
         (
-            r"password authentication failed|no password supplied|SASL authentication failed"
-            r"|role \".*\" (does not exist|is not permitted)|authentication failed for user|no such user"
+            r"(server login failed: (FATAL:?\s+)?)?[\w-]+ authentication failed|no password supplied"
+            r"|role \"\" (does not exist|is not permitted)|no such user"
             r"|no pg_hba\.conf entry|pg_hba\.conf rejects|permission denied for database"
-            r"|requires a valid client certificate"
+            r"|connection requires a valid client certificate"
         ),
         PermissionDenied,
         "the server refused the user or the password, or does not let this user in",
     ),
     (
-        r"database \".*\" does not exist|no such database",
+        r"database \"\" does not exist|no such database",
         InvalidUrl,
         "the server has no database of this name; create it first",
     ),
     (
-        r"server does not support SSL|SSL error: certificate verify failed|does not match host name",
+        r"server does not support SSL|SSL error: certificate verify failed|server certificate for \"\"",
         InvalidUrl,
         "the server's TLS is not what the URL's sslmode asks for",
     ),
@@ -603,7 +611,15 @@ def _kind_of(sqlstate: str | None) -> type[TxnStoreError]:
 
 def connecting_error(told: str) -> TxnStoreError:
     """Return our error for a connection that never came about, for the reason that libpq told."""
+    reasons = [_reason(line) for number, line in enumerate(told.splitlines()) if not number or _ASKED.match(line)]
     for pattern, kind, message in CONNECTION_ERRORS:
-        if re.search(pattern, told):
+        if any((re.match if is_servers else re.search)(pattern, reason) for reason, is_servers in reasons):
             return kind(message)
     return StoreUnavailable(_UNREACHABLE)
+
+
+def _reason(line: str) -> tuple[str, bool]:
+    """Return a line without whom was asked, and without names, and whether it is the server's, in whose words it is."""
+    line = _ASKED.sub("", line, count=1)
+    severity = _SEVERITY.match(line)
+    return _NAMES.sub('""', line if severity is None else line[severity.end() :]), severity is not None
