@@ -196,6 +196,7 @@ def test_its_shares_in_other_databases_are_named(store, partition_id):
             "producer_epoch": producer.epoch,
             "database_label": "db2:5432/bank",
             "database_identity": "1:1",
+            "transaction_xid8": "3",
             "registered_ms": 1,
         }
         for gid in ("txnstore_a", "txnstore_b")

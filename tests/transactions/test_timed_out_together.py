@@ -218,6 +218,7 @@ def test_one_with_branches_is_left_to_be_aborted_by_itself(own_bench) -> None:
         "producer_epoch": branched.identity.epoch,
         "database_label": "db2:5432/bank",
         "database_identity": "1:1",
+        "transaction_xid8": "3",
         "registered_ms": 1,
     }
     bench.store.write(lambda connection: connection.execute(insert(transaction_branches), share))
