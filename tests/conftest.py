@@ -21,6 +21,7 @@ from _pytest.runner import runtestprotocol
 from hypothesis import HealthCheck, settings
 from sqlalchemy.engine import make_url
 
+from tests.tools.campaigns import times
 from tests.tools.living_sessions import sessions_living_on
 from txnstore.clients.upkeep import Upkeep
 from txnstore.db import opening
@@ -41,7 +42,9 @@ from txnstore.testing.store_databases import StoreDatabases
 pytest_plugins = ("txnstore.testing.plugin",)
 
 # How long an example takes says how busy the machine is.
-settings.register_profile("txnstore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "txnstore", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=times(100)
+)
 settings.load_profile("txnstore")
 
 #: So many objects are made, and so many of such rounds, before the garbage collector looks at them: by Python's own
