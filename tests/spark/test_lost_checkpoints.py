@@ -196,3 +196,65 @@ def test_a_group_in_the_other_order_of_delivery_says_nothing_of_what_is_new(log,
     assert driver(**{"txnstore.delivery.order": other}).batch() == [b"a", b"b"]
     with pytest.raises(InvalidRequest, match="reset-offsets"):
         new.sink()
+
+
+@pytest.fixture(params=[None, "before"])
+def query(driver, request):
+    """A query that reads as no group, or as another one than later."""
+    return driver(**{"kafka.group.id": request.param, "startingOffsets": "earliest"})
+
+
+def restart_as_group(query):
+    query.options |= {"kafka.group.id": query.log.name, "startingOffsets": "group"}
+    query.restart()
+
+
+def repeat_as_group(query):
+    """Run the last batch once more, as a query does that was killed before the batch was over for Spark."""
+    query.committed -= 1
+    restart_as_group(query)
+    values = query.sink()
+    query.committed += 1
+    return values
+
+
+def test_a_query_that_reads_as_a_new_group_from_now_on_does_not_write_its_last_batch_again(log, query):
+    log.plain(0, b"a")
+    assert query.batch() == [b"a"]
+    assert [repeat_as_group(query), repeat_as_group(query)] == [None, None]
+    log.plain(0, b"b")
+    assert query.batch() == [b"b"]
+    assert repeat_as_group(query) is None
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+def test_an_older_checkpoint_of_a_query_that_reads_as_a_new_group_from_now_on_is_refused(log, query, batches):
+    for value in (b"a", b"b", b"c"):
+        log.plain(0, value)
+        assert query.batch() == [value]
+    query.go_back(batches)
+    restart_as_group(query)
+    log.plain(0, b"d")
+    assert query.write_down()
+    with pytest.raises(ProducerFenced, match="checkpoint is older than what it has written"):
+        query.sink()
+
+
+def test_where_another_query_has_brought_the_new_group_does_not_make_new_what_this_one_has_written(log, driver, query):
+    log.plain(0, b"a", b"b")
+    assert [query.batch(ReadMaxRows(1)), query.batch(ReadMaxRows(1))] == [[b"a"], [b"b"]]
+    assert driver().batch(ReadMaxRows(1)) == [b"a"]
+    assert [repeat_as_group(query), repeat_as_group(query)] == [None, None]
+
+
+def test_what_another_query_has_written_as_the_new_group_is_not_written_again(log, driver, query):
+    log.plain(0, b"a")
+    assert query.batch() == [b"a"]
+    new = driver()
+    log.plain(0, b"b")
+    assert new.batch() == [b"a", b"b"]
+    restart_as_group(query)
+    assert query.batch() is None
+    assert repeat_as_group(query) is None
+    log.plain(0, b"c")
+    assert query.batch() == [b"c"]

@@ -41,6 +41,7 @@ class Query:
     transactional_id: str | None = None
     in_commit_order: bool = False
     reader_id: int = 0
+    from_group: bool = False
 
     @property
     def run(self) -> SinkRun:
@@ -60,7 +61,8 @@ class Query:
     def read(self, batch_id, start, end, partition_id=None, group_id=None):
         source = self.bench.partition_ids[0] if partition_id is None else partition_id
         of_batch = (self.query_id, self.run_id, batch_id, self.group_id if group_id is None else group_id)
-        note_inputs(self.bench.store, [SinkInput(*of_batch, source, start, end, self.in_commit_order, self.reader_id)])
+        of_reader = (self.in_commit_order, self.reader_id, self.from_group)
+        note_inputs(self.bench.store, [SinkInput(*of_batch, source, start, end, *of_reader)])
 
     def task(self, batch_id, *values, report=True):
         """Write as one attempt of a task does; return its writer's id, or None if there is nothing to write."""
@@ -549,10 +551,13 @@ def test_two_readers_without_a_group_may_read_one_partition(query) -> None:
 
 
 @pytest.mark.parametrize("before", [NO_GROUP, "one"])
-@pytest.mark.parametrize("now", [NO_GROUP, "another"])
-def test_a_query_that_reads_as_another_group_from_now_on_writes_its_last_batch_once(query, before, now) -> None:
+@pytest.mark.parametrize(("now", "from_group"), [(NO_GROUP, False), ("another", False), ("another", True)])
+def test_a_query_that_reads_as_another_group_from_now_on_writes_its_last_batch_once(
+    query, before, now, from_group
+) -> None:
     query.read(0, 0, 10, group_id=before)
     assert query.batch(0, b"a")
+    query = replace(query, from_group=from_group)
     again, older = query.restarted(), query.restarted()
     again.read(0, 0, 10, group_id=now)
     assert again.task(0, b"a") is None

@@ -304,7 +304,7 @@ def last_batch(connection: Connection, sink_id: str) -> int | None:
 def _open(run: SinkRun, batch_id: int, timeout_ms: int, connection: Connection) -> TransactionWriter | None:
     transaction = enter_run(connection, run, timeout_ms)
     last = last_batch(connection, run.sink_id)
-    noted = read_inputs(connection, run, batch_id, transaction.known.identity.producer_id)
+    noted = read_inputs(connection, run, batch_id, transaction.known.identity.producer_id, last)
     if _is_decided(connection, run, batch_id, last, noted):
         return None
     transaction.begin(transaction.known.identity)
@@ -323,11 +323,13 @@ def _decide(
 ) -> bool:
     transaction = enter_run(connection, run, timeout_ms)
     last = last_batch(connection, run.sink_id)
-    noted = read_inputs(connection, run, batch_id, transaction.known.identity.producer_id)
+    noted = read_inputs(connection, run, batch_id, transaction.known.identity.producer_id, last)
     if _is_decided(connection, run, batch_id, last, noted, at_decision=transaction.known.state):
         if _abort_open(transaction, "sink replay"):
             save_identity(connection, run, transaction.known.identity)
-        follow_groups(connection, run, noted)
+        # By its number alone it says nothing of what the query has read as the group.
+        if noted.novelty is Novelty.REPEATED and not noted.unplaced:
+            follow_groups(connection, run, noted)
         # The answer may be lost, and the batch is then compared once more.
         forget_inputs(connection, run, batch_id, keeps_own=True)
         return False
@@ -424,8 +426,8 @@ def _older_checkpoint(batch_id: int, what: str) -> ProducerFenced:
     return ProducerFenced(
         f"batch {batch_id} of the query {what}; nothing was changed. Spark repeats the last one alone, as it was, so"
         " the query's checkpoint is older than what it has written, and what it reads now may be new: begin with a"
-        " checkpointLocation of its own and startingOffsets. With a kafka.group.id in txnstore's source the sink sees"
-        " itself what is new"
+        " checkpointLocation of its own and startingOffsets. Where txnstore's source has had the same kafka.group.id"
+        " from the first batch on, the sink sees itself what is new"
     )
 
 

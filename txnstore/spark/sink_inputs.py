@@ -243,8 +243,12 @@ def note_inputs(store: Store, inputs: Sequence[SinkInput], *, retry_timeout_ms: 
         store.write(work, retry_timeout_ms=retry_timeout_ms)
 
 
-def read_inputs(connection: Connection, run: SinkRun, batch_id: int, producer_id: int) -> NotedInput:
-    """Return what the tasks of the run have noted for a batch; `producer_id` is that of its transactional id.
+def read_inputs(
+    connection: Connection, run: SinkRun, batch_id: int, producer_id: int, last_batch_id: int | None
+) -> NotedInput:
+    """Return what the tasks of the run have noted for a batch.
+
+    `producer_id` is that of its transactional id, `last_batch_id` the newest batch of the query that is decided.
 
     Raises:
         InvalidRequest: they have read a partition in both orders of delivery for one group, or earlier batches have
@@ -261,12 +265,15 @@ def read_inputs(connection: Connection, run: SinkRun, batch_id: int, producer_id
     example = ""
     for row in rows:
         is_empty = row.start_offset == row.end_offset
-        is_placed = row.has_positions or row.from_group
+        key = (row.group_id, row.partition_id)
+        next_offset = group_positions[key].offset if key in group_positions else row.next_offset
+        kind = _novelty(row, next_offset)
+        # A query that has decided batches, and none as this group, may have read all that the group has not.
+        is_placed = row.has_positions or (row.from_group and (last_batch_id is None or kind is not Novelty.NEW))
         if not is_placed and not is_empty:
             unplaced.add(row.group_id)
         if row.group_id == NO_GROUP:
             continue
-        key = (row.group_id, row.partition_id)
         end = OffsetAndMetadata(row.end_offset, offset_in_transaction=0 if row.in_commit_order else None)
         before = ends.setdefault(key, end)
         _check_order(row, before)
@@ -278,8 +285,6 @@ def read_inputs(connection: Connection, run: SinkRun, batch_id: int, producer_id
             )
         ends[key] = max(before, end, key=lambda each: each.offset)
         begins.setdefault(key, row.start_offset)
-        next_offset = group_positions[key].offset if key in group_positions else row.next_offset
-        kind = _novelty(row, next_offset)
         # Where the group has moved on, an empty range counts as well: committed, it would move the group back.
         if not is_placed or (is_empty and not (row.from_group and kind is Novelty.REPEATED)):
             continue
