@@ -6,13 +6,17 @@ from functools import partial
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
+from sqlalchemy import update
 
 from tests.spark.source_log import SourceLog
 from tests.spark.source_queries import Pipeline
+from txnstore.db.schema import transactions
 from txnstore.errors import InvalidRequest, ProducerFenced
 from txnstore.groups.offsets import commit_offsets, read_offsets
 from txnstore.model import GroupMembership, OffsetAndMetadata
-from txnstore.spark.sink_coordination import open_writer
+from txnstore.spark.sink_coordination import abort, open_writer
+from txnstore.transactions.protocol import EPOCH_EXHAUSTED
+from txnstore.transactions.recovery import expire_transactional_ids
 
 
 @pytest.fixture
@@ -124,6 +128,64 @@ def test_the_old_driver_that_comes_back_does_not_write_again_what_the_new_one_ha
     assert old.batch(ReadMaxRows(1)) is None
     commit_by_hand(log, 2, driver.keywords["txnstore.delivery.order"])
     assert [old.batch(ReadMaxRows(1)), old.batch()] == [None, [b"d"]]
+
+
+def take_over(log, driver, *, is_known):
+    """Let a new driver take the place of an old one, and return this; `is_known`: their runs say who they were."""
+    old, new = driver(), driver()
+    log.plain(0, b"a")
+    assert old.batch() == [b"a"]
+    if not is_known:
+        abort(log.store, old.sink_run, 1)
+    assert new.batch() == []
+    log.plain(0, b"b", b"c")
+    assert new.batch() == [b"b", b"c"]
+    if not is_known:
+        abort(log.store, new.sink_run, 2)
+    log.plain(0, b"d")
+    old.restart()
+    return old
+
+
+def forget_transactional_id(log, clock):
+    clock.advance(8 * 24 * 3600 * 1000)
+    assert "pipeline" in expire_transactional_ids(log.store)
+
+
+def test_the_old_driver_that_comes_back_once_its_transactional_id_is_forgotten_is_known_by_its_runs(log, driver, clock):
+    old = take_over(log, driver, is_known=True)
+    forget_transactional_id(log, clock)
+    assert [old.batch(), old.batch()] == [None, [b"d"]]
+
+
+def test_the_old_driver_that_comes_back_is_refused_if_nobody_knows_what_has_moved_its_group(log, driver, clock):
+    old = take_over(log, driver, is_known=False)
+    forget_transactional_id(log, clock)
+    with pytest.raises(ProducerFenced, match=r"is forgotten, .* has moved .*from offset 1 to 3\)"):
+        old.batch()
+    old.begin_anew()
+    assert old.batch() == [b"d"]
+
+
+def test_the_old_driver_that_comes_back_once_the_epochs_are_exhausted_does_not_write_again(log, driver):
+    old = take_over(log, driver, is_known=False)
+    exhausted = update(transactions).values(producer_epoch=EPOCH_EXHAUSTED)
+    log.store.write(lambda connection: connection.execute(exhausted))
+    assert [old.batch(), old.batch()] == [None, [b"d"]]
+
+
+def test_a_query_that_was_silent_until_its_transactional_id_was_forgotten_goes_on(log, driver, clock):
+    query = driver()
+    log.plain(0, b"a")
+    assert query.batch() == [b"a"]
+    abort(log.store, query.sink_run, query.committed)
+    forget_transactional_id(log, clock)
+    query.committed -= 1
+    query.restart()
+    assert query.sink() is None
+    query.committed += 1
+    log.plain(0, b"b")
+    assert query.batch() == [b"b"]
 
 
 def test_a_group_that_was_brought_back_does_not_make_new_what_the_query_has_written(log, driver):

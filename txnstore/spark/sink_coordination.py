@@ -304,7 +304,7 @@ def last_batch(connection: Connection, sink_id: str) -> int | None:
 def _open(run: SinkRun, batch_id: int, timeout_ms: int, connection: Connection) -> TransactionWriter | None:
     transaction = enter_run(connection, run, timeout_ms)
     last = last_batch(connection, run.sink_id)
-    noted = read_inputs(connection, run, batch_id, transaction.known.identity.producer_id, last)
+    noted = read_inputs(connection, run, batch_id, last)
     if _is_decided(connection, run, batch_id, last, noted):
         return None
     transaction.begin(transaction.known.identity)
@@ -323,7 +323,7 @@ def _decide(
 ) -> bool:
     transaction = enter_run(connection, run, timeout_ms)
     last = last_batch(connection, run.sink_id)
-    noted = read_inputs(connection, run, batch_id, transaction.known.identity.producer_id, last)
+    noted = read_inputs(connection, run, batch_id, last)
     if _is_decided(connection, run, batch_id, last, noted, at_decision=transaction.known.state):
         if _abort_open(transaction, "sink replay"):
             save_identity(connection, run, transaction.known.identity)

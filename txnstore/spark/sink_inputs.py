@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import Connection, and_, bindparam, delete, exists, or_, select
+from sqlalchemy import Connection, and_, bindparam, delete, exists, func, or_, select, true
 from sqlalchemy.dialects.sqlite import insert as upsert
 
-from txnstore.db.schema import group_offsets, sink_inputs, sink_positions, sink_runs
+from txnstore.db.schema import group_offsets, sink_inputs, sink_positions, sink_runs, transactions
 from txnstore.db.store import Store, server_now_ms
 from txnstore.errors import InvalidRequest, ProducerFenced
 from txnstore.groups.commit_rules import check_group_id
@@ -63,6 +63,22 @@ _READ_INPUTS: Final = (
     .where(_INPUTS_OF_BATCH)
     .order_by(sink_inputs.c.group_id, sink_inputs.c.partition_id, sink_inputs.c.start_offset)
 )
+# No producer id is ever given to two transactional ids.  One that has expired is forgotten with its row, but a query's
+# runs stay.
+_MOVED_BY: Final = func.coalesce(
+    *(
+        select(of_producer.table.c.transactional_id)
+        .where(of_producer == group_offsets.c.producer_id, where)
+        .limit(1)
+        .scalar_subquery()
+        for of_producer, where in (
+            (transactions.c.producer_id, true()),
+            # The condition of its index.
+            (transactions.c.previous_producer_id, transactions.c.previous_producer_id >= 0),
+            (sink_runs.c.producer_id, sink_runs.c.transactional_id == bindparam("of_transactional_id")),
+        )
+    )
+)
 # What was committed by itself is a consumer's, or was set by hand.
 _READ_GROUPS: Final = (
     select(
@@ -70,7 +86,7 @@ _READ_GROUPS: Final = (
         sink_inputs.c.partition_id,
         group_offsets.c.committed_offset,
         group_offsets.c.offset_in_transaction,
-        group_offsets.c.producer_id,
+        _MOVED_BY.label("moved_by"),
     )
     .distinct()
     .join_from(
@@ -243,20 +259,18 @@ def note_inputs(store: Store, inputs: Sequence[SinkInput], *, retry_timeout_ms: 
         store.write(work, retry_timeout_ms=retry_timeout_ms)
 
 
-def read_inputs(
-    connection: Connection, run: SinkRun, batch_id: int, producer_id: int, last_batch_id: int | None
-) -> NotedInput:
-    """Return what the tasks of the run have noted for a batch.
-
-    `producer_id` is that of its transactional id, `last_batch_id` the newest batch of the query that is decided.
+def read_inputs(connection: Connection, run: SinkRun, batch_id: int, last_batch_id: int | None) -> NotedInput:
+    """Return what the tasks of the run have noted for a batch; `last_batch_id` is the newest one that is decided.
 
     Raises:
         InvalidRequest: they have read a partition in both orders of delivery for one group, or earlier batches have
             read it in the other one, or two readers have read it for one group.
-        ProducerFenced: a new query begins where its group was, and somebody else's transaction has moved that on.
+        ProducerFenced: the query reads from where its group was, and a transaction has moved that on that may have
+            written the same: of another transactional id, before the query has read anything, or of one that nobody
+            knows any more.
     """
     rows = connection.execute(_READ_INPUTS, _of_batch(run, batch_id)).all()
-    group_positions = _group_positions(connection, run, batch_id, producer_id, rows)
+    group_positions = _group_positions(connection, run, batch_id, rows)
     readers: dict[tuple[str, int], int] = {}
     ends: dict[tuple[str, int], OffsetAndMetadata] = {}
     begins: dict[tuple[str, int], int] = {}
@@ -375,7 +389,7 @@ def _by_reader(row: Any) -> tuple[str, int, int, bool, int]:
 
 
 def _group_positions(
-    connection: Connection, run: SinkRun, batch_id: int, producer_id: int, rows: Sequence[Any]
+    connection: Connection, run: SinkRun, batch_id: int, rows: Sequence[Any]
 ) -> dict[tuple[str, int], OffsetAndMetadata]:
     starts: dict[tuple[str, int], Any] = {}
     for row in rows:
@@ -383,23 +397,28 @@ def _group_positions(
             starts.setdefault((row.group_id, row.partition_id), row)
     positions: dict[tuple[str, int], OffsetAndMetadata] = {}
     # Only who writes for a group may read where it is.
-    for group in connection.execute(_READ_GROUPS, _of_batch(run, batch_id)) if starts else ():
+    of_run = _of_batch(run, batch_id) | {"of_transactional_id": run.transactional_id}
+    for group in connection.execute(_READ_GROUPS, of_run) if starts else ():
         start = starts.get((group.group_id, group.partition_id))
         # One in the other order is not to be compared: it is refused where the group's offsets are committed.
         if start is None or start.in_commit_order != (group.offset_in_transaction is not None):
             continue
-        is_own = group.producer_id == producer_id
-        if is_own and (start.next_offset is None or start.next_offset < group.committed_offset):
+        if start.next_offset is not None and start.next_offset >= group.committed_offset:
+            continue
+        if group.moved_by == run.transactional_id:
             positions[group.group_id, group.partition_id] = OffsetAndMetadata(
                 group.committed_offset, offset_in_transaction=group.offset_in_transaction
             )
-        elif not is_own and not start.has_positions and start.start_offset < group.committed_offset:
+        elif start.start_offset < group.committed_offset and (group.moved_by is None or not start.has_positions):
+            who = "another transactional id"
+            if group.moved_by is None:
+                who = "a transactional id that is forgotten, or hidden from this role,"
             raise ProducerFenced(
-                f"batch {batch_id} begins where group {group.group_id[:80]!r} was, and a transaction of another"
-                f" transactional id has moved that on (partition id {group.partition_id}, from offset"
-                f" {start.start_offset} to {group.committed_offset}): it may have written what the batch reads; nothing"
-                " was changed. Two queries at a time have a group each; one that takes the place of another takes its"
-                " transactional.id, too. Then begin a new checkpoint with startingOffsets=group"
+                f"batch {batch_id} reads what group {group.group_id[:80]!r} has passed: a transaction of {who} has"
+                f" moved that on (partition id {group.partition_id}, from offset {start.start_offset} to"
+                f" {group.committed_offset}), and may have written what the batch reads; nothing was changed. Two"
+                " queries at a time have a group each; one that takes the place of another takes its transactional.id,"
+                " too. Then begin a new checkpoint with startingOffsets=group"
             )
     return positions
 
