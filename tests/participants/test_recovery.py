@@ -203,6 +203,27 @@ def test_a_branch_that_somebody_ends_otherwise_at_the_same_moment_is_told_of(sql
     assert bank.rows() == []
 
 
+def test_a_branch_that_its_producer_ends_and_forgets_at_the_same_moment_is_not_told_of(bank, monkeypatch, caplog):
+    """Who then looks for its row finds none, which does not say that it was decided to abort."""
+    transfer = bank.prepared()
+    gids = [table.our_gids() for table in bank.tables]
+
+    def let_it_end(*_):
+        transfer.decide(commit=True)
+        transfer.finish(commit=True)
+        transfer.branches.abandon()
+        assert bank.rows() == []
+
+    monkeypatch.setattr(recovery, "abort_if_timed_out", let_it_end)
+    recovered = bank.recover()
+    assert [(done.committed, done.rolled_back, done.forgotten) for done in recovered] == [
+        ([], [], gids[0]),
+        ([], [], []),
+    ]
+    assert [record for record in caplog.records if "branch" in vars(record).get("event", "")] == []
+    bank.assert_whole(transfer.name, committed=True)
+
+
 def test_a_branch_of_which_the_server_does_not_say_how_it_has_ended_is_not_forgotten(sqlite_bank, monkeypatch):
     bank, transfer = sqlite_bank, sqlite_bank.prepared()
     for table in bank.tables:

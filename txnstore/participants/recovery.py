@@ -180,7 +180,8 @@ class _Recovery:
         if cure is Cure.LEAVE:
             self._done.open.append(gid)
         else:
-            self._end(gid, branch, commit=cure is Cure.COMMIT)
+            # One whose row has gone meanwhile has ended, and nobody says how that was decided.
+            self._end(gid, None if standing is Standing.UNKNOWN else branch, commit=cure is Cure.COMMIT)
 
     def _cure_unprepared(self, branch: RegisteredBranch) -> None:
         # As it stood before the database was asked: what was decided since then was prepared meanwhile.
@@ -225,11 +226,14 @@ class _Recovery:
 
     def _end(self, gid: str, branch: RegisteredBranch | None, *, commit: bool) -> None:
         answer = end_prepared(self._driver, gid, commit=commit, timeout_seconds=END_TIMEOUT_SECONDS)
-        if branch is not None and answer.sqlstate == UNDEFINED_OBJECT:
+        if answer.sqlstate == UNDEFINED_OBJECT:
             # Somebody else has just ended it.
-            self._forget_ended(branch, commit=commit)
+            if branch is None:
+                self._done.forgotten.append(gid)
+            else:
+                self._forget_ended(branch, commit=commit)
             return
-        if answer.kind is not AnswerKind.DONE and answer.sqlstate != UNDEFINED_OBJECT:
+        if answer.kind is not AnswerKind.DONE:
             raise _error_of(answer, gid, self._database.label)
         (self._done.committed if commit else self._done.rolled_back).append(gid)
         self._store.write(lambda connection: forget_branches(connection, [gid]))
