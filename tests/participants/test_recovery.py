@@ -21,10 +21,11 @@ from txnstore.errors import (
     InvalidUrl,
     PermissionDenied,
     StoreUnavailable,
+    TransactionAbortable,
     TxnStoreError,
 )
 from txnstore.model import ProducerIdentity
-from txnstore.participants import recovery
+from txnstore.participants import branches, recovery
 from txnstore.participants.branch_rules import (
     CURES,
     ENDS,
@@ -161,6 +162,12 @@ def test_rows_of_what_has_ended_are_forgotten_but_not_those_of_other_databases(b
     assert [row.database_label.rpartition("/")[2] for row in bank.rows()] == ["savings"]
 
 
+def told(caplog):
+    """Return what the log says of branches, and of whose."""
+    found = [vars(record) for record in caplog.records if vars(record).get("event", "").startswith("branch_")]
+    return [(fields["event"], fields["transactional_id"]) for fields in found]
+
+
 @pytest.mark.parametrize("how", ["an administrator", "a failover"])
 @pytest.mark.parametrize("commit", [False, True])
 def test_a_branch_that_has_not_ended_as_was_decided_is_told_of_once(bank, commit, how, caplog):
@@ -174,13 +181,11 @@ def test_a_branch_that_has_not_ended_as_was_decided_is_told_of_once(bank, commit
         bank.store.write(lambda connection: connection.execute(begun.values(transaction_xid8="99999999999")))
     transfer.decide(commit=commit)
     transfer.die()
-    is_told = commit or not is_lost
-    with (
-        pytest.raises(BranchEndedOtherwise, match=r"/savings somebody else .*a failover") if is_told else nullcontext()
-    ):
+    with pytest.raises(BranchEndedOtherwise, match=r"/savings somebody else .*a failover") if commit else nullcontext():
         bank.recover()
-    told = [record for record in caplog.records if vars(record).get("event") == "branch_ended_otherwise"]
-    assert [vars(record)["transactional_id"] for record in told] == [transfer.name] * is_told
+    # Whether it has voted is not known by now of one that was decided to abort.
+    events = ["branch_ended_otherwise"] if commit else ["branch_perhaps_committed"] * (not is_lost)
+    assert told(caplog) == [(event, transfer.name) for event in events]
     assert bank.rows() == []
     bank.recover()
     assert bank.is_in(transfer.name) == [commit, commit, not commit and not is_lost]
@@ -220,8 +225,35 @@ def test_a_branch_that_its_producer_ends_and_forgets_at_the_same_moment_is_not_t
         ([], [], gids[0]),
         ([], [], []),
     ]
-    assert [record for record in caplog.records if "branch" in vars(record).get("event", "")] == []
+    assert told(caplog) == []
     bank.assert_whole(transfer.name, committed=True)
+
+
+def test_a_number_that_comes_again_after_a_crash_is_no_proof_that_an_aborted_branch_has_committed(
+    bank, monkeypatch, caplog
+):
+    """A server that crashes before a vote may not remember the number of its transaction."""
+    transfer = bank.written()
+
+    def lose(statements, _):
+        transfer.die()
+        return [ServerAnswer(AnswerKind.UNKNOWN, None, "the connection broke") for _ in statements]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(branches, "exchange", lose)
+        with pytest.raises(TransactionAbortable, match="its vote is not known"):
+            transfer.prepare()
+    for table, branch in zip(bank.tables, transfer.branches._branches, strict=True):
+        ((branch.transaction_id,),) = table.watching.execute("SELECT pg_current_xact_id()::text")
+        row = update(transaction_branches).where(transaction_branches.c.gid == branch.gid)
+        row = row.values(transaction_xid8=branch.transaction_id)
+        bank.store.write(lambda connection, row=row: connection.execute(row))
+    transfer.abort()
+    assert told(caplog) == []
+    assert [len(done.forgotten) for done in bank.recover()] == [1, 1]
+    assert told(caplog) == [("branch_perhaps_committed", transfer.name)] * 2
+    assert bank.rows() == []
+    bank.assert_whole(transfer.name, committed=False)
 
 
 def test_a_branch_of_which_the_server_does_not_say_how_it_has_ended_is_not_forgotten(sqlite_bank, monkeypatch):

@@ -354,11 +354,12 @@ class Branches:
         self, branch: Branch, driver: Driver, answer: ServerAnswer, commit: bool, timeout_seconds: float
     ) -> bool:
         # It is decided, and it was prepared or is rolled back: if it is not there any more, somebody else has ended it:
-        # recovery as was decided, an administrator perhaps not.
+        # recovery as was decided, an administrator perhaps not. Of one in doubt that cannot be told: see
+        # `has_ended_otherwise`.
         if answer.kind is not AnswerKind.DONE and answer.sqlstate != UNDEFINED_OBJECT:
             branch.trouble = answer.told
             return False
-        if answer.kind is not AnswerKind.DONE and not branch.is_forgotten:
+        if answer.kind is not AnswerKind.DONE and branch.state is _S.PREPARED and not branch.is_forgotten:
             try:
                 if has_ended_otherwise(driver, branch.transaction_id, commit=commit, timeout_seconds=timeout_seconds):
                     self._ended_otherwise.append(branch.database.label)

@@ -191,15 +191,29 @@ class _Recovery:
             # The next look forgets it.
             self._store.write(partial(_abort_if_over, branch))
         elif cure is Cure.FORGET and branch.commit is not None:
-            self._forget_ended(branch, commit=branch.commit)
+            # Nobody says whether one that was decided to abort has ever voted.
+            self._forget_ended(branch, commit=branch.commit, has_voted=branch.commit)
 
-    def _forget_ended(self, branch: RegisteredBranch, *, commit: bool) -> None:
+    def _forget_ended(self, branch: RegisteredBranch, *, commit: bool, has_voted: bool) -> None:
         otherwise = has_ended_otherwise(
             self._driver, branch.transaction_xid8, commit=commit, timeout_seconds=END_TIMEOUT_SECONDS
         )
         self._done.forgotten.append(branch.gid)
-        if otherwise:
-            label = self._database.label
+        label = self._database.label
+        if otherwise and not has_voted:
+            _log.warning(
+                "the transaction of %r is decided: abort; its branch in %s is not prepared, and there a transaction of"
+                " its number has committed: somebody else has ended the branch, or the server crashed before the branch"
+                " voted and gave its number to another transaction; see whether what it wrote is there",
+                branch.transactional_id[:80],
+                label,
+                extra={
+                    "event": "branch_perhaps_committed",
+                    "database": label,
+                    "transactional_id": branch.transactional_id,
+                },
+            )
+        elif otherwise:
             error = BranchEndedOtherwise(
                 f"the transaction of {branch.transactional_id[:80]!r} is decided: {'commit' if commit else 'abort'};"
                 f" but in {label} somebody else has ended its branch, or a failover has lost it, and not as was"
@@ -231,7 +245,7 @@ class _Recovery:
             if branch is None:
                 self._done.forgotten.append(gid)
             else:
-                self._forget_ended(branch, commit=commit)
+                self._forget_ended(branch, commit=commit, has_voted=True)
             return
         if answer.kind is not AnswerKind.DONE:
             raise _error_of(answer, gid, self._database.label)

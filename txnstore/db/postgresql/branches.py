@@ -176,9 +176,10 @@ def check_end_statement(driver: Driver, transaction_id: str, *, commit: bool) ->
 
 
 def has_ended_otherwise(driver: Driver, transaction_id: str, *, commit: bool, timeout_seconds: float) -> bool:
-    """Return whether the database transaction of this id, prepared once and no more, has not ended as was decided.
+    """Return whether the database transaction of this id, which is not prepared any more, has not ended as was decided.
 
-    False also where the server does not know it any more.
+    False also where the server does not know it any more.  True proves nothing of an abort if it was perhaps not
+    prepared: a server that crashes before that may have forgotten its number, and give it to another transaction.
 
     Raises:
         BranchUnfinished: it does not say.
