@@ -83,6 +83,18 @@ def test_a_database_that_is_away_is_said_and_tried_again_later(txnstore, run, ur
     assert "secret" not in ended.out + ended.err
 
 
+def test_a_database_that_is_away_keeps_nothing_back_of_what_was_done_in_others(run, url, other):
+    prepare(url, other, "yes", commit=True)
+    away = [f"--participant=postgresql://bank@127.0.0.1:1/{name}" for name in ("first", "last")]
+    ended = run("transactions", "recover", away[0], "--participant", other, away[1])
+    assert ended.code == 75
+    assert "/txnstore_other: 1 committed, 0 rolled back" in ended.out
+    assert ended.err.count("no connection to PostgreSQL") == len(away)
+    ended = run("transactions", "recover", away[0], "--participant", other, "--json")
+    assert ended.code == 75
+    assert [each["committed"] for each in json.loads(ended.out)] == [[]]
+
+
 def test_without_a_database_or_with_one_that_cannot_vote_it_is_refused(txnstore, run, url):
     assert "which database" in run("transactions", "recover").err
     ended = txnstore("maintain", url, "--once", "--participant", "sqlite:///shop.db")

@@ -40,6 +40,7 @@ from txnstore.clients.brokers import BROKER_ID, broker_id_of, reads_at_leaders
 from txnstore.db.cluster.cluster import Cluster, repaired
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.store import Store
+from txnstore.errors import TxnStoreError
 from txnstore.log.partition_rows import producers_of_partition
 from txnstore.log.sequences import ProducerInPartition
 from txnstore.log.topics import get_topic
@@ -420,10 +421,15 @@ def recover(
     """Commit or roll back what is prepared in other databases, as decided; exit with 75 if some of it is left."""
     if not participants:
         raise typer.BadParameter(f"which database? Give --participant, or set {PARTICIPANTS_VARIABLE}")
+    found: list[RecoveredBranches] = []
+    refused: list[TxnStoreError] = []
     with opened(url, schema) as cluster:
-        found = [
-            recover_branches(store, participant, cluster) for participant in participants for store in cluster.stores()
-        ]
+        for participant, store in itertools.product(participants, cluster.stores()):
+            try:
+                found.append(recover_branches(store, participant, cluster))
+            except TxnStoreError as refusal:
+                # What the others say is shown all the same.
+                refused.append(refusal)
     if as_json:
         show_json([_recovered(each) for each in found])
     for each in found:
@@ -434,6 +440,10 @@ def recover(
             )
         for error in each.failed:
             report(error)
+    if refused:
+        for error in refused[1:]:
+            report(error)
+        raise refused[0]
     if any(each.failed for each in found):
         raise typer.Exit(TRY_AGAIN_LATER)
 
