@@ -432,19 +432,18 @@ def recover(
                 refused.append(refusal)
     if as_json:
         show_json([_recovered(each) for each in found])
-    for each in found:
-        if not as_json:
+    else:
+        for each in found:
             say(
                 f"{each.database_label}: {len(each.committed)} committed, {len(each.rolled_back)} rolled back,"
                 f" {len(each.forgotten)} ended before, {len(each.open)} still open"
             )
-        for error in each.failed:
-            report(error)
+    failed = [error for each in found for error in each.failed]
+    for error in failed + refused[1:]:
+        report(error)
     if refused:
-        for error in refused[1:]:
-            report(error)
         raise refused[0]
-    if any(each.failed for each in found):
+    if failed:
         raise typer.Exit(TRY_AGAIN_LATER)
 
 
