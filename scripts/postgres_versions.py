@@ -28,6 +28,8 @@ PART = (
     "tests/transactions/test_whole.py",
     "tests/transactions/test_whole_within.py",
     "tests/faults/test_sessions.py",
+    "tests/moving/test_closing.py::test_no_segment_of_the_log_is_written_to_by_its_own_name",
+    "tests/moving/test_closing.py::test_tools_that_turn_triggers_off_are_refused_too",
     "tests/participants/test_branches.py",
     "tests/clients/producer/test_transactions.py",
 )

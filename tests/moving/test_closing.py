@@ -17,6 +17,7 @@ from txnstore.admin import AdminClient, NewTopic
 from txnstore.db import closing
 from txnstore.db.closing import Move, MoveState, close, open_, read_move, set_move, wait_for_writers
 from txnstore.db.opening import open_store
+from txnstore.db.postgresql import closing as postgresql_closing
 from txnstore.db.postgresql.segments import SEGMENT_TABLES
 from txnstore.db.schema import metadata, outbox, stores, topics
 from txnstore.db.sqlite import closing as sqlite_closing
@@ -99,12 +100,31 @@ def test_tools_that_turn_triggers_off_are_refused_too(txnstore_postgresql_url) -
     for move in (MOVE, Move(MoveState.ARRIVING, MOVE.uuid, MOVE.peer, "[]")):
         close_store(txnstore_postgresql_url, move)
         with closing_after(psycopg.connect(connection_string(txnstore_postgresql_url), autocommit=True)) as connection:
+            # A subscription's changes meet those of each row alone, in segments as well.
+            enabled = "SELECT DISTINCT tgenabled::text FROM pg_trigger WHERE tgname LIKE 'txnstore\\_closed%'"
+            assert connection.execute(enabled).fetchall() == [("A",)]
             connection.execute("SET session_replication_role = replica")
             for table in (*(str(table.name) for table in metadata.tables.values()), *SEGMENT_TABLES):
                 with pytest.raises(psycopg.Error, match="is closed"):
                     connection.execute(f"DELETE FROM txnstore.{table}")
         with open_store(txnstore_postgresql_url, moving=True) as store:
             store.write(open_)
+
+
+def test_what_is_enabled_in_the_whole_of_the_log_is_in_its_segments_by_then() -> None:
+    """PostgreSQL before 14.5 looks for it there, by its name."""
+    tables = [(str(table.name), None) for table in metadata.tables.values()]
+    statements = postgresql_closing.close("txnstore", tables, "it is closed", None)
+    (enabled,) = (
+        number
+        for number, statement in enumerate(statements)
+        if re.search(r'ALTER TABLE "txnstore"."record_batches" ENABLE ALWAYS TRIGGER txnstore_closed$', statement)
+    )
+    for segment in SEGMENT_TABLES:
+        assert any(
+            f'ON "txnstore"."{segment}" ' in statement and statement.startswith("CREATE TRIGGER txnstore_closed ")
+            for statement in statements[:enabled]
+        ), segment
 
 
 def test_a_subscription_writes_nothing_to_a_closed_store() -> None:

@@ -57,7 +57,8 @@ def close(
     quoted = _identifier(schema)
     arguments = ", ".join(_literal(value) for value in (message, move_uuid) if value is not None)
     statements = [_CREATE_FUNCTION.replace("{schema}", quoted)]
-    for name, columns in (*tables, *((segment, None) for segment in SEGMENT_TABLES)):
+    # Segments first: PostgreSQL before 14.5 looks in each for what is enabled in the whole, by its name.
+    for name, columns in (*((segment, None) for segment in SEGMENT_TABLES), *tables):
         update = "UPDATE" if columns is None else f"UPDATE OF {', '.join(map(_identifier, columns))}"
         triggers = [(_TRIGGER, f"INSERT OR DELETE OR TRUNCATE OR {update}", "STATEMENT")]
         # Whatever is to be filled is spared the time of a call for each row; segments have those of the whole.
