@@ -7,7 +7,9 @@ import json
 import pytest
 
 from txnstore.db.opening import open_store
+from txnstore.errors import BranchEndedOtherwise, BranchUnfinished
 from txnstore.participants.branches import Branches
+from txnstore.participants.recovery import RecoveredBranches
 from txnstore.testing.postgres_server import connection_string
 from txnstore.transactions.coordinator import TransactionCoordinator
 
@@ -62,6 +64,35 @@ def test_recover_ends_what_was_left_and_says_what(run, done, url, other):
     answered = json.loads(done("transactions", "recover", "--participant", other, "--json"))
     assert [len(each["open"]) for each in answered] == [1]
     assert [row["transactional_id"] for row in json.loads(done("transactions", "branches", "--json"))] == ["open"]
+
+
+def test_recover_does_not_ask_to_be_repeated_for_what_has_ended_otherwise(run, url, other):
+    import psycopg
+
+    prepare(url, other, "yes", commit=True)
+    with psycopg.connect(connection_string(other), autocommit=True) as connection:
+        of_other = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
+        ((gid,),) = connection.execute(of_other)
+        connection.execute(f"ROLLBACK PREPARED '{gid}'")
+    ended = run("transactions", "recover", "--participant", other)
+    assert ended.code == 1
+    assert "somebody else has ended its branch" in ended.err
+    assert run("transactions", "recover", "--participant", other).code == 0
+
+
+@pytest.mark.parametrize(
+    ("failed", "code"),
+    [
+        ([[], []], 0),
+        ([[], [BranchUnfinished("later")]], 75),
+        ([[BranchUnfinished("later"), BranchEndedOtherwise("told once")], [BranchUnfinished("later")]], 1),
+    ],
+)
+def test_recover_asks_to_be_repeated_only_where_that_may_cure_everything(run, monkeypatch, failed, code):
+    found = iter([RecoveredBranches("db", failed=errors) for errors in failed])
+    monkeypatch.setattr("txnstore.cli.transactions.recover_branches", lambda *_: next(found))
+    ended = run("transactions", "recover", "--participant", "postgresql://a/a", "--participant", "postgresql://b/b")
+    assert (ended.code, ended.err.count("txnstore: ")) == (code, sum(map(len, failed)))
 
 
 def test_maintain_ends_what_was_left_where_it_was_told_of(txnstore, url, other, monkeypatch):

@@ -23,10 +23,12 @@ from txnstore.cli.options import (
     opened,
 )
 from txnstore.cli.output import (
+    FAILED,
     TRY_AGAIN_LATER,
     Column,
     CommandFailed,
     duration_text,
+    exit_code,
     hint,
     list_text,
     report,
@@ -418,7 +420,10 @@ def recover(
     url: Url = None,
     schema: Schema = DEFAULT_SCHEMA,
 ) -> None:
-    """Commit or roll back what is prepared in other databases, as decided; exit with 75 if some of it is left."""
+    """Commit or roll back what is prepared in other databases, as decided; exit with 75 if some of it is left.
+
+    Exit with 1 if some of it was ended otherwise by somebody else, or trying again will not end it.
+    """
     if not participants:
         raise typer.BadParameter(f"which database? Give --participant, or set {PARTICIPANTS_VARIABLE}")
     found: list[RecoveredBranches] = []
@@ -441,10 +446,14 @@ def recover(
     failed = [error for each in found for error in each.failed]
     for error in failed + refused[1:]:
         report(error)
-    if refused:
+    codes = {exit_code(error) for error in failed}
+    # What has ended otherwise is told of once: whoever tries again would take the next 0 for the end of it all.
+    if refused and FAILED not in codes:
         raise refused[0]
-    if failed:
-        raise typer.Exit(TRY_AGAIN_LATER)
+    for error in refused[:1]:
+        report(error)
+    if codes:
+        raise typer.Exit(FAILED if FAILED in codes else TRY_AGAIN_LATER)
 
 
 def _producers(connection: Connection, partition_ids: list[int]) -> dict[int, list[ProducerInPartition]]:
