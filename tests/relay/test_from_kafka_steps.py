@@ -214,6 +214,32 @@ def test_a_topic_made_anew_is_noticed(store, stand_in):
         copy(store, stand_in.cluster())
 
 
+def test_a_topic_deleted_meanwhile_is_told_of_and_the_others_are_copied_to_their_ends(
+    store, stand_in, monkeypatch, caplog
+):
+    side = stand_in.side
+    for topic in ("done", "gone", "other"):
+        side.create(topic, 1)
+    side.send("done", numbered(2))
+    copy(store, stand_in.cluster())
+    for topic in ("gone", "other"):
+        side.send(topic, numbered(3))
+    check_unchanged = FromKafka._check_unchanged
+
+    def delete_first(*given):
+        for topic in ("done", "gone"):
+            if side.has(topic):
+                side.delete(topic)
+        check_unchanged(*given)
+
+    monkeypatch.setattr(FromKafka, "_check_unchanged", delete_first)
+    assert copy(store, stand_in.cluster()) == 3
+    assert read(store, "other") == {0: numbered(3)}
+    assert read(store, "gone") == {0: []}
+    told = [vars(record) for record in caplog.records if vars(record).get("event") == "relay_topic_gone"]
+    assert [(fields["partition"], fields["offset"]) for fields in told] == [("gone-0", 0)]
+
+
 @pytest.mark.parametrize("once", [True, False])
 def test_nothing_is_read_at_the_position_in_a_topic_that_was_made_anew_meanwhile(store, stand_in, monkeypatch, once):
     side = stand_in.side

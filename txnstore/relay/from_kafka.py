@@ -224,8 +224,9 @@ class FromKafka:
         self._check_identities(found, known)
         self._positions = {partition: known[partition].next_offset for partition in bounds}
         self._close_gaps({partition: low for partition, (low, _) in bounds.items()}, bounds)
-        if self._options.once and not self._ends:
+        if self._options.once and self._found is None:
             self._ends = {partition: high for partition, (_, high) in bounds.items()}
+        self._drop_ends(known)
         self._found = found
         # From here on: what came before, the store's work for example, was no silence of the cluster.
         self._heard_at = time.monotonic()
@@ -286,6 +287,19 @@ class FromKafka:
         if moves:
             self._store.write(lambda connection: move_relay_positions(connection, self._relay_id, moves))
             self._positions |= {partition: low for partition, (_, low) in moves.items()}
+
+    def _drop_ends(self, known: Mapping[PartitionName, RelayPosition]) -> None:
+        """Wait for no end, with `once`, in a topic that was deleted in Kafka meanwhile."""
+        for partition in sorted(self._ends.keys() - self._positions.keys(), key=str):
+            end, position = self._ends.pop(partition), known[partition].next_offset
+            if position < end:
+                _log.warning(
+                    "%s: deleted in Kafka before the relay has come from %s to its end, %s",
+                    partition,
+                    position,
+                    end,
+                    extra={"event": "relay_topic_gone", "partition": str(partition), "offset": position},
+                )
 
     def _copy(self, consumer: Any) -> None:
         """Copy what comes within a moment."""
