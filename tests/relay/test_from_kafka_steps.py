@@ -214,6 +214,27 @@ def test_a_topic_made_anew_is_noticed(store, stand_in):
         copy(store, stand_in.cluster())
 
 
+def test_a_topic_made_anew_is_copied_by_a_relay_of_its_own_beside_the_one_before(store, stand_in):
+    """As the error says; the one before goes on with the other topics, and nothing comes twice."""
+    side = stand_in.side
+    for topic in ("other", "shop"):
+        side.create(topic, 1)
+        side.send(topic, numbered(2))
+    copy(store, stand_in.cluster())
+    side.delete("shop")
+    side.create("shop", 1)
+    with side.library.Producer(side.settings) as producer:
+        side.send("shop", numbered(3, 10), producer=producer)
+    side.send("other", numbered(1, 2))
+    for _ in range(2):
+        with pytest.raises(RelayFailed, match=r"relay with --topic shop --name OTHER .* each of the other topics$"):
+            copy(store, stand_in.cluster())
+        for options in ({"topics": ["shop"], "name": "OTHER"}, {"topics": ["other"]}):
+            copy(store, stand_in.cluster(), **options)
+        assert read(store, "shop") == {0: numbered(2) + numbered(3, 10)}
+        assert read(store, "other") == {0: numbered(3)}
+
+
 def test_a_topic_deleted_meanwhile_is_told_of_and_the_others_are_copied_to_their_ends(
     store, stand_in, monkeypatch, caplog
 ):

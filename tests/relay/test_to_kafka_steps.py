@@ -254,8 +254,13 @@ def test_a_position_that_kafka_has_lost_is_noticed(store, stand_in):
     put(store, "shop", numbered(2))
     ship(store, stand_in.cluster(), name="x")
     stand_in.side.admin.delete_consumer_groups(["txnstore-relay-x"])["txnstore-relay-x"].result(60)
-    with pytest.raises(RelayFailed, match="Kafka has lost its position"):
+    make_topic(store, "other")
+    put(store, "other", numbered(1))
+    with pytest.raises(RelayFailed, match=r"Kafka has lost its position.* --topic shop --name OTHER .* topics$"):
         ship(store, stand_in.cluster(), name="x")
+    assert ship(store, stand_in.cluster(), topics=["shop"], name="OTHER") == 2
+    ship(store, stand_in.cluster(), topics=["other"], name="x")
+    assert stand_in.side.read("other") == {0: numbered(1)}
 
 
 def test_a_lost_position_is_noticed_also_if_the_relay_died_after_its_first_commit(store, stand_in):

@@ -394,8 +394,8 @@ class FromKafka:
 
 def _made_anew(topic: str) -> RelayFailed:
     return RelayFailed(
-        f"topic {topic} has been deleted and recreated in Kafka since this relay read it; a relay with another --name"
-        " starts from scratch"
+        f"topic {topic} has been deleted and recreated in Kafka since this relay read it; a relay with --topic {topic}"
+        " --name OTHER copies it from its first record, and this one goes on with --topic for each of the other topics"
     )
 
 

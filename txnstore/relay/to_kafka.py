@@ -151,8 +151,9 @@ class ShippedPartition:
             raise RelayFailed(
                 f"{self.partition}: this relay has worked before, but Kafka has lost its position, the committed"
                 f" offset of group {group_of(self._name)}: it is forgotten after offsets.retention.minutes without a"
-                " relay, and when the topic is deleted in Kafka."
-                " A relay with another --name starts from scratch"
+                " relay, and when the topic is deleted in Kafka. A relay with --topic"
+                f" {self.partition.topic} --name OTHER ships it from its first record, and this one goes on with"
+                " --topic for each of the other topics"
             )
         position = self._first_offset or bounds.log_start_offset
         self._commit(None, position, consumer)
