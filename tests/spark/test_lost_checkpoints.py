@@ -320,3 +320,32 @@ def test_what_another_query_has_written_as_the_new_group_is_not_written_again(lo
     assert repeat_as_group(query) is None
     log.plain(0, b"c")
     assert query.batch() == [b"c"]
+
+
+def test_an_older_checkpoint_does_not_write_again_what_another_query_has_written_as_the_new_group(log, driver, query):
+    log.plain(0, b"a")
+    assert query.batch() == [b"a"]
+    log.plain(0, b"b")
+    assert query.batch() == [b"b"]
+    log.plain(0, b"c")
+    assert driver().batch() == [b"a", b"b", b"c"]
+    query.go_back(1)
+    restart_as_group(query)
+    log.plain(0, b"d")
+    assert [query.batch(), query.batch()] == [None, [b"d"]]
+
+
+def test_what_was_read_before_the_new_group_is_not_new_where_nothing_has_been_read_since(log, query):
+    log.plain(0, b"a")
+    assert query.batch() == [b"a"]
+    log.plain(1, b"x")
+    assert query.batch() == [b"x"]
+    restart_as_group(query)
+    log.plain(0, b"b")
+    assert query.batch() == [b"b"]
+    query.go_back(2)
+    # As far as the group is.
+    assert query.batch() is None
+    assert query.write_down()
+    with pytest.raises(ProducerFenced, match="checkpoint is older than what it has written"):
+        query.sink()

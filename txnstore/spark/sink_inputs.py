@@ -277,13 +277,18 @@ def read_inputs(connection: Connection, run: SinkRun, batch_id: int, last_batch_
     kinds: set[Novelty] = set()
     unplaced: set[str] = set()
     example = ""
+    is_next = last_batch_id is None or batch_id > last_batch_id
     for row in rows:
         is_empty = row.start_offset == row.end_offset
         key = (row.group_id, row.partition_id)
         next_offset = group_positions[key].offset if key in group_positions else row.next_offset
         kind = _novelty(row, next_offset)
-        # A query that has decided batches, and none as this group, may have read all that the group has not.
-        is_placed = row.has_positions or (row.from_group and (last_batch_id is None or kind is not Novelty.NEW))
+        # A query that has had another group before may have read there what this one has not: its number says it.
+        is_placed = (
+            row.next_offset is not None
+            or kind is not Novelty.NEW
+            or (is_next and (row.has_positions or row.from_group))
+        )
         if not is_placed and not is_empty:
             unplaced.add(row.group_id)
         if row.group_id == NO_GROUP:
