@@ -48,7 +48,6 @@ from txnstore.spark.sink_inputs import (
     NotedInput,
     Novelty,
     commit_inputs,
-    follow_groups,
     forget_inputs,
     has_positions,
     read_input_of_last,
@@ -327,9 +326,6 @@ def _decide(
     if _is_decided(connection, run, batch_id, last, noted, at_decision=transaction.known.state):
         if _abort_open(transaction, "sink replay"):
             save_identity(connection, run, transaction.known.identity)
-        # By its number alone it says nothing of what the query has read as the group.
-        if noted.novelty is Novelty.REPEATED and not noted.unplaced:
-            follow_groups(connection, run, noted)
         # The answer may be lost, and the batch is then compared once more.
         forget_inputs(connection, run, batch_id, keeps_own=True)
         return False
@@ -383,9 +379,9 @@ def _is_decided(
     """
     if noted.novelty is Novelty.MIXED:
         raise ProducerFenced(
-            f"batch {batch_id} reads again some of what earlier batches of its query, or of another one under its"
-            f" transactional id, have committed, and some that they have not ({noted.example}); nothing was changed."
-            " Its checkpoint is older than the sink: begin a new one with startingOffsets=group"
+            f"batch {batch_id} reads again some of what earlier batches of its query have committed, and some that they"
+            f" have not ({noted.example}); nothing was changed. Its checkpoint is older than the sink: begin a new one"
+            " with startingOffsets=group"
         )
     if noted.novelty is not Novelty.UNKNOWN and not noted.unplaced:
         return noted.novelty is Novelty.REPEATED

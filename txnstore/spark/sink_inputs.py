@@ -150,11 +150,6 @@ _MOVE_POSITION: Final = _INSERT_POSITION.on_conflict_do_update(
     set_={"next_offset": _INSERT_POSITION.excluded.next_offset},
     where=sink_positions.c.next_offset <= bindparam("from_offset"),
 ).execution_options(preserve_rowcount=True)
-_TAKE_POSITION: Final = _INSERT_POSITION.on_conflict_do_update(
-    index_elements=[column.name for column in sink_positions.primary_key],
-    set_={"next_offset": _INSERT_POSITION.excluded.next_offset},
-    where=sink_positions.c.next_offset < _INSERT_POSITION.excluded.next_offset,
-)
 _HAS_POSITIONS: Final = (
     select(sink_positions.c.sink_id).where(sink_positions.c.sink_id == bindparam("of_sink_id")).limit(1)
 )
@@ -229,11 +224,6 @@ class NotedInput:
     unplaced: frozenset[str]
     """The groups of ranges of which no position says whether they are new, NO_GROUP among them."""
 
-    group_positions: Mapping[tuple[str, int], OffsetAndMetadata]
-    """By the same, of a query that is to begin where its group is: where that is by now, if a transaction of its
-    transactional id has brought it past the query's own position; what lies before is written.
-    """
-
     example: str = ""
     """Of what is mixed: one range, for people."""
 
@@ -266,11 +256,11 @@ def read_inputs(connection: Connection, run: SinkRun, batch_id: int, last_batch_
         InvalidRequest: they have read a partition in both orders of delivery for one group, or earlier batches have
             read it in the other one, or two readers have read it for one group.
         ProducerFenced: the query reads from where its group was, and a transaction has moved that on that may have
-            written the same: of another transactional id, before the query has read anything, or of one that nobody
-            knows any more.
+            written the same: of its transactional id, of one that nobody knows any more, or before the query has read
+            anything of any other.
     """
     rows = connection.execute(_READ_INPUTS, _of_batch(run, batch_id)).all()
-    group_positions = _group_positions(connection, run, batch_id, rows)
+    _refuse_passed(connection, run, batch_id, rows)
     readers: dict[tuple[str, int], int] = {}
     ends: dict[tuple[str, int], OffsetAndMetadata] = {}
     begins: dict[tuple[str, int], int] = {}
@@ -281,14 +271,8 @@ def read_inputs(connection: Connection, run: SinkRun, batch_id: int, last_batch_
     for row in rows:
         is_empty = row.start_offset == row.end_offset
         key = (row.group_id, row.partition_id)
-        next_offset = group_positions[key].offset if key in group_positions else row.next_offset
-        kind = _novelty(row, next_offset)
         # A query that has had another group before may have read there what this one has not: its number says it.
-        is_placed = (
-            row.next_offset is not None
-            or kind is not Novelty.NEW
-            or (is_next and (row.has_positions or row.from_group))
-        )
+        is_placed = row.next_offset is not None or (is_next and row.has_positions)
         if not is_placed and not is_empty:
             unplaced.add(row.group_id)
         if row.group_id == NO_GROUP:
@@ -304,17 +288,17 @@ def read_inputs(connection: Connection, run: SinkRun, batch_id: int, last_batch_
             )
         ends[key] = max(before, end, key=lambda each: each.offset)
         begins.setdefault(key, row.start_offset)
-        # Where the group has moved on, an empty range counts as well: committed, it would move the group back.
-        if not is_placed or (is_empty and not (row.from_group and kind is Novelty.REPEATED)):
+        if is_empty or not is_placed:
             continue
+        kind = _novelty(row)
         kinds.add(kind)
         if kind is not Novelty.NEW:
             example = (
                 f"partition id {row.partition_id}, offsets {row.start_offset} to {row.end_offset}, read up to"
-                f" {next_offset}"
+                f" {row.next_offset}"
             )
     novelty = Novelty.UNKNOWN if not kinds else kinds.pop() if len(kinds) == 1 else Novelty.MIXED
-    return NotedInput(novelty, ends, begins, _joined(rows), frozenset(unplaced), group_positions, example)
+    return NotedInput(novelty, ends, begins, _joined(rows), frozenset(unplaced), example)
 
 
 def read_input_of_last(connection: Connection, run: SinkRun, batch_id: int) -> Sequence[tuple[str, InputRange]]:
@@ -347,16 +331,6 @@ def commit_inputs(connection: Connection, run: SinkRun, batch_id: int, noted: No
     ]
     if kept:
         connection.execute(_INSERT_INPUT, kept)
-
-
-def follow_groups(connection: Connection, run: SinkRun, noted: NotedInput) -> None:
-    """Let a query be as far as its transactional id has brought its group, whatever becomes of that from now on."""
-    entries = [
-        _position_entry(run, key, position)
-        for key, position in sorted(noted.group_positions.items(), key=lambda each: each[0])
-    ]
-    if entries:
-        connection.execute(_TAKE_POSITION, entries)
 
 
 def forget_inputs(connection: Connection, run: SinkRun, batch_id: int, *, keeps_own: bool = False) -> None:
@@ -393,14 +367,16 @@ def _by_reader(row: Any) -> tuple[str, int, int, bool, int]:
     return row.group_id, row.reader_id, row.partition_id, row.in_commit_order, row.start_offset
 
 
-def _group_positions(
-    connection: Connection, run: SinkRun, batch_id: int, rows: Sequence[Any]
-) -> dict[tuple[str, int], OffsetAndMetadata]:
+def _refuse_passed(connection: Connection, run: SinkRun, batch_id: int, rows: Sequence[Any]) -> None:
+    """Refuse what a group has passed whose place the query began at, if its own transactions have not brought it there.
+
+    Who has may have written it, or have left some of it out: it is neither written again nor taken for written.
+    """
     starts: dict[tuple[str, int], Any] = {}
     for row in rows:
-        if row.from_group:
+        # What the query has committed itself is known without its group.
+        if row.from_group and (row.start_offset == row.end_offset or _novelty(row) is not Novelty.REPEATED):
             starts.setdefault((row.group_id, row.partition_id), row)
-    positions: dict[tuple[str, int], OffsetAndMetadata] = {}
     # Only who writes for a group may read where it is.
     of_run = _of_batch(run, batch_id) | {"of_transactional_id": run.transactional_id}
     for group in connection.execute(_READ_GROUPS, of_run) if starts else ():
@@ -408,30 +384,29 @@ def _group_positions(
         # One in the other order is not to be compared: it is refused where the group's offsets are committed.
         if start is None or start.in_commit_order != (group.offset_in_transaction is not None):
             continue
-        if start.next_offset is not None and start.next_offset >= group.committed_offset:
+        own_offset = start.start_offset if start.next_offset is None else max(start.start_offset, start.next_offset)
+        if own_offset >= group.committed_offset:
             continue
-        if group.moved_by == run.transactional_id:
-            positions[group.group_id, group.partition_id] = OffsetAndMetadata(
-                group.committed_offset, offset_in_transaction=group.offset_in_transaction
-            )
-        elif start.start_offset < group.committed_offset and (group.moved_by is None or not start.has_positions):
-            who = "another transactional id"
-            if group.moved_by is None:
-                who = "a transactional id that is forgotten, or hidden from this role,"
-            raise ProducerFenced(
-                f"batch {batch_id} reads what group {group.group_id[:80]!r} has passed: a transaction of {who} has"
-                f" moved that on (partition id {group.partition_id}, from offset {start.start_offset} to"
-                f" {group.committed_offset}), and may have written what the batch reads; nothing was changed. Two"
-                " queries at a time have a group each; one that takes the place of another takes its transactional.id,"
-                " too. Then begin a new checkpoint with startingOffsets=group"
-            )
-    return positions
+        who = f"of the query's own {run.transactional_id!r}"
+        if group.moved_by is None:
+            who = "that is forgotten, or hidden from this role,"
+        elif group.moved_by != run.transactional_id:
+            if start.has_positions:
+                continue
+            who = f"other than the query's, {group.moved_by[:80]!r},"
+        raise ProducerFenced(
+            f"batch {batch_id} reads what group {group.group_id[:80]!r} has passed: a transaction of a transactional id"
+            f" {who} has moved that on (partition id {group.partition_id}, from offset {start.start_offset} to"
+            f" {group.committed_offset}), and may have written what the batch reads; nothing was changed. If it has,"
+            " begin a new checkpoint with startingOffsets=group; if not, set the group back to that offset. Two queries"
+            " at a time have a group each; one that takes the place of another takes its transactional.id, too"
+        )
 
 
-def _novelty(row: Any, next_offset: int | None) -> Novelty:
-    if next_offset is None or row.start_offset >= next_offset:
+def _novelty(row: Any) -> Novelty:
+    if row.next_offset is None or row.start_offset >= row.next_offset:
         return Novelty.NEW
-    return Novelty.REPEATED if row.end_offset <= next_offset else Novelty.MIXED
+    return Novelty.REPEATED if row.end_offset <= row.next_offset else Novelty.MIXED
 
 
 def _check_order(row: Any, end: OffsetAndMetadata) -> None:
