@@ -31,7 +31,7 @@ def driver(log, request):
 
 
 #: What is said of a group that a transaction of the same transactional id has moved on.
-OWN = r"of the query's own 'pipeline' has moved that on .*startingOffsets=group"
+OWN = r"of the query's own transactional id 'pipeline' has moved that on .*startingOffsets=group"
 
 
 def offsets_of(log):
@@ -279,7 +279,7 @@ def test_what_lies_before_a_group_that_another_transactional_id_has_moved_is_nei
     log.plain(0, b"a")
     other = driver(transactional_id="other")
     assert other.batch() is not None
-    with pytest.raises(ProducerFenced, match=r"other than the query's, 'other', has moved .*from offset 0 to 1\)"):
+    with pytest.raises(ProducerFenced, match=r"another transactional id, 'other', has moved .*from offset 0 to 1\)"):
         new.sink()
     assert offsets_of(log)[0] == 1
     new.begin_anew()

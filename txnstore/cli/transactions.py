@@ -429,7 +429,7 @@ def recover(
     found: list[RecoveredBranches] = []
     refused: list[TxnStoreError] = []
     with opened(url, schema) as cluster:
-        for participant, store in itertools.product(participants, cluster.stores()):
+        for participant, store in ((each, store) for each in participants for store in cluster.stores()):
             try:
                 found.append(recover_branches(store, participant, cluster))
             except TxnStoreError as refusal:

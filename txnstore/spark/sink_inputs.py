@@ -314,8 +314,15 @@ def commit_inputs(connection: Connection, run: SinkRun, batch_id: int, noted: No
         ProducerFenced: some of it has been read by another batch meanwhile.
     """
     entries = [
-        {**_position_entry(run, key, end), "from_offset": noted.begins[key]}
-        for key, end in sorted(noted.ends.items(), key=lambda each: each[0])
+        {
+            "sink_id": run.sink_id,
+            "group_id": group_id,
+            "partition_id": partition_id,
+            "in_commit_order": _is_place(end),
+            "next_offset": end.offset,
+            "from_offset": noted.begins[group_id, partition_id],
+        }
+        for (group_id, partition_id), end in sorted(noted.ends.items(), key=lambda each: each[0])
     ]
     if entries and connection.execute(_MOVE_POSITION, entries).rowcount != len(entries):
         raise ProducerFenced(
@@ -368,9 +375,10 @@ def _by_reader(row: Any) -> tuple[str, int, int, bool, int]:
 
 
 def _refuse_passed(connection: Connection, run: SinkRun, batch_id: int, rows: Sequence[Any]) -> None:
-    """Refuse what a group has passed whose place the query began at, if its own transactions have not brought it there.
+    """Refuse a batch that reads what its group has passed by a transaction that decided no batch of this query.
 
-    Who has may have written it, or have left some of it out: it is neither written again nor taken for written.
+    Whoever moved the group on may have written that, or left some of it out: it is neither written again nor taken for
+    written.  Another transactional id, where it is known, stops only a query that has read nothing yet.
     """
     starts: dict[tuple[str, int], Any] = {}
     for row in rows:
@@ -387,16 +395,16 @@ def _refuse_passed(connection: Connection, run: SinkRun, batch_id: int, rows: Se
         own_offset = start.start_offset if start.next_offset is None else max(start.start_offset, start.next_offset)
         if own_offset >= group.committed_offset:
             continue
-        who = f"of the query's own {run.transactional_id!r}"
+        whose = f"the query's own transactional id {run.transactional_id[:80]!r}"
         if group.moved_by is None:
-            who = "that is forgotten, or hidden from this role,"
+            whose = "a transactional id that is forgotten, or hidden from this role,"
         elif group.moved_by != run.transactional_id:
             if start.has_positions:
                 continue
-            who = f"other than the query's, {group.moved_by[:80]!r},"
+            whose = f"another transactional id, {group.moved_by[:80]!r},"
         raise ProducerFenced(
-            f"batch {batch_id} reads what group {group.group_id[:80]!r} has passed: a transaction of a transactional id"
-            f" {who} has moved that on (partition id {group.partition_id}, from offset {start.start_offset} to"
+            f"batch {batch_id} reads what group {group.group_id[:80]!r} has passed: a transaction of {whose} has"
+            f" moved that on (partition id {group.partition_id}, from offset {start.start_offset} to"
             f" {group.committed_offset}), and may have written what the batch reads; nothing was changed. If it has,"
             " begin a new checkpoint with startingOffsets=group; if not, set the group back to that offset. Two queries"
             " at a time have a group each; one that takes the place of another takes its transactional.id, too"
@@ -417,17 +425,6 @@ def _check_order(row: Any, end: OffsetAndMetadata) -> None:
             f" {row.group_id[:80]!r}; nothing was changed. Each reader of a query has a kafka.group.id of its own, and"
             " a query that reads in another order than before begins with a checkpointLocation of its own"
         )
-
-
-def _position_entry(run: SinkRun, key: tuple[str, int], position: OffsetAndMetadata) -> dict[str, object]:
-    group_id, partition_id = key
-    return {
-        "sink_id": run.sink_id,
-        "group_id": group_id,
-        "partition_id": partition_id,
-        "in_commit_order": _is_place(position),
-        "next_offset": position.offset,
-    }
 
 
 def _is_place(end: OffsetAndMetadata) -> bool:
