@@ -14,7 +14,7 @@ from txnstore.db.schema import outbox, outbox_sequencers, partition_heads, produ
 from txnstore.log.append import Append, append
 from txnstore.log.codec import decode, encode
 from txnstore.log.compaction import compact_partitions
-from txnstore.log.deleting import delete_records
+from txnstore.log.deleting import HIGH_WATERMARK, delete_records
 from txnstore.log.topics import change_topic_configs, create_topic, delete_topic, lock_topic_configs
 from txnstore.model import Record
 from txnstore.transactions.coordinator import TransactionCoordinator
@@ -37,9 +37,10 @@ class Watched:
         self.plain = self.coordinator.init_producer_id(None).identity
         self.sequence = 0
 
-    def put(self, key=b"k", value=b"v"):
+    def put(self, key=b"k", value=b"v", timestamp_ms=0):
         """Append two records outside transactions."""
-        batch = encode([Record(value, key=key)] * 2, producer=self.plain, base_sequence=self.sequence)
+        records = [Record(value, key=key, timestamp_ms=timestamp_ms)] * 2
+        batch = encode(records, producer=self.plain, base_sequence=self.sequence)
         self.sequence += 2
         self.store.write(lambda c: append(c, [Append(self.partition, batch)]))
 
@@ -153,6 +154,17 @@ def test_what_is_deleted_and_forgotten_meanwhile_is_right(watched):
     watched.store.write(lambda c: delete_topic(c, "orders"))
     assert watched.look() == []
     assert watched.watch.proven == {}
+
+
+def test_a_log_of_which_everything_was_deleted_is_right(watched):
+    """The largest timestamp was that of a record that is gone."""
+    watched.put(timestamp_ms=2_000)
+    delete_records(watched.store, watched.partition, HIGH_WATERMARK)
+    assert watched.look() == [] == watched.look()
+    watched.put(timestamp_ms=1_000)
+    assert watched.look() == []
+    watched.put(timestamp_ms=3_000)
+    assert watched.look() == [] == watched.look(watch=None)
 
 
 @pytest.mark.parametrize(

@@ -148,6 +148,8 @@ class _PartitionCheck:
         indexed_through = -1
         if self.before is None:
             self._begin_at(self.head.log_start_offset, self.head.next_offset)
+            # Of a log of which everything was deleted, the head alone knows it.
+            self.largest_ms = self.head.running_max_timestamp_ms if self.head.next_offset > 0 else -1
         else:
             assert self.before.replay is not None
             self.replay, self.next_offset = self.before.replay, self.before.next_offset
@@ -164,7 +166,7 @@ class _PartitionCheck:
                     yield from self._batch_violations(row, batches)
                 yield from self._page_violations(compacted, batches, indexed_through + 1, through_offset)
                 indexed_through = through_offset
-            yield from self._head_violations(is_empty=indexed_through < 0)
+            yield from self._head_violations()
             if indexed_through < OFFSET_MAX:
                 yield from self._page_violations(compacted, [], indexed_through + 1, OFFSET_MAX)
 
@@ -227,12 +229,12 @@ class _PartitionCheck:
             damage = str(error)
         return self._violation(Invariant.BATCHES_WHOLE, row.base_offset, damage)
 
-    def _head_violations(self, *, is_empty: bool) -> Iterator[Violation]:
+    def _head_violations(self) -> Iterator[Violation]:
         if self.head.next_offset < self.next_offset or (self.head.next_offset > self.next_offset and not self.has_gaps):
             seen = f"the head is at {self.head.next_offset}, the log ends at {self.next_offset}"
             yield self._violation(Invariant.OFFSETS_FOLLOW, None, seen)
         found_ms = self.head.running_max_timestamp_ms
-        if found_ms != self.largest_ms and not self.has_gaps and (not is_empty or self.head.next_offset == 0):
+        if found_ms != self.largest_ms and not self.has_gaps:
             yield self._violation(Invariant.TIMES_RUN, None, f"{found_ms} in the head, {self.largest_ms} in the log")
 
         storage = self.storage
