@@ -15,6 +15,7 @@ from txnstore.errors import InvalidProducerIdMapping, ProducerFenced, Transactio
 from txnstore.log.partition_rows import producers_of_partition
 from txnstore.model import ControlType, ProducerIdentity
 from txnstore.participants.branches import register_branches
+from txnstore.testing.invariants import assert_sound
 from txnstore.transactions.outcome import EndRequest, end_within
 from txnstore.transactions.protocol import (
     AT_REST,
@@ -410,6 +411,23 @@ def test_the_journal_is_trimmed_but_for_transactions_that_are_not_complete(own_b
     assert bench.store.read(lambda connection: connection.execute(count).scalar_one()) == before - 5
     assert bench.journal(done.transactional_id) == []
     assert (bench.journal(still_open.transactional_id), bench.journal(decided.transactional_id)) == kept
+
+
+def test_the_journal_of_an_id_from_before_it_was_forgotten_is_trimmed_whatever_is_open_now(own_bench) -> None:
+    """Its transactions are counted anew: what is open now has the number of an earlier one."""
+    bench = own_bench
+    producer = bench.started()
+    producer.send(bench.partition_ids[0], b"a")
+    producer.commit()
+    bench.clock.advance(WEEK_MS)
+    assert expire_transactional_ids(bench.store) == (producer.transactional_id,)
+    anew = producer.twin()
+    anew.start()
+    bench.clock.advance(WEEK_MS + 1)
+    anew.send(bench.partition_ids[0], b"b")
+    trim_journal(bench.store)
+    assert bench.journal(producer.transactional_id) == [(S.ONGOING, 0)]
+    assert_sound(bench.store)
 
 
 def test_an_expired_id_and_its_old_producer_id_do_not_come_back_together(own_bench) -> None:

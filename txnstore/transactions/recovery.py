@@ -151,6 +151,8 @@ _OLDEST: Final = (
         .where(
             transactions.c.transactional_id == transaction_log.c.transactional_id,
             transactions.c.transaction_number == transaction_log.c.transaction_number,
+            # An id that was forgotten counts anew, with another producer id.
+            transactions.c.producer_id == transaction_log.c.producer_id,
         )
         .scalar_subquery()
         .label("state_now"),
