@@ -10,10 +10,11 @@ from sqlalchemy import delete, update
 from tests.log.compacted_log import CompactedLog
 from txnstore.db.schema import finished_transactions, partition_storage, producer_states, record_batches
 from txnstore.db.sqlite import seen_keys
-from txnstore.log.append import Append, append
+from txnstore.log.append import Append, Marker, append
 from txnstore.log.bounds import read_bounds
 from txnstore.log.deleting import advance_log_start
-from txnstore.model import ProducerIdentity
+from txnstore.log.markers import write_markers
+from txnstore.model import ControlType, ProducerIdentity
 from txnstore.testing.invariants import Invariant, partition_violations
 
 _I = Invariant
@@ -228,6 +229,13 @@ def test_what_waits_to_be_deleted_below_the_log_start_is_no_damage(log):
     assert storage.first_stored_offset == 0
     assert storage.compacted_offset == log.end
     assert log.found(lambda *_: None) == {}
+
+
+def test_a_marker_of_a_transaction_that_wrote_nothing_here_is_no_damage(log):
+    """In a cluster a partition is added to a transaction before it is written to, which may fail."""
+    producer = log.coordinator.init_producer_id(None).identity
+    marker = Marker(log.partition, producer, ControlType.ABORT)
+    assert log.found(lambda connection, _: write_markers(connection, [marker])) == {}
 
 
 def test_a_batch_in_which_the_log_starts_is_looked_at(log):

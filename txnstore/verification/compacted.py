@@ -87,9 +87,12 @@ class CompactedCheck:
         outcomes = {row.last_offset: row.outcome for row in self._connection.execute(_OUTCOMES, range_)}
         ended = {row.marker_offset: row for row in self._connection.execute(_ENDED, range_)}
         for batch in batches:
+            _, last_sequence = self._producers.get(batch.producer.producer_id, (-1, None))
             yield from self._order_violations(batch)
             if batch.is_control:
-                yield from self._marker_violations(batch, ended.get(batch.last_offset))
+                # One that ends nothing has no row: its transaction wrote nothing here, or nothing of it is left.
+                if last_sequence is not None or batch.last_offset in ended:
+                    yield from self._marker_violations(batch, ended.get(batch.last_offset))
             elif batch.last_offset >= self._bounds.log_start_offset:
                 # What lies below waits to be deleted: no pass has read its keys, and it may be of an open transaction.
                 yield from self._record_violations(batch, outcomes.get(batch.last_offset))
