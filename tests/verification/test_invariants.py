@@ -474,6 +474,7 @@ BROKEN_ELSEWHERE = {
     Invariant.ONE_OF_EACH_KEY,
     Invariant.GROUPS_SOUND,
     Invariant.OUTBOX_MOVES,
+    Invariant.NUMBERS_AHEAD,
 }
 AT_REST = {Invariant.NOTHING_OPEN, Invariant.NOTHING_QUEUED, Invariant.ALL_STABLE}
 

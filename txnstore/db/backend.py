@@ -389,8 +389,8 @@ class Backend(Protocol):
         """Return those of them that seem to be empty to this role, whatever is in them, though it may read them."""
         ...
 
-    def next_key(self, connection: Connection, schema: str, table: str, column: str) -> int:
-        """Return the key that a table, which gives out its own, gives out next."""
+    def next_key(self, connection: Connection, schema: str, table: str, column: str) -> int | None:
+        """Return the key that a table, which gives out its own, gives out next; None: this role may not know it."""
         ...
 
     def set_next_key(self, connection: Connection, schema: str, table: str, column: str, key: int) -> None:

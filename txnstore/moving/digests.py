@@ -15,6 +15,7 @@ from sqlalchemy import Row, select
 
 from txnstore.db.schema import stores
 from txnstore.db.store import Store
+from txnstore.errors import PermissionDenied
 from txnstore.moving.pages import pages
 from txnstore.moving.tables import COPIED, STORE_COLUMNS, CopiedTable
 
@@ -102,7 +103,12 @@ def next_key(store: Store, copied: CopiedTable) -> int:
     """Return the key that a table with keys of its own gives out next."""
     name = copied.own_key
     assert name is not None
-    return store.read(lambda connection: store.backend.next_key(connection, store.schema, copied.name, name))
+    key = store.read(lambda connection: store.backend.next_key(connection, store.schema, copied.name, name))
+    if key is None:
+        raise PermissionDenied(
+            f"this role may not read which {name} {store.url} gives out next: it owns no tables there"
+        )
+    return key
 
 
 def row_digest(values: Row[Any] | Iterable[Any]) -> int:

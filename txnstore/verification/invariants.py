@@ -70,6 +70,10 @@ class Invariant(enum.Enum):
         "a producer id was given out, and to one transactional id only",
         "stop all writers: two producers may take each other's records for repetitions; restore a backup",
     )
+    NUMBERS_AHEAD = (
+        "the numbers that the database gives out to rows and commits are above all that it has given out",
+        "stop all writers, and set its counter above that number: PostgreSQL by setval(), SQLite in sqlite_sequence",
+    )
     DECISION_STANDS = (
         "markers and committed offsets of a transaction are those that the journal decided on",
         _RESTORE,

@@ -11,6 +11,7 @@ from typing import Final
 from sqlalchemy import Connection
 
 from txnstore.db.cluster.cluster import Cluster
+from txnstore.db.cluster.membership import CONTROLLER_ID
 from txnstore.db.store import Store
 from txnstore.db.url import DatabaseUrl
 from txnstore.verification.branches import branch_violations
@@ -27,6 +28,7 @@ from txnstore.verification.catalogue import (
 from txnstore.verification.invariants import Invariant, Place, Violation
 from txnstore.verification.journal import decision_violations
 from txnstore.verification.membership import group_violations
+from txnstore.verification.numbers import number_violations
 from txnstore.verification.open_transactions import open_violations, rest_violations
 from txnstore.verification.outbox import Waiting, outbox_violations
 from txnstore.verification.partitions import Proven, partition_violations
@@ -188,6 +190,8 @@ def verify(
         store = cluster.own(member.database_id)
         waiting = watch.waiting.setdefault(member.database_id, Waiting())
         of_member = branch_violations(store, participants)
+        is_controller = member.database_id == CONTROLLER_ID
+        of_member += store.read(partial(number_violations, store, is_controller=is_controller))
         of_member += store.read(lambda connection: list(outbox_violations(connection, waiting, now_seconds)))  # noqa: B023 - it runs at once
         found += of_member if cluster.is_alone else [each.in_database(member.label) for each in of_member]
     return found
@@ -199,7 +203,8 @@ def verify_store(store: Store, *, told: Callable[[int, int], None] | None = None
     Raises:
         TxnStoreError: the database refused or cannot be reached.
     """
-    return _verify_alone(store, WatchState(), told) + branch_violations(store)
+    found = _verify_alone(store, WatchState(), told) + branch_violations(store)
+    return found + store.read(partial(number_violations, store))
 
 
 def _name_of(violation: Violation) -> tuple[Invariant, Place, str]:

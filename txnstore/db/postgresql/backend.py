@@ -174,6 +174,7 @@ _HIDDEN: Final = text("""
         )
 """)
 _SEQUENCE: Final = text("SELECT pg_catalog.pg_get_serial_sequence(:of_table, :of_column)")
+_MAY_READ_SEQUENCE: Final = text("SELECT pg_catalog.has_sequence_privilege(CAST(:sequence AS regclass), 'SELECT')")
 _SET_SEQUENCE: Final = text("SELECT pg_catalog.setval(CAST(:sequence AS regclass), :key, false)")
 
 #: There is no function of this name and with these parameters, or this role may not call it.
@@ -493,9 +494,11 @@ class PostgreSQLBackend:
         """Return those whose rows row-level security keeps from this role."""
         return frozenset(connection.execute(_HIDDEN, {"schema": schema}).scalars())
 
-    def next_key(self, connection: Connection, schema: str, table: str, column: str) -> int:
-        """Return what the column's sequence gives out next."""
+    def next_key(self, connection: Connection, schema: str, table: str, column: str) -> int | None:
+        """Return what the column's sequence gives out next, if this role may read it."""
         sequence = _sequence_of(connection, schema, table, column)
+        if not connection.execute(_MAY_READ_SEQUENCE, {"sequence": sequence}).scalar_one():
+            return None
         # PostgreSQL itself has quoted the name.
         statement = f"SELECT last_value, is_called FROM {sequence}"  # noqa: S608
         last, is_called = connection.exec_driver_sql(statement).one()

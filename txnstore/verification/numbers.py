@@ -1,0 +1,67 @@
+"""The rule of the numbers that a database gives out: they are above all that it has given out.
+
+Where rows were brought without what counts them, as by logical replication, it gives out again what is taken.  A key is
+then refused; but commits are put in order by numbers of the same kind, and come before what they come after.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sqlalchemy import Connection, func, select, union_all
+
+from txnstore.db.schema import (
+    finished_transactions,
+    outbox,
+    partition_heads,
+    partitions,
+    record_batches,
+    topics,
+    transaction_log,
+)
+from txnstore.db.statements import HotStatement
+from txnstore.db.store import Store
+from txnstore.verification.invariants import Invariant, Place, Violation
+
+# The last of each partition is its largest, and the others are not looked for: no index has them.
+_COMMITS: Final = union_all(
+    select(record_batches.c.commit_number).join(
+        partition_heads,
+        (record_batches.c.partition_id == partition_heads.c.partition_id)
+        & (record_batches.c.last_offset == partition_heads.c.next_offset - 1),
+    ),
+    select(finished_transactions.c.commit_number).join(
+        partition_heads,
+        (finished_transactions.c.partition_id == partition_heads.c.partition_id)
+        & (finished_transactions.c.marker_offset == partition_heads.c.next_offset - 1),
+    ),
+).subquery()
+#: What gives out numbers, and the largest of those that it has given out.
+_GIVEN: Final = tuple(
+    (key, given.name, HotStatement(select(func.max(given))))
+    for key, given in (
+        (topics.c.topic_id, topics.c.topic_id),
+        (partitions.c.partition_id, partitions.c.partition_id),
+        (outbox.c.outbox_id, outbox.c.outbox_id),
+        (transaction_log.c.entry_id, transaction_log.c.entry_id),
+        (transaction_log.c.entry_id, _COMMITS.c.commit_number),
+    )
+)
+#: Of a cluster, the controller alone gives these out: what members have is copied.
+_OF_CONTROLLER: Final = {topics.name, partitions.name}
+
+
+def number_violations(store: Store, connection: Connection, *, is_controller: bool = True) -> list[Violation]:
+    """Return which numbers the database gives out that it has given out before, as far as this role may know."""
+    found = []
+    for key, name, largest_of in _GIVEN:
+        if key.table.name in _OF_CONTROLLER and not is_controller:
+            continue
+        # First: what is given out meanwhile is not among the rows.
+        largest = largest_of.value(connection)
+        table = str(key.table.name)
+        following = None if largest is None else store.backend.next_key(connection, store.schema, table, key.name)
+        if following is not None and following <= largest:
+            seen = f"{table} gives out {following} as the next {key.name}, and the {name} {largest} is there"
+            found.append(Violation(Invariant.NUMBERS_AHEAD, Place(), seen))
+    return found
