@@ -14,6 +14,7 @@ from sqlalchemy import ColumnElement, Connection, Table, and_, delete, func, ins
 from tests.crash.scenarios import FIRST, SECOND, SENT, all_of, decides, ends
 from tests.crash.worlds import NEW_OFFSET, OLD_OFFSET, Place, World
 from txnstore.db.schema import (
+    deleted_partitions,
     finished_transactions,
     group_offsets,
     partition_heads,
@@ -238,6 +239,12 @@ DAMAGES: dict[str, tuple[Invariant, Damage]] = {
     "a topic lacks a partition between others": (
         _I.TOPICS_COMPLETE,
         change(partitions, in_partition(partitions, "over"), partition_number=1_000),
+    ),
+    "a partition of a topic is to be deleted": (
+        _I.TOPICS_COMPLETE,
+        lambda connection, busy: connection.execute(
+            insert(deleted_partitions).values(partition_id=busy.over.partition_ids[0])
+        ),
     ),
     "a topic is gone": (_I.TOPICS_COMPLETE, remove(topics, lambda busy: true())),
     "a topic has no partition": (

@@ -13,6 +13,7 @@ from txnstore.config import STORE_SETTINGS, TOPIC_SETTINGS, parse_setting
 from txnstore.db.cluster.catalogue import read_catalogue
 from txnstore.db.cluster.membership import coordinator_of_name, read_databases
 from txnstore.db.schema import (
+    deleted_partitions,
     groups,
     partition_heads,
     partitions,
@@ -63,6 +64,12 @@ _OF_NO_TOPIC: Final = HotStatement(
     .where(topics.c.topic_id.is_(None))
     .order_by(partition_heads.c.partition_id)
 )
+#: What the maintenance would delete, and a topic has still.
+_TO_BE_DELETED: Final = HotStatement(
+    select(partitions.c.partition_id)
+    .join(deleted_partitions, deleted_partitions.c.partition_id == partitions.c.partition_id)
+    .order_by(partitions.c.partition_id)
+)
 _TOPIC_SETTINGS: Final = HotStatement(
     select(topics.c.name.label("topic"), topic_configs.c.name, topic_configs.c.value)
     .join(topics, topics.c.topic_id == topic_configs.c.topic_id)
@@ -87,6 +94,9 @@ def topic_violations(connection: Connection) -> Iterator[Violation]:
         yield Violation(Invariant.TOPICS_COMPLETE, Place(topic=row.name), seen)
     for (partition_id,) in _OF_NO_TOPIC.rows(connection):
         seen = "the partition has a log, and no topic has the partition"
+        yield Violation(Invariant.TOPICS_COMPLETE, Place(partition_id), seen)
+    for (partition_id,) in _TO_BE_DELETED.rows(connection):
+        seen = "deleted_partitions has the partition, so all that it holds is deleted, and it is of a topic"
         yield Violation(Invariant.TOPICS_COMPLETE, Place(partition_id), seen)
 
 

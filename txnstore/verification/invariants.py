@@ -104,7 +104,7 @@ class Invariant(enum.Enum):
     )
 
     TOPICS_COMPLETE = (
-        "the partitions of a topic are numbered from 0 on, and each partition with a log is of a topic",
+        "the partitions of a topic are numbered from 0 on and not to be deleted, and each one with a log is of a topic",
         "nobody reads what is there without a topic: put back the rows of topics and partitions, or restore a backup",
     )
 
