@@ -17,6 +17,7 @@ from txnstore.log.markers import write_markers
 from txnstore.model import ControlType, ProducerIdentity
 from txnstore.testing.invariants import Invariant, partition_violations
 
+DAY_MS = 86_400_000
 _I = Invariant
 
 
@@ -243,6 +244,26 @@ def test_a_batch_in_which_the_log_starts_is_looked_at(log):
     first = log.put((b"twice", b"1"), (b"twice", b"2"))
     log.store.write(lambda c: advance_log_start(c, log.partition, first + 1))
     assert (_I.ONE_OF_EACH_KEY, first + 1) in log.found(say_compacted)
+
+
+def test_a_batch_in_which_a_pass_has_ended_at_the_log_start_is_no_damage(log):
+    log.configure(cleanup_policy="compact,delete", min_cleanable_dirty_ratio=1, delete_retention_ms=1_000)
+    log.configure(max_compaction_lag_ms=1)
+    log.clock.advance(2)
+    log.run()
+    log.configure(max_compaction_lag_ms=DAY_MS)
+    first = log.put((b"twice", b"1"), (b"twice", b"2"), (b"a", b"3"))
+    log.store.write(lambda c: advance_log_start(c, log.partition, first + 2))
+    # Tombstones go now, and so little is new that their pass reads no keys.
+    log.clock.advance(1_000)
+    log.run()
+    (storage,) = log.rows(partition_storage)
+    assert storage.compacted_offset == first + 2
+    assert log.found(lambda *_: None) == {}
+    log.configure(min_cleanable_dirty_ratio=0)
+    log.run()
+    assert log.rows(partition_storage)[0].compacted_offset == log.end
+    assert log.found(lambda *_: None) == {}
 
 
 @pytest.mark.parametrize("name", DAMAGES)
