@@ -26,7 +26,7 @@ from itertools import compress
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import Connection, and_, bindparam, delete, exists, func, select, update
+from sqlalchemy import Connection, and_, bindparam, delete, func, select, update
 
 from txnstore.config import TOPIC_SETTINGS, Settings, is_compacted, settings_in_force
 from txnstore.db.portions import Portions
@@ -98,13 +98,8 @@ _MAY_HAVE_GAPS: Final = HotStatement(
         | and_(topic_configs.c.name == "cleanup.policy", topic_configs.c.value.contains("compact"))
     )
 )
-_IS_COMPACTED: Final = select(
-    exists().where(
-        partitions.c.partition_id == bindparam("of_partition_id"),
-        topic_configs.c.topic_id == partitions.c.topic_id,
-        topic_configs.c.name == "cleanup.policy",
-        topic_configs.c.value.contains("compact"),
-    )
+_CONFIGS_OF_PARTITION: Final = _CONFIGS.join(partitions, partitions.c.topic_id == topic_configs.c.topic_id).where(
+    partitions.c.partition_id == bindparam("of_partition_id")
 )
 _OF_PARTITION: Final = record_batches.c.partition_id == bindparam("of_partition_id")
 _FROM: Final = record_batches.c.last_offset >= bindparam("from_offset")
@@ -205,8 +200,8 @@ _DELETE_FINISHED: Final = delete(finished_transactions).where(
 
 
 # Named like what others use: at the interpreter's end private names go first, while a pass may still be waiting.
-class CompactedNoMore(Exception):
-    """The topic has been told to keep every record since its pass was begun."""
+class ToldOtherwise(Exception):
+    """The topic has been told since its pass was begun to keep other records, or to keep them for longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,8 +307,8 @@ def _passes(store: Store, portions: Portions) -> Iterator[_Progress]:
     for each in sorted(due, key=lambda partition: -partition.dirty_ratio):
         try:
             yield from _Pass(store, each, portions).steps()
-        except (UnknownTopicOrPartition, CompactedNoMore):
-            # The topic was deleted meanwhile, or keeps everything now.
+        except (UnknownTopicOrPartition, ToldOtherwise):
+            # The topic was deleted meanwhile; or the next look goes on, by what it has been told.
             continue
         except TxnStoreError as error:
             failure = failure or error
@@ -645,8 +640,7 @@ class _Pass:
         storage = lock_storage(connection, self.due.partition_id)
         if storage is None:
             raise UnknownTopicOrPartition(f"the topic of partition id {self.due.partition_id} was deleted meanwhile")
-        if not connection.execute(_IS_COMPACTED, {"of_partition_id": self.due.partition_id}).scalar_one():
-            raise CompactedNoMore
+        self._check_settings(connection)
         missed: list[int] = []
         for change in changes:
             batch = change.batch
@@ -682,6 +676,12 @@ class _Pass:
         save_storage(connection, storage if missed else self._noted(storage, behind_offset))
         return missed
 
+    def _check_settings(self, connection: Connection) -> None:
+        """Go no further by what held when the pass was begun."""
+        configs = connection.execute(_CONFIGS_OF_PARTITION, {"of_partition_id": self.due.partition_id})
+        if settings_in_force(TOPIC_SETTINGS, {row.name: row.value for row in configs}) != self.due.settings:
+            raise ToldOtherwise
+
     def _note(self, connection: Connection) -> None:
         storage = lock_storage(connection, self.due.partition_id)
         if storage is not None:
@@ -711,6 +711,7 @@ class _Pass:
         if self.due.going_on is not None and storage.compacted_offset != self.due.compacted_offset:
             # The keys were read again, and somebody else may have taken some of them away meanwhile.
             return
+        self._check_settings(connection)
         retention_ms = self.due.settings["delete.retention.ms"]
         new = None
         if self._leaves_horizon:
