@@ -472,6 +472,10 @@ def test_what_came_since_the_look_is_kept(rotating):
         segments = rotation._Segments(connection, rotating.store.schema, rotation._Seen())
         assert segments._emptied(1, 10**9) > SEGMENT_BYTES
         assert rotating.offsets(partition_id) == list(range(BATCHES))
+        # The last batch ends where the log starts.
+        rotating.delete(partition_id, BATCHES - 1)
+        segments._emptied(1, 10**9)
+        assert rotating.offsets(partition_id) == [BATCHES - 1]
         # Whoever has not committed yet is not waited for.
         rotating.delete(partition_id)
         rotating.beside.execute("BEGIN")
