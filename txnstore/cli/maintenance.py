@@ -92,17 +92,20 @@ def _serving_metrics(url: str, schema: str, port: int, address: str) -> Iterator
 
 def _run_once(cluster: Cluster, duties: Sequence[MaintenanceDuty]) -> bool:
     """Do everything once in each database; return whether all was done."""
-    stores = list(cluster.stores())
     total: dict[str, int] = {}
-    is_complete = len(stores) == len(cluster.databases)
-    for store in stores:
-        done = Maintenance(store, cluster, duties=duties).run_once()
-        is_complete &= len(done) == len(duties)
-        for name, count in done.items():
-            total[name] = total.get(name, 0) + count
-    for name, count in total.items():
-        say(f"{count} {name}")
-    return is_complete
+    unseen = {member.database_id for member in cluster.databases}
+    is_complete = True
+    try:
+        for store in cluster.stores():
+            unseen.discard(store.database_id)
+            done = Maintenance(store, cluster, duties=duties).run_once()
+            is_complete &= len(done) == len(duties)
+            for name, count in done.items():
+                total[name] = total.get(name, 0) + count
+    finally:
+        for name, count in total.items():
+            say(f"{count} {name}")
+    return is_complete and not unseen
 
 
 def _run_all(

@@ -234,11 +234,8 @@ class Cluster:
         try:
             store = address.open(self._open, create=create)
         except StoreUnavailable as error:
-            _log.warning(
-                "%s; it is looked for again when something that lives there is needed",
-                error,
-                extra={"event": "database_unavailable", "database": address.label},
-            )
+            fields = {"event": "database_unavailable", "database": address.label}
+            _log.warning("%s; it is looked for again when something that lives there is needed", error, extra=fields)
             return
         member = self._member_of(store)
         if member is None:
@@ -323,7 +320,12 @@ class Cluster:
         return [self._stores[database_id] for database_id in sorted(self._stores)]
 
     def stores(self) -> Iterator[Store]:
-        """Return the stores of all members that can be reached; the others are left out, with a warning."""
+        """Return the stores of all members that can be reached; the others are left out, with a warning.
+
+        Raises:
+            TxnStoreError: one of them refuses; after the others.
+        """
+        refusal: TxnStoreError | None = None
         for database_id in list(self._databases):
             try:
                 self._refuse_while_paused(database_id)
@@ -331,6 +333,10 @@ class Cluster:
             except (StoreUnavailable, MissingMember) as error:
                 fields = {"event": "database_unavailable", "database": self.label_of(database_id)}
                 _log.warning("left out: %s", error, extra=fields)
+            except TxnStoreError as error:
+                refusal = refusal or error
+        if refusal is not None:
+            raise refusal
 
     def read_all(
         self, work: Callable[[Connection], Result], *, retry_timeout_ms: int | None = None
@@ -589,18 +595,14 @@ class Cluster:
         try:
             catalogue = self.controller.read(read_catalogue)
         except TxnStoreError as error:
-            _log.warning(
-                "topics are not copied to the other databases yet: %s", error, extra={"event": "topics_not_copied"}
-            )
+            fields = {"event": "topics_not_copied"}
+            _log.warning("topics are not copied to the other databases yet: %s", error, extra=fields)
             return
         outcomes = self.each({database_id: partial(self._copy, database_id, catalogue) for database_id in others})
         for database_id, outcome in outcomes.items():
             if isinstance(outcome, TxnStoreError):
-                _log.warning(
-                    "topics are not copied to one of the databases yet: %s",
-                    outcome,
-                    extra={"event": "topics_not_copied", "database": self.label_of(database_id)},
-                )
+                fields = {"event": "topics_not_copied", "database": self.label_of(database_id)}
+                _log.warning("topics are not copied to one of the databases yet: %s", outcome, extra=fields)
 
     def reconcile(self, database_id: int) -> bool:
         """Bring a member's copies to the controller's state; False if they were, which takes no right to change them.
