@@ -9,11 +9,13 @@ from tests.clients.callers import calling, ledger_of, make_ledger
 from tests.clients.steps import NO_MEMBER, PATIENCE_SECONDS, create_topic, error_of, read_to_end, values
 from tests.tools.proxy import Proxy, upstream_of
 from txnstore import Consumer, KafkaError, Producer, TopicPartition
+from txnstore.clients.producer import enlistment
 from txnstore.db.callers.enlisted import EnlistedConnection
 from txnstore.db.opening import open_store
 from txnstore.db.schema import transaction_log, transactions
 from txnstore.errors import OutcomeUnknown
 from txnstore.transactions.coordinator import TransactionCoordinator
+from txnstore.transactions.outcome import resolve_end
 
 TOPIC = "orders"
 
@@ -148,6 +150,55 @@ def test_a_commit_that_the_journal_does_not_remember_is_not_said_to_be_aborted(c
     error = error_of(producer.commit_transaction, PATIENCE_SECONDS)
     assert (error.code(), error.fatal(), error.retriable()) == (KafkaError._TIMED_OUT, True, False)
     assert "the outcome is unknown" in error.str()
+
+
+@pytest.mark.parametrize("stands", [True, False], ids=["after", "before"])
+def test_a_commit_for_whose_answer_there_is_no_memory_is_asked_for_again(commit, url, monkeypatch, stands):
+    producer, reports = commit
+    end = TransactionCoordinator.end_transaction
+
+    def end_once(*arguments, **keywords):
+        monkeypatch.setattr(TransactionCoordinator, "end_transaction", end)
+        if stands:
+            end(*arguments, **keywords)
+        raise MemoryError
+
+    monkeypatch.setattr(TransactionCoordinator, "end_transaction", end_once)
+    producer.commit_transaction(PATIENCE_SECONDS)
+    assert reports == [(None, 0), (None, 1)]
+    producer.begin_transaction()
+    producer.produce(TOPIC, b"next", partition=0)
+    producer.commit_transaction(PATIENCE_SECONDS)
+    assert values(read_to_end(url, TOPIC)) == [b"sent before", b"with the commit", b"next"]
+
+
+def test_an_enlisted_commit_is_asked_about_again_if_there_is_no_memory_for_the_answer(make_producer, url, monkeypatch):
+    create_topic(url, TOPIC)
+    make_ledger(url)
+    producer = make_producer({"transactional.id": "anna", "linger.ms": 50_000})
+    producer.init_transactions(PATIENCE_SECONDS)
+    send, asked = EnlistedConnection._send_commit, []
+
+    def lose(*arguments):
+        send(*arguments)
+        raise OutcomeUnknown
+
+    def resolve_twice(*arguments, **keywords):
+        asked.append(resolve_end(*arguments, **keywords))
+        if len(asked) == 1:
+            raise MemoryError
+        return asked[-1]
+
+    monkeypatch.setattr(EnlistedConnection, "_send_commit", lose)
+    monkeypatch.setattr(enlistment, "resolve_end", resolve_twice)
+    producer.begin_transaction()
+    with calling(url, "core") as caller:
+        producer.enlist(caller.given)
+        caller.write("1")
+        producer.produce(TOPIC, b"1", partition=0)
+        producer.commit_transaction(PATIENCE_SECONDS)
+    assert [answer.is_committed for answer in asked] == [True, True]
+    assert (ledger_of(url), values(read_to_end(url, TOPIC))) == (["1"], [b"1"])
 
 
 @pytest.mark.parametrize("stands", [True, False])

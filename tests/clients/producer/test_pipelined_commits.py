@@ -336,8 +336,9 @@ def test_abort_takes_note_of_what_has_failed(ready, make_transactional, hold_dat
     assert values(read_to_end(url, topic)) == [b"before", b"after"]
 
 
+@pytest.mark.parametrize("error", [OutcomeUnknown, MemoryError])
 @pytest.mark.parametrize("is_made", [True, False], ids=["after", "before"])
-def test_a_lost_answer_is_asked_for_again_one_by_one(ready, hold_database, monkeypatch, url, topic, is_made):
+def test_a_lost_answer_is_asked_for_again_one_by_one(ready, hold_database, monkeypatch, url, topic, is_made, error):
     commit_several = TransactionCoordinator.commit_several
     lost = []
 
@@ -347,7 +348,7 @@ def test_a_lost_answer_is_asked_for_again_one_by_one(ready, hold_database, monke
             assert commit_several(self, transactional_id, commits, **named) is not None
         monkeypatch.setattr(TransactionCoordinator, "commit_several", commit_several)
         lost.append(len(commits))
-        raise OutcomeUnknown
+        raise error
 
     reports: list[Report] = []
     monkeypatch.setattr(TransactionCoordinator, "commit_several", losing)

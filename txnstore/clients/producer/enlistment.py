@@ -718,7 +718,7 @@ class Enlistment:
             return resolve_end(store, request, retry_timeout_ms=TRY_TIMEOUT_MS)
 
         try:
-            resolved = self._sender.thread.until_answered(ask)
+            resolved = self._sender.thread.until_answered(partial(self._progress.asked_to_commit, ask))
         except SenderStopped:
             self._give_up(ending, KafkaError(KafkaError._PURGE_INFLIGHT))
             raise

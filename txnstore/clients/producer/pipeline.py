@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -167,9 +168,11 @@ class CommitPipeline:
         def commit() -> list[Ended] | None:
             nonlocal is_uncertain
             try:
-                return self._progress.at_coordinator(
-                    lambda coordinator: coordinator.commit_several(
-                        self._progress.transactional_id, commits, retry_timeout_ms=TRY_TIMEOUT_MS
+                return self._progress.asked_to_commit(
+                    lambda: self._progress.at_coordinator(
+                        lambda coordinator: coordinator.commit_several(
+                            self._progress.transactional_id, commits, retry_timeout_ms=TRY_TIMEOUT_MS
+                        )
                     )
                 )
             except TxnStoreError as error:
@@ -196,8 +199,10 @@ class CommitPipeline:
         if ended is None:
             return None if is_uncertain else False
         answers = dict(zip(written, ended, strict=True))
-        for sealed in together:
-            self._done(sealed, answers.get(sealed))
+        with ExitStack() as each:
+            # An error in one of them keeps no other one, which stands as well, from being done: the first goes first.
+            for sealed in reversed(together):
+                each.callback(self._done, sealed, answers.get(sealed))
         return True
 
     def _commit_each(self, together: Sequence[SealedTransaction], *, is_uncertain: bool) -> None:
@@ -219,15 +224,17 @@ class CommitPipeline:
             if request is None and not sealed.offsets:
                 return None
             try:
-                return self._progress.at_coordinator(
-                    lambda coordinator: coordinator.end_transaction(
-                        self._progress.transactional_id,
-                        self._sender.session.identity,
-                        commit=True,
-                        appends=request.appends if request is not None else (),
-                        offsets=list(sealed.offsets.values()),
-                        is_repeated=is_uncertain,
-                        retry_timeout_ms=TRY_TIMEOUT_MS,
+                return self._progress.asked_to_commit(
+                    lambda: self._progress.at_coordinator(
+                        lambda coordinator: coordinator.end_transaction(
+                            self._progress.transactional_id,
+                            self._sender.session.identity,
+                            commit=True,
+                            appends=request.appends if request is not None else (),
+                            offsets=list(sealed.offsets.values()),
+                            is_repeated=is_uncertain,
+                            retry_timeout_ms=TRY_TIMEOUT_MS,
+                        )
                     )
                 )
             except TxnStoreError as error:
@@ -246,14 +253,17 @@ class CommitPipeline:
         return sealed.request
 
     def _done(self, sealed: SealedTransaction, ended: Ended | None) -> None:
-        if sealed.request is not None and ended is not None:
-            self._sender.report(sealed.request, ended.appended)
-        with self._changed:
-            if sealed.offsets:
-                self._offsets.took(sealed.offsets)
-            self._pending.popleft()
-            self._changed.notify_all()
-        sealed.future.set_result(None)
+        try:
+            if sealed.request is not None and ended is not None:
+                self._sender.report(sealed.request, ended.appended)
+        finally:
+            # Whatever comes between: it stands, and is not to be committed again.
+            with self._changed:
+                if sealed.offsets:
+                    self._offsets.took(sealed.offsets)
+                self._pending.popleft()
+                self._changed.notify_all()
+            sealed.future.set_result(None)
 
     def _give_up(self, error: TxnStoreError) -> None:
         """Let the first commit fail, and all that follow: also the transaction that is open now has to be aborted."""

@@ -6,6 +6,8 @@ background, and the same call takes it up again.
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -27,7 +29,7 @@ from txnstore.clients.producer.state import (
 from txnstore.clients.producer.thread import SenderStopped
 from txnstore.db.cluster.cluster import repaired
 from txnstore.deadline import bounded, new_future, result_within
-from txnstore.errors import TxnStoreError, UnknownTopicOrPartition
+from txnstore.errors import OutcomeUnknown, TxnStoreError, UnknownTopicOrPartition
 from txnstore.groups.offsets import check_committer
 from txnstore.model import NO_GENERATION, GroupMembership, OffsetAndMetadata
 from txnstore.transactions.coordinator import TransactionCoordinator
@@ -47,6 +49,7 @@ Result = TypeVar("Result")
 _S = TransactionStage
 
 CLOSED_TEXT: Final = "Producer has been closed"
+_log = logging.getLogger(__name__)
 
 
 class TransactionProgress:
@@ -186,6 +189,23 @@ class TransactionProgress:
         cluster = self.sender.session.connection.cluster()
         coordinator_id = cluster.coordinator_id_of(self.transactional_id)
         return repaired(cluster, coordinator_id, lambda store: call(self.coordinator(store, cluster)))
+
+    def asked_to_commit(self, ask: Callable[[], Result]) -> Result:
+        """Ask for a commit, or what became of one.
+
+        Raises:
+            OutcomeUnknown: its answer was lost; or a mistake of ours, or a lack of memory, has come between the commit,
+                which may stand, and its answer.
+            TxnStoreError: the database refuses.
+        """
+        try:
+            return ask()
+        except TxnStoreError:
+            raise
+        except Exception as error:
+            fields = {"event": "background_work_failed", "client": threading.current_thread().name}
+            _log.exception("a commit of %.80r failed; it is asked for again", self.transactional_id, extra=fields)
+            raise OutcomeUnknown(f"a commit failed ({type(error).__name__}): it may stand all the same") from error
 
     def coordinator(self, store: Store, cluster: Cluster | None) -> TransactionCoordinator:
         """Return who coordinates the transactions in this store."""

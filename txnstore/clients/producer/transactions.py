@@ -472,8 +472,7 @@ class ProducerTransactions:
     # --- the work of the calls; on the sender's thread ----------------------------------------------------------------
 
     def _coordinator(self) -> TransactionCoordinator:
-        cluster = self._sender.session.connection.cluster()
-        return TransactionCoordinator(cluster.coordinator_of(self.transactional_id), cluster)
+        return self._progress.coordinator(self._store(), self._sender.session.connection.cluster())
 
     def _store(self) -> Store:
         """Return the store that coordinates the transactions."""
@@ -626,24 +625,25 @@ class ProducerTransactions:
     def _commit_in_store(self, request: ProduceRequest | None, writers: Collection[int] | None) -> None:
         is_uncertain = False
 
+        def end_there(coordinator: TransactionCoordinator) -> Ended:
+            return coordinator.end_transaction(
+                self.transactional_id,
+                self._sender.session.identity,
+                commit=True,
+                appends=request.appends if request is not None else (),
+                offsets=self._offsets.waiting,
+                writers=writers,
+                is_repeated=is_uncertain,
+                has_begun=self._sender.session.has_begun,
+                open_group_id=self._offsets.open_group_id,
+                retry_timeout_ms=TRY_TIMEOUT_MS,
+            )
+
         def end() -> Ended:
             nonlocal is_uncertain
             self._progress.is_written = True
             try:
-                return self._progress.at_coordinator(
-                    lambda coordinator: coordinator.end_transaction(
-                        self.transactional_id,
-                        self._sender.session.identity,
-                        commit=True,
-                        appends=request.appends if request is not None else (),
-                        offsets=self._offsets.waiting,
-                        writers=writers,
-                        is_repeated=is_uncertain,
-                        has_begun=self._sender.session.has_begun,
-                        open_group_id=self._offsets.open_group_id,
-                        retry_timeout_ms=TRY_TIMEOUT_MS,
-                    )
-                )
+                return self._progress.asked_to_commit(partial(self._progress.at_coordinator, end_there))
             except TxnStoreError as error:
                 is_uncertain |= error.outcome_unknown
                 raise
