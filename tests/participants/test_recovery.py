@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from functools import partial
 
 import pytest
 from sqlalchemy import delete, update
 
+from tests.participants.bank import Bank
 from txnstore.db.opening import open_store
 from txnstore.db.postgresql import branches as postgresql_branches
 from txnstore.db.postgresql.branches import end_prepared, list_prepared
@@ -20,6 +22,7 @@ from txnstore.errors import (
     InvalidRequest,
     InvalidUrl,
     PermissionDenied,
+    StoreReadOnly,
     StoreUnavailable,
     TransactionAbortable,
     TxnStoreError,
@@ -39,6 +42,9 @@ from txnstore.participants.branch_rules import (
     end_of,
 )
 from txnstore.participants.recovery import raise_failed, recover_branches
+from txnstore.testing.manual_clock import ManualClock
+from txnstore.testing.private_cluster import PrivateCluster, server_user
+from txnstore.testing.servers import told_programs
 from txnstore.transactions.branch_rows import decide_branches
 from txnstore.transactions.coordinator import TransactionCoordinator
 
@@ -99,6 +105,28 @@ def test_one_whose_transaction_no_rule_can_abort_keeps_no_other_branch_from_its_
     for transfer in (damaged, free):
         transfer.die()
         bank.assert_whole(transfer.name, committed=False)
+
+
+def test_a_standby_that_has_not_heard_of_what_is_prepared_ends_nothing(tables):
+    with (
+        PrivateCluster(fsync=False, programs=told_programs()) as server,
+        open_store(server.url("postgres")) as store,
+        closing(Bank(store, ManualClock(), tables)) as bank,
+    ):
+        transfer = bank.prepared()
+        gids = [table.our_gids() for table in tables]
+        # The standby has come as far as to what was there before.
+        store.write(lambda connection: connection.execute(delete(transaction_branches)))
+        server.stop()
+        marker = server.folder / "data" / "standby.signal"
+        marker.touch()
+        if (user := server_user()) is not None:
+            os.chown(marker, user.user_id, user.group_id)
+        server.start()
+        for end in (bank.recover, transfer.branches.settle):
+            with pytest.raises(StoreReadOnly, match="is a standby, which may not have heard yet"):
+                end()
+        assert [table.our_gids() for table in tables] == gids != [[], []]
 
 
 def test_what_the_home_does_not_know_was_never_decided_to_commit(bank):

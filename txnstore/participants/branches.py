@@ -45,9 +45,9 @@ from txnstore.participants.branch_rules import BranchState, End, check_move, end
 from txnstore.transactions import rows
 from txnstore.transactions.branch_rows import (
     RegisteredBranch,
-    branches_by_gid,
     forget_branches,
     insert_branches,
+    known_branches,
 )
 from txnstore.transactions.transaction import LockedTransaction, write_in_time
 
@@ -219,10 +219,10 @@ class Branches:
 
         Raises:
             BranchEndedOtherwise, BranchUnfinished: as `finish`.
-            TxnStoreError: the coordinator cannot be asked.
+            TxnStoreError: the coordinator cannot be asked, or a standby would have to answer for it.
         """
         gids = [branch.gid for branch in self._branches if branch.state is not _S.ENLISTED]
-        known = self._store.read(lambda connection: branches_by_gid(connection, gids), retry_timeout_ms=timeout_ms)
+        known = known_branches(self._store, gids, retry_timeout_ms=timeout_ms)
         # Nobody knows of one that is enlisted only; and one that was registered is not forgotten before it has ended.
         decided: dict[str, bool] = {}
         for branch in self._branches:

@@ -42,6 +42,7 @@ from txnstore.transactions.branch_rows import (
     decide_branches,
     forget_branches,
     has_branches,
+    known_branches,
 )
 from txnstore.transactions.protocol import TransactionState
 from txnstore.transactions.transaction import abort_if_timed_out
@@ -84,6 +85,7 @@ def recover_branches(store: Store, participant: str | DatabaseUrl, cluster: Clus
         InvalidUrl: it is not the URL of a PostgreSQL database.
         InvalidRequest: the database is a standby, or has max_prepared_transactions = 0.
         StoreCopied: the store is a copy, and what is prepared there may be its original's.
+        StoreReadOnly: the store is a standby, which may not have heard yet of what is prepared there.
         TxnStoreError: the database, or the store, cannot be reached.
     """
     check_original(store)
@@ -155,7 +157,7 @@ class _Recovery:
             lambda connection: branches_in_database(connection, self._database.identity, FOUND_MAX)
         )
         prepared = [branch.gid for branch in list_prepared(self._driver, gid_prefix(self._store.store_uuid))]
-        known = self._store.read(lambda connection: branches_by_gid(connection, prepared))
+        known = known_branches(self._store, prepared)
         for gid in prepared:
             self._attempt(partial(self._cure_prepared, gid, known.get(gid)))
         is_prepared = set(prepared)

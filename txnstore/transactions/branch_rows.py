@@ -15,7 +15,8 @@ from sqlalchemy import Connection, Row, bindparam, delete, exists, select, updat
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from txnstore.db.schema import transaction_branches
-from txnstore.db.store import make_durable, server_now_ms
+from txnstore.db.store import Store, make_durable, server_now_ms
+from txnstore.errors import StoreReadOnly
 from txnstore.model import ProducerIdentity
 
 _ABORT: Final = 0
@@ -111,6 +112,27 @@ def branches_by_gid(connection: Connection, gids: Collection[str]) -> dict[str, 
     if not gids:
         return {}
     return {row.gid: _branch(row) for row in connection.execute(_BY_GID, {"gids": sorted(gids)})}
+
+
+def known_branches(
+    store: Store, gids: Collection[str], *, retry_timeout_ms: int | None = None
+) -> dict[str, RegisteredBranch]:
+    """Return those of the branches that are known: whoever asks may take the others for aborted, or ended.
+
+    Raises:
+        StoreReadOnly: this is a standby, which may not have heard of them yet.
+        TxnStoreError: the store cannot be asked.
+    """
+
+    def work(connection: Connection) -> dict[str, RegisteredBranch]:
+        if store.backend.is_standby(connection):
+            raise StoreReadOnly(
+                f"{store.url} is a standby, which may not have heard yet of what is prepared, nor of what was decided:"
+                " connect to its primary; nothing was changed"
+            )
+        return branches_by_gid(connection, gids)
+
+    return store.read(work, retry_timeout_ms=retry_timeout_ms)
 
 
 def branches_in_database(connection: Connection, database_identity: str, count_max: int) -> list[RegisteredBranch]:
