@@ -15,7 +15,13 @@ from sqlalchemy import Connection
 
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.store import make_durable
-from txnstore.errors import OutcomeUnknown, StoreUnavailable, TxnStoreError, UnknownTopicOrPartition
+from txnstore.errors import (
+    OutcomeUnknown,
+    StoreReadOnly,
+    StoreUnavailable,
+    TxnStoreError,
+    UnknownTopicOrPartition,
+)
 from txnstore.groups.offsets_from_elsewhere import EndedElsewhere, finish_offsets_from_elsewhere
 from txnstore.log.append import Marker
 from txnstore.log.markers import write_markers
@@ -101,6 +107,7 @@ def _shares(
     failed = None
     try:
         leaders = cluster.leaders_of(partition_ids)
+        _check_deleted(cluster, partition_ids - leaders.keys())
     except TxnStoreError as error:
         failed = error
         leaders = cluster.known_leaders(partition_ids)
@@ -168,6 +175,23 @@ def _deliver_at_once(cluster: Cluster, database_id: int, shares: Sequence[_Share
         write([marker for marker in markers if marker.partition_id in present])
 
 
-def _still_there(cluster: Cluster, partition_ids: Collection[int]) -> Collection[int]:
+def _still_there(cluster: Cluster, partition_ids: set[int]) -> Collection[int]:
     """Return those of the partitions that the controller has; what is remembered of them does not count."""
-    return cluster.controller.read(lambda connection: cluster.read_leaders(partition_ids, connection)).keys()
+    present = cluster.controller.read(lambda connection: cluster.read_leaders(partition_ids, connection)).keys()
+    _check_deleted(cluster, partition_ids - present)
+    return present
+
+
+def _check_deleted(cluster: Cluster, partition_ids: Collection[int]) -> None:
+    """Return if the partitions, of which the controller does not know, were deleted, as far as it can tell.
+
+    Raises:
+        StoreReadOnly: a standby answers for it, which may not have heard of them yet.
+        TxnStoreError: it cannot be asked.
+    """
+    controller = cluster.controller
+    if bool(partition_ids) and controller.read(controller.backend.is_standby):
+        raise StoreReadOnly(
+            f"{controller.url} is a standby, which may not have heard yet of {len(partition_ids)} of the partitions:"
+            " connect to its primary"
+        )
