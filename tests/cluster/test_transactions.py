@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NoReturn
 
 import pytest
 from sqlalchemy import Engine, delete, event, select
@@ -20,7 +19,6 @@ from txnstore.errors import (
     InvalidTransactionState,
     OutcomeUnknown,
     ProducerFenced,
-    StoreReadOnly,
     StoreUnavailable,
     TransactionAbortable,
     UnknownTopicOrPartition,
@@ -37,7 +35,7 @@ from txnstore.log.codec import encode
 from txnstore.log.partition_rows import producers_of_partition
 from txnstore.model import GroupMembership, IsolationLevel, OffsetAndMetadata, ProducerIdentity, Record
 from txnstore.testing.invariants import assert_cluster_sound
-from txnstore.transactions import delivery, rows
+from txnstore.transactions import rows
 from txnstore.transactions.administration import OpenInPartition, abort_open_transaction, abort_open_transactions
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.listing import HANGING_MARGIN_MS, hanging_in_cluster
@@ -567,37 +565,6 @@ def test_a_partition_deleted_between_decision_and_delivery_needs_no_marker(sqlit
         bench.cluster._leaders.clear()
     complete_decided(bench.cluster.own(1), producer.transactional_id, bench.cluster)
     assert bench.row(producer.transactional_id).state is S.COMPLETE_COMMIT
-    assert_cluster_sound(bench.cluster, at_rest=True)
-
-
-@pytest.mark.parametrize("member_knows", [True, False])
-def test_a_partition_that_a_standby_of_the_controller_does_not_know_is_not_taken_for_deleted(
-    sqlite_bench: Bench, monkeypatch, member_knows: bool
-):
-    bench = sqlite_bench
-    producer = bench.producer_at(2)
-    partition_id = bench.partition_at(3)
-    producer.send(partition_id, b"a")
-    with bench.down(3), pytest.raises(OutcomeUnknown, match="is decided"):
-        producer.end(commit=True)
-
-    def unknown(*_: object, **__: object) -> NoReturn:
-        raise UnknownTopicOrPartition
-
-    store = bench.cluster.own(2)
-    with monkeypatch.context() as lagging:
-        lagging.setattr(type(bench.cluster.controller.backend), "is_standby", lambda *_: True)
-        lagging.setattr(type(bench.cluster), "read_leaders", lambda *_: {})
-        if member_knows:
-            bench.cluster._leaders.clear()
-        else:
-            # Nor does the member, whose copies are behind.
-            lagging.setattr(delivery, "write_markers", unknown)
-        with pytest.raises(StoreReadOnly, match="which may not have heard yet of 1 of the partitions"):
-            complete_decided(store, producer.transactional_id, bench.cluster)
-    assert bench.queued(producer.transactional_id) == {partition_id}
-    complete_decided(store, producer.transactional_id, bench.cluster)
-    assert bench.read(partition_id) == [b"a"]
     assert_cluster_sound(bench.cluster, at_rest=True)
 
 

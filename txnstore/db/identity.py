@@ -17,7 +17,7 @@ from sqlalchemy import Connection, select, update
 from txnstore.db.schema import SCHEMA_VERSION, stores
 from txnstore.db.statements import HotStatement
 from txnstore.db.store import Store
-from txnstore.errors import SchemaTooNew, StoreCopied, StoreUnavailable
+from txnstore.errors import SchemaTooNew, StoreCopied, StoreReadOnly, StoreUnavailable
 
 _READ: Final = select(stores.c.store_uuid, stores.c.database_identity)
 # An adoption either comes before it and is seen, or after it and sees what was done. FOR KEY SHARE lets new producer
@@ -127,6 +127,18 @@ def going_back(store: Store, what: str, *, is_standby: bool = False) -> StoreCop
         )
         _log.error("%s", store.gone_back, extra={"event": "store_gone_back"})
     return StoreCopied(store.gone_back)
+
+
+def check_not_standby(store: Store, connection: Connection) -> None:
+    """Refuse to take what is not known here for what there is not: a standby may not have heard of it yet.
+
+    Raises:
+        StoreReadOnly: it is a standby.
+    """
+    if store.backend.is_standby(connection):
+        raise StoreReadOnly(
+            f"{store.url} is a standby, which may not have heard yet of what its primary knows: connect to that"
+        )
 
 
 def check_not_adopted(store: Store, connection: Connection) -> None:

@@ -17,6 +17,7 @@ from sqlalchemy import Connection, bindparam, select, union_all
 
 from txnstore.db.cluster.cluster import Cluster, Locality, several
 from txnstore.db.cluster.membership import coordinator_of_producer
+from txnstore.db.identity import check_not_standby
 from txnstore.db.portions import Portions
 from txnstore.db.schema import transaction_writers, transactions
 from txnstore.db.statements import HotStatement, is_listed
@@ -138,7 +139,10 @@ def _unknown_to_coordinators(
         coordinator = store if others is None else others.own(number)
         these = _IS_PRODUCER.parameters({target.producer.producer_id for target in some})
         known = set(coordinator.read(lambda connection, these=these: _KNOWN_PRODUCERS.values(connection, these)))  # type: ignore[misc]
-        unknown += (target for target in some if target.producer.producer_id not in known)
+        of_nobody = [target for target in some if target.producer.producer_id not in known]
+        if of_nobody:
+            coordinator.read(partial(check_not_standby, coordinator))
+        unknown += of_nobody
     return unknown
 
 

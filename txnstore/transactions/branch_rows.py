@@ -14,9 +14,9 @@ from typing import Final
 from sqlalchemy import Connection, Row, bindparam, delete, exists, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 
+from txnstore.db.identity import check_not_standby
 from txnstore.db.schema import transaction_branches
 from txnstore.db.store import Store, make_durable, server_now_ms
-from txnstore.errors import StoreReadOnly
 from txnstore.model import ProducerIdentity
 
 _ABORT: Final = 0
@@ -125,11 +125,7 @@ def known_branches(
     """
 
     def work(connection: Connection) -> dict[str, RegisteredBranch]:
-        if store.backend.is_standby(connection):
-            raise StoreReadOnly(
-                f"{store.url} is a standby, which may not have heard yet of what is prepared, nor of what was decided:"
-                " connect to its primary; nothing was changed"
-            )
+        check_not_standby(store, connection)
         return branches_by_gid(connection, gids)
 
     return store.read(work, retry_timeout_ms=retry_timeout_ms)

@@ -14,10 +14,10 @@ from typing import Final
 from sqlalchemy import Connection
 
 from txnstore.db.cluster.cluster import Cluster
+from txnstore.db.identity import check_not_standby
 from txnstore.db.store import make_durable
 from txnstore.errors import (
     OutcomeUnknown,
-    StoreReadOnly,
     StoreUnavailable,
     TxnStoreError,
     UnknownTopicOrPartition,
@@ -189,9 +189,5 @@ def _check_deleted(cluster: Cluster, partition_ids: Collection[int]) -> None:
         StoreReadOnly: a standby answers for it, which may not have heard of them yet.
         TxnStoreError: it cannot be asked.
     """
-    controller = cluster.controller
-    if bool(partition_ids) and controller.read(controller.backend.is_standby):
-        raise StoreReadOnly(
-            f"{controller.url} is a standby, which may not have heard yet of {len(partition_ids)} of the partitions:"
-            " connect to its primary"
-        )
+    if partition_ids:
+        cluster.controller.read(partial(check_not_standby, cluster.controller))
