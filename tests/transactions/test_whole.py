@@ -614,10 +614,11 @@ def test_what_has_begun_before_is_committed_with_all_that_it_has(worlds: Worlds,
     assert_same(pair)
 
 
-def test_an_open_transaction_of_another_producer_holds_the_last_stable_offset(worlds: Worlds, pair) -> None:
+def test_the_oldest_open_transaction_of_other_producers_holds_the_last_stable_offset(worlds: Worlds, pair) -> None:
     name, other = pair[0].names
-    happens(pair, "start", other)
-    happens(pair, "append", other, [(0, 0, 1)])
+    for each in (other, f"{other}-too"):
+        happens(pair, "start", each)
+        happens(pair, "append", each, [(0, 0, 1)])
     happens(pair, "commit", name, [(0, 0, 1), (1, 0, 1)], 0, [], 0)
     assert None not in worlds.places
     assert_same(pair)
