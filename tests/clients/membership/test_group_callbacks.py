@@ -180,7 +180,14 @@ def test_callbacks_of_a_cooperative_group_may_assign_and_unassign_what_comes_and
 @both_strategies
 def test_a_callback_may_refuse_to_read_and_the_partitions_are_still_the_members_own(four, crew, log, strategy):
     (a,) = crew.members("a", **strategy)
-    a.actions["assign"] = lambda consumer, _: consumer.unassign()
+
+    def refuse(consumer, _):
+        if strategy == COOPERATIVE:
+            consumer.incremental_assign([])
+        else:
+            consumer.unassign()
+
+    a.actions["assign"] = refuse
     crew.until([a], lambda: a.calls)
     assert a.poll(0.2) is None
     assert a.partitions == []

@@ -129,6 +129,36 @@ def test_the_assignment_of_an_eager_member_is_changed_as_a_whole(reader, crew):
     assert (a.partitions, b.partitions) == ([0, 1], [2, 3])
 
 
+def test_the_assignment_of_a_cooperative_member_is_changed_by_parts(reader, crew):
+    # A callback that was written for an eager group would end the reading of what the member keeps, and nobody else
+    # reads that.
+    refused = []
+
+    def as_a_whole(consumer, partitions):
+        refused.append(a.refused("assign", partitions))
+
+    a = reader(COOPERATIVE)
+    a.actions["assign"] = a.actions["revoke"] = as_a_whole
+    b = shared(crew, a, COOPERATIVE)
+    share = a.partitions
+    refused += [a.refused("assign", [TP("t", share[0])]), a.refused("unassign")]
+    assert {(error.code(), error.str()) for error in refused[:-1]} == {
+        (KafkaError._STATE, "Failed to set assignment: Local: Erroneous state")
+    }
+    assert (refused[-1].code(), refused[-1].str()) == (
+        KafkaError._STATE,
+        "Failed to remove assignment: Local: Erroneous state",
+    )
+    assert len(refused) >= 4
+    assert (a.partitions, sorted(a.partitions + b.partitions)) == (share, [0, 1, 2, 3])
+    # Who is in no group any more assigns as he likes.
+    a.actions.clear()
+    a.consumer.unsubscribe()
+    crew.until([a], lambda: not a.partitions)
+    a.consumer.assign([TP("t", share[0])])
+    assert a.partitions == share[:1]
+
+
 @both_strategies
 def test_stored_offsets_of_a_partition_that_has_moved_are_not_taken(reader, crew, strategy):
     a = crew.member("a", {"enable.auto.offset.store": False, **BY_HAND, **strategy}).subscribe()

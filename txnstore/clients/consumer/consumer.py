@@ -53,10 +53,6 @@ CLOSE_SECONDS: Final = 10.0
 #: How often committed() asks again while an open transaction holds the offsets.
 UNSTABLE_PAUSE_SECONDS: Final = 0.02
 
-_EAGER_TEXT: Final = (
-    "Changes to the current assignment must be made using assign() when rebalance protocol type is EAGER"
-)
-
 
 class Consumer(Polls):
     """Reads topics of the store, alone or as the member of a group; see `confluent_kafka.Consumer`.
@@ -356,20 +352,25 @@ class Consumer(Polls):
 
         Raises:
             TypeError: this is not a list of partitions.
-            KafkaException: `_INVALID_ARG`: one of them is named twice.
+            KafkaException: `_INVALID_ARG`: one of them is named twice; `_STATE`: the group's assignor is cooperative.
         """
         self._check()
+        prefix = "Failed to set assignment"
         chosen = check_partitions(partitions)
-        check_distinct(chosen, "Failed to set assignment")
-        self._core.options.positions.check(chosen, "Failed to set assignment")
+        check_distinct(chosen, prefix)
+        self._core.options.positions.check(chosen, prefix)
         with self._core.arrived:
-            self._core.replace(chosen)
+            self._core.replace(chosen, prefix)
 
     def unassign(self) -> None:
-        """Read no partition any more."""
+        """Read no partition any more.
+
+        Raises:
+            KafkaException: `_STATE`: the group's assignor is cooperative.
+        """
         self._check()
         with self._core.arrived:
-            self._core.replace([])
+            self._core.replace([], "Failed to remove assignment")
 
     def incremental_assign(self, partitions: list[TopicPartition]) -> None:
         """Read these partitions as well.
@@ -383,7 +384,7 @@ class Consumer(Polls):
         check_distinct(chosen, "Failed to set assignment")
         self._core.options.positions.check(chosen, "Failed to set assignment")
         with self._core.arrived:
-            self._refuse_if_eager()
+            self._core.refuse_if_eager()
             for partition in chosen:
                 if self._core.find(partition) is not None:
                     text = f"{partition.topic} [{partition.partition}] is already part of the current assignment"
@@ -403,7 +404,7 @@ class Consumer(Polls):
         check_distinct(chosen, "Failed to set assignment")
         self._core.options.positions.check(chosen, "Failed to set assignment")
         with self._core.arrived:
-            self._refuse_if_eager()
+            self._core.refuse_if_eager()
             for partition in chosen:
                 if self._core.find(partition) is None:
                     text = (
@@ -422,10 +423,6 @@ class Consumer(Polls):
                 self._core.options.positions.partition(partition.topic, partition.number, partition.assigned_position)
                 for partition in self._core.subscription
             ]
-
-    def _refuse_if_eager(self) -> None:
-        if self._core.group.is_subscribed and not self._core.options.is_cooperative:
-            raise KafkaException(KafkaError(KafkaError._STATE, _EAGER_TEXT))
 
     # --- positions ----------------------------------------------------------------------------------------------------
 

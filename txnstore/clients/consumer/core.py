@@ -64,6 +64,9 @@ HELP_INTERVAL_SECONDS: Final = 5.0
 TRY_TIMEOUT_MS: Final = 500
 #: How long close() goes on once it is interrupted.
 INTERRUPTED_SECONDS: Final = 0.5
+_EAGER_TEXT: Final = (
+    "Changes to the current assignment must be made using assign() when rebalance protocol type is EAGER"
+)
 _numbers: Final = itertools.count(1)
 
 
@@ -250,8 +253,19 @@ class ConsumerCore:
         if removed and self.options.commits_automatically and not self.is_losing:
             self._commit_in_background(removed)
 
-    def replace(self, partitions: Iterable[TopicPartition]) -> None:
-        """Read these partitions, as the application says, and no others."""
+    def refuse_if_eager(self) -> None:
+        """Refuse to add partitions to those that the group takes back and gives as a whole."""
+        if self.group.is_subscribed and not self.options.is_cooperative:
+            raise KafkaException(KafkaError(KafkaError._STATE, _EAGER_TEXT))
+
+    def replace(self, partitions: Iterable[TopicPartition], prefix: str) -> None:
+        """Read these partitions, as the application says, and no others.
+
+        Not as a member of a cooperative group, whose callbacks name only what comes or goes: nobody else would read
+        what it keeps.
+        """
+        if self.options.is_cooperative and self.group.listens:
+            raise failure(KafkaError._STATE, prefix)
         self.is_assigned_by_application = True
         self.is_assigned_alone = not self.group.wants_topics
         self.clear()
