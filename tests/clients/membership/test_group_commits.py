@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from tests.clients.consumer.log_writer import PATIENCE_SECONDS, eventually
@@ -100,6 +102,39 @@ def test_a_member_commits_what_it_owns_and_nothing_that_has_moved(shared, strate
     assert committed(a, kept, moved) == [2, OFFSET_INVALID]
     b.consumer.commit(offsets=[TP("t", moved, 5)], asynchronous=False)
     assert committed(a, kept, moved) == [2, 5]
+
+
+def test_a_commit_of_what_had_moved_is_refused_also_if_it_is_made_once_that_has_come_back(shared, crew):
+    told = []
+    a, b, _ = shared(COOPERATIVE, on_commit=lambda error, partitions: told.append((error and error.code(), partitions)))
+    moved, goes_on = b.partitions[0], threading.Event()
+    a.consumer._core.worker.submit(lambda: goes_on.wait(PATIENCE_SECONDS))
+    late = [TP("t", moved, 3)]
+    a.consumer.commit(offsets=late)
+    b.consumer.commit(offsets=[TP("t", moved, 5)], asynchronous=False)
+    b.close()
+    crew.until([a], lambda: a.partitions == [0, 1, 2, 3])
+    goes_on.set()
+    crew.until([a], lambda: told)
+    assert told == [(KafkaError.ILLEGAL_GENERATION, late)]
+    assert committed(a, moved) == [5]
+    # It reads on where the other one ended.
+    crew.until([a], lambda: a.places()[-1] == ("t", moved, RECORDS - 1))
+    assert ("t", moved, 5) in a.places()[4 * RECORDS :]
+    assert ("t", moved, 4) not in a.places()[4 * RECORDS :]
+
+
+def test_a_commit_of_what_is_kept_counts_however_often_the_others_come_and_go_meanwhile(shared, crew):
+    a, b, _ = shared(COOPERATIVE)
+    kept, goes_on = a.partitions[0], threading.Event()
+    a.consumer._core.worker.submit(lambda: goes_on.wait(PATIENCE_SECONDS))
+    a.consumer.commit(offsets=[TP("t", kept, 3)])
+    generation = a.generation
+    b.close()
+    crew.until_at_rest([a], lambda: a.partitions == [0, 1, 2, 3])
+    assert a.generation > generation
+    goes_on.set()
+    assert committed(a, kept) == [3]
 
 
 def test_a_message_of_a_partition_that_has_moved_cannot_be_committed(shared):

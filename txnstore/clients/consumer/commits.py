@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +29,7 @@ from txnstore.groups.offsets import (
     read_offsets,
     read_stable_offsets,
 )
-from txnstore.model import NO_GENERATION, GroupMembership, IsolationLevel, OffsetAndMetadata
+from txnstore.model import NO_GENERATION, GroupMembership, IsolationLevel, OffsetAndMetadata, PartitionName
 
 if TYPE_CHECKING:
     # Brings psycopg along, which a consumer of SQLite never needs.
@@ -66,9 +66,10 @@ class OffsetCommits:
         directory: TopicDirectory,
         options: ConsumerOptions,
         membership: Callable[[], GroupMembership],
+        membership_now: Callable[[GroupMembership, Iterable[PartitionName]], GroupMembership],
         on_error: Callable[[TxnStoreError, GroupMembership], None],
     ) -> None:
-        """Commit in the name of what `membership` returns at the time of the call."""
+        """Commit in the name of what `membership` returns at the time of the call, and `membership_now` after a wait."""
         self._lock = lock
         self._subscription = subscription
         self._worker = worker
@@ -76,6 +77,7 @@ class OffsetCommits:
         self._directory = directory
         self._options = options
         self._membership = membership
+        self._membership_now = membership_now
         self._on_error = on_error
         self._last: Future[CommitResult] | None = None
 
@@ -143,10 +145,8 @@ class OffsetCommits:
     def _commit(
         self, membership: GroupMembership, offsets: Sequence[TopicPartition], read_ids: Mapping[_Place, int]
     ) -> CommitResult:
-        newest = self._membership()
-        if newest.member_id and newest.member_id == membership.member_id:
-            # It has joined again since then, under the same member id.
-            membership = newest
+        named = (PartitionName(partition.topic, partition.partition) for partition in offsets if partition.offset >= 0)
+        membership = self._membership_now(membership, named)
 
         def write() -> tuple[dict[int, TopicPartition], dict[TopicPartition, KafkaError]]:
             wanted, ids, errors = self._wanted(offsets, read_ids)

@@ -133,6 +133,7 @@ class ConsumerCore:
             directory=self.directory,
             options=options,
             membership=lambda: self.group.membership,
+            membership_now=self.group.membership_now,
             on_error=self.group.noticed,
         )
         self.lookups = PartitionLookups(self.connection, self.directory, options)

@@ -147,6 +147,16 @@ class ConsumerMember:
                 self._options.group_id, NO_GENERATION, "", self._options.group_instance_id
             )
 
+    def membership_now(self, then: GroupMembership, partitions: Iterable[PartitionName]) -> GroupMembership:
+        """Return who the consumer is now to a commit of these partitions that waited since it was `then`.
+
+        It stays what it was if it has lost its place, or got one of them since: others may have committed further.
+        """
+        with self._lock:
+            now = self.membership
+            is_same = bool(now.member_id) and now.member_id == then.member_id
+            return now if is_same and not self._protocol.has_come_since(partitions, then.generation) else then
+
     @property
     def member_id(self) -> str | None:
         """The consumer's id in the group, while it has one."""

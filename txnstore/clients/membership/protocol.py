@@ -7,7 +7,7 @@ into account.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from txnstore.groups.group import NO_PARTITIONS, AnswerStatus, MemberAnswer, Partitions, Report
@@ -52,6 +52,8 @@ class MemberProtocol:
         """Who the member is, and the newest generation that it has accepted."""
         self.owned = NO_PARTITIONS
         """What the application has, or is being given, and what the group does not know to be free yet."""
+        self._owned_since: dict[PartitionName, int] = {}
+        """The generation in which each came, if it is owned."""
         self.revoked = NO_PARTITIONS
         """The part of it that the application is giving back, or has given back."""
         self.is_settled = False
@@ -130,6 +132,7 @@ class MemberProtocol:
             return None
         self._assigned_generation = answer.membership.generation
         self.owned |= new
+        self._owned_since.update(dict.fromkeys(new, self._assigned_generation))
         return self._begin(AssignmentChange(is_revocation=False, partitions=new))
 
     @property
@@ -149,6 +152,10 @@ class MemberProtocol:
         """End the change that `accept` has begun: from now on the reports take it into account."""
         self.is_changing = False
         self._changes += 1
+
+    def has_come_since(self, partitions: Iterable[PartitionName], generation: int) -> bool:
+        """Return whether one of these came in a later generation: what was made in that one may be another's by now."""
+        return any(self._owned_since.get(partition, NO_GENERATION) > generation for partition in partitions)
 
     def give_back(self, partitions: Collection[PartitionName]) -> None:
         """Note that the application has given these back; the group does not know it yet."""
