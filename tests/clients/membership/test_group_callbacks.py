@@ -16,6 +16,7 @@ from tests.clients.membership.steps import (
     ROUND_ROBIN,
     STRATEGY_NAMES,
     TP,
+    TURN_SECONDS,
     assigned,
     revoked,
 )
@@ -449,3 +450,39 @@ def test_the_partitions_are_still_assigned_while_on_revoke_runs_and_not_any_more
     assert seen == [([0, 1, 2, 3], RECORDS, True)]
     assert a.consumer.position([TP("t", 3)])[0].offset == OFFSET_INVALID
     assert a.refused("seek", TP("t", 3, 0)).code() == KafkaError._STATE
+
+
+@both_strategies
+def test_nothing_of_what_goes_is_handed_out_while_on_revoke_runs(four, crew, strategy):
+    # Its application would have it twice, or never: on_revoke commits what was handed out before.
+    handed_out = []
+
+    def poll_on(consumer, partitions):
+        gone = {partition.partition for partition in partitions}
+        for _ in range(10):
+            message = consumer.poll(TURN_SECONDS)
+            if message is not None and message.partition() in gone:
+                handed_out.append(message)
+            elif message is not None:
+                a.records.append(message)
+
+    (a,) = crew.members("a", **strategy)
+    a.actions["revoke"] = poll_on
+    crew.until([a], lambda: a.records)
+    (b,) = crew.members("b", **strategy)
+    crew.until([a, b], lambda: len(a.records) + len(b.records) >= 4 * RECORDS)
+    assert handed_out == []
+    assert sorted(a.places() + b.places()) == all_places()
+
+
+def test_what_a_callback_keeps_of_what_was_to_go_is_read_on(four, crew, log):
+    (a,) = crew.members("a", **COOPERATIVE)
+    a.actions["revoke"] = lambda consumer, partitions: consumer.incremental_unassign(partitions[1:])
+    crew.until([a], lambda: len(a.records) == 4 * RECORDS)
+    crew.members("b", **COOPERATIVE)
+    crew.until([a], lambda: len(a.moves) == 2)
+    (_, (kept, *_)) = a.moves[-1]
+    log.write("t", kept, b"later")
+    # Not by the member, who would say that it is not its own any more.
+    message = a.consumer.poll(PATIENCE_SECONDS)
+    assert (message.partition(), message.value()) == (kept, b"later")

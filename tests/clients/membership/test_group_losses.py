@@ -244,6 +244,18 @@ def test_what_was_lost_while_on_assign_runs_and_polls_is_not_read(four, crew, st
     assert a.moves == [assigned(0, 1, 2, 3), lost(0, 1, 2, 3), assigned(0, 1, 2, 3)]
 
 
+@both_strategies
+def test_nothing_of_what_is_lost_is_handed_out_while_on_lost_runs(four, crew, strategy):
+    a = crew.member("a", strategy).subscribe()
+    crew.until([a], lambda: a.records)
+    told = []
+    a.actions["lost"] = lambda consumer, _: told.append([consumer.poll(0.05) for _ in range(3)])
+    with gate_of(a):
+        lose_place(a)
+        crew.until([a], lambda: told)
+        assert told == [[None] * 3]
+
+
 # --- max.poll.interval.ms -----------------------------------------------------------------------------------------
 
 

@@ -69,7 +69,7 @@ class OffsetCommits:
         membership_now: Callable[[GroupMembership, Iterable[PartitionName]], GroupMembership],
         on_error: Callable[[TxnStoreError, GroupMembership], None],
     ) -> None:
-        """Commit in the name of what `membership` returns at the time of the call, and `membership_now` after a wait."""
+        """Commit in the name of what `membership` returns at the call, after a wait in that of `membership_now`."""
         self._lock = lock
         self._subscription = subscription
         self._worker = worker

@@ -301,6 +301,7 @@ class ConsumerCore:
         The event is out of `taken` as soon as an interrupt does not keep it from that any more.
         """
         partitions = event.topic_partitions()
+        going = [] if event.kind is RebalanceKind.ASSIGN else self._withdraw(partitions)
         self.is_assigned_by_application = False
         self.is_losing = event.kind is RebalanceKind.LOST
         try:
@@ -315,6 +316,29 @@ class ConsumerCore:
                 # An interrupt. The group would wait for ever; and what is done already is not done twice.
                 self._end_rebalance(event)
                 raise
+            finally:
+                self._restore(going)
+
+    def _withdraw(self, partitions: Iterable[TopicPartition]) -> list[AssignedPartition]:
+        """Hand out nothing of what goes: another thread, or the callback, may poll while the application is told."""
+        with self.arrived:
+            found = [assigned for partition in partitions if (assigned := self.find(partition)) is not None]
+            going = [assigned for assigned in found if not assigned.is_paused]
+            for assigned in going:
+                self.subscription.pause(assigned)
+            return going
+
+    def _restore(self, going: Iterable[AssignedPartition]) -> None:
+        """Read on what the application has kept of it."""
+        with self.arrived:
+            kept = [
+                assigned for assigned in going if self.subscription.find(assigned.topic, assigned.number) is assigned
+            ]
+            for assigned in kept:
+                self.subscription.resume(assigned)
+            if kept:
+                self.arrived.notify_all()
+                self.read_on()
 
     def _end_rebalance(self, event: RebalanceEvent) -> None:
         if not self.is_assigned_by_application:
