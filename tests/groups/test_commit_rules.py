@@ -93,6 +93,19 @@ def test_a_member_that_is_behind_its_group_commits_nothing_that_it_does_not_own(
             check_member_commit(group, committer, [2, 3], is_transactional=False)
 
 
+@pytest.mark.parametrize(("generation", "is_accepted"), [(3, False), (4, False), (5, True), (6, True)])
+def test_what_was_granted_is_committed_only_from_that_generation_on(generation: int, is_accepted: bool) -> None:
+    member = '{"owned_ids": [1], "granted_ids": [2], "granted_in": 5}'
+    group = GroupView(6, [CommittingMember("member-1", None, 3, member)])
+    committer = GroupMembership("readers", generation, "member-1")
+    check_member_commit(group, committer, [1], is_transactional=False)
+    if is_accepted:
+        check_member_commit(group, committer, [1, 2], is_transactional=False)
+        return
+    with pytest.raises(IllegalGeneration):
+        check_member_commit(group, committer, [1, 2], is_transactional=False)
+
+
 @pytest.mark.parametrize("error", [IllegalGeneration, UnknownMember, FencedInstance])
 def test_a_producer_that_is_told_so_aborts_and_is_not_finished(error: type[TxnStoreError]) -> None:
     assert error.recovery is Recovery.ABORT
