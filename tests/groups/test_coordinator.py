@@ -460,6 +460,15 @@ def test_a_group_is_listed_in_the_state_in_which_its_members_are_answered(server
     assert server.state() is server.listed().state is GroupState.STABLE
 
 
+def test_a_report_extends_the_deadline_as_a_renewal_does(server, shared_clock, member):
+    first, second = settled(member(), member())
+    shared_clock.advance(TIMEOUT_MS - 1)
+    first.send()
+    by_id = {each.member_id: each.deadline_ms for each in server.listed().members}
+    now_ms = shared_clock.now_ms()
+    assert by_id == {first.membership.member_id: now_ms + TIMEOUT_MS, second.membership.member_id: now_ms + 1}
+
+
 def test_what_a_group_is_and_what_is_listed_of_it(server, topic, shared_clock, member):
     assert server.state() is GroupState.DEAD
     first, second = settled(member(), member(instance_id="one"))
