@@ -57,7 +57,7 @@ def test_a_crash_at_any_step_leaves_one_position_or_the_other(
         commit(victims, SentOffsets(group, {partition_id: NEXT}))
 
     left = []
-    for crash in every_crash(make, act):
+    for crash in every_crash(make, act, statements_are_all=True):
         crash.revive()
         with noting(crash):
             left.append(committed(others, crash.subject, partition_id))

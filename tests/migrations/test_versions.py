@@ -269,7 +269,7 @@ def test_on_sqlite_an_upgrade_that_crashes_at_any_step_leaves_the_store_as_it_wa
 
     code_of_version(THIRD_LATER)
     steps = 0
-    for crash in every_crash(lambda: connect_store(url), upgrade):
+    for crash in every_crash(lambda: connect_store(url), upgrade, statements_are_all=True):
         steps = crash.step
         with noting(crash):
             is_upgraded = versions(store)[0] == THIRD_LATER

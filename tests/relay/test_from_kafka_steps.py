@@ -98,7 +98,10 @@ def test_a_death_at_each_statement_loses_nothing_and_repeats_nothing(url, store,
         return Place(open_store(url), topic)
 
     crashes = 0
-    for crash in every_crash(make, lambda place: copy(place.store, cluster, topics=[place.topic])):
+    def act(place: Place) -> None:
+        copy(place.store, cluster, topics=[place.topic])
+
+    for crash in every_crash(make, act, statements_are_all=True):
         with noting(crash.point):
             copy(store, cluster, topics=[crash.subject.topic])
             assert read(store, crash.subject.topic) == {0: numbered(3), 1: numbered(3, 10)}

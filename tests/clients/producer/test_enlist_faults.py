@@ -321,7 +321,7 @@ def test_a_process_that_is_killed_at_any_statement(bank):
 
 def recover_with_crashes(url, state):
     """Let one process after another die in the recovery, at each statement."""
-    for crash in every_crash(lambda: open_store(url), take_over):
+    for crash in every_crash(lambda: open_store(url), take_over, statements_are_all=True):
         assert found(url) == state, crash
 
 
