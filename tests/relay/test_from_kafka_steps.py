@@ -98,6 +98,7 @@ def test_a_death_at_each_statement_loses_nothing_and_repeats_nothing(url, store,
         return Place(open_store(url), topic)
 
     crashes = 0
+
     def act(place: Place) -> None:
         copy(place.store, cluster, topics=[place.topic])
 
