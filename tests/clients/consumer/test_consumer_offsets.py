@@ -145,6 +145,31 @@ def test_what_a_call_has_gathered_when_the_consumer_is_closed_comes_again(gather
     assert texts(reader().consume(8, PATIENCE_SECONDS)) == [b"%d" % number for number in range(2, 10)]
 
 
+@pytest.mark.parametrize("way", ["poll", "consume"])
+def test_what_one_thread_has_got_is_stored_while_a_call_of_another_one_serves_a_callback(reader, way):
+    is_called, goes_on = threading.Event(), threading.Event()
+
+    def on_commit(*_):
+        is_called.set()
+        goes_on.wait(PATIENCE_SECONDS)
+
+    consumer = reader({"on_commit": on_commit})
+    consumer.commit(offsets=[TP("t", 1, 0)])
+    core = consumer._core
+    eventually(lambda: core.inbox.events and core.subscription.has_messages)
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(consumer.consume, 8, PATIENCE_SECONDS)
+        assert is_called.wait(PATIENCE_SECONDS)
+        try:
+            for offset in (0, 1):
+                messages = [consumer.poll(0)] if way == "poll" else consumer.consume(1, 0)
+                assert texts(messages) == [b"%d" % offset]
+                assert [tp.offset for tp in core.commits.stored()] == [offset + 1]
+        finally:
+            goes_on.set()
+        assert texts(call.result(PATIENCE_SECONDS)) == [b"%d" % number for number in range(2, 10)]
+
+
 def test_a_marker_behind_what_was_returned_is_committed_while_a_call_waits(reader, log):
     transaction = log.transaction()
     transaction.write("t", 0, b"10")

@@ -136,6 +136,9 @@ class Consumer(Polls):
                 if core.group.polled() and not core.inbox.events:
                     message = core.subscription.next_message()
                     if message is not None:
+                        if core.subscription.withheld:
+                            # Another thread's call gathers: its end is too late, for it may give partitions back.
+                            core.subscription.let_go()
                         if core.subscription.wants_more:
                             core.read_on()
                         if bulk.IN_C:

@@ -208,7 +208,7 @@ class Subscription:
         """Whose messages the outlet hands out."""
         self._eof_wait_seconds = eof_wait_seconds
         self._stores_offsets = self._stores_at_once = stores_offsets
-        self._withheld: set[AssignedPartition] = set()
+        self.withheld: set[AssignedPartition] = set()
         """Of which something was handed out that has not reached the application: it is not stored yet."""
         self._gathered: dict[int, dict[AssignedPartition, int]] = {}
         """Where what each call under way has gathered begins, by the identity of its list."""
@@ -337,7 +337,7 @@ class Subscription:
                     if self._stores_at_once:
                         partition.known_stored = partition.known_position
                     elif self._stores_offsets:
-                        self._withheld.add(partition)
+                        self.withheld.add(partition)
                 return message
             except BaseException:
                 # An interrupt: whoever called does not know which message that was.
@@ -367,6 +367,8 @@ class Subscription:
                 self._finish(partition, chunk)
             else:
                 self._move(partition, chunk.base + chunk.unit * (last_offset + 1))
+        if self.withheld and id(messages) not in self._gathered:
+            self.let_go()
 
     def withhold(self, messages: list[Message]) -> None:
         """Store no offset of what is taken into this list, until it is released: it has not reached the application."""
@@ -388,11 +390,11 @@ class Subscription:
             for partition, begin in begins.items():
                 held[partition] = min(begin, held.get(partition, begin))
         self._stores_at_once = self._stores_offsets and not held and not self._gathered
-        for partition in self._withheld:
+        for partition in self.withheld:
             position = held.get(partition, partition.position)
             if position >= 0:
                 partition.stored = position
-        self._withheld.intersection_update(held)
+        self.withheld.intersection_update(held)
 
     def give_back(self, messages: Iterable[Message]) -> None:
         """Hand these messages out again, which were taken but never reached the application."""
@@ -678,11 +680,11 @@ class Subscription:
 
     def _move(self, partition: AssignedPartition, position: int, *, over_records: bool = True) -> None:
         partition.position = position
-        if self._stores_at_once or not (over_records or partition in self._withheld):
+        if self._stores_at_once or not (over_records or partition in self.withheld):
             if self._stores_offsets:
                 partition.stored = position
         elif self._stores_offsets:
-            self._withheld.add(partition)
+            self.withheld.add(partition)
 
     def _make_ready(self, partition: AssignedPartition) -> None:
         has_something = partition.chunk is not None or partition.waiting
