@@ -145,6 +145,17 @@ def test_what_a_call_has_gathered_when_the_consumer_is_closed_comes_again(gather
     assert texts(reader().consume(8, PATIENCE_SECONDS)) == [b"%d" % number for number in range(2, 10)]
 
 
+def test_a_call_does_not_return_what_it_has_gathered_of_a_partition_that_another_thread_gives_back(gathers, log):
+    consumer, call = gathers
+    consumer.unassign()
+    eventually(lambda: committed(consumer) == 2)
+    log.write("t", 1, *[b"of 1: %d" % number for number in range(9)])
+    consumer.assign([TP("t", 1, 0)])
+    # The others are the next owner's, who reads on where the group's offset is.
+    assert texts(call.result(PATIENCE_SECONDS)) == [b"of 1: %d" % number for number in range(9)]
+    assert committed(consumer) == 2
+
+
 @pytest.mark.parametrize("way", ["poll", "consume"])
 def test_what_one_thread_has_got_is_stored_while_a_call_of_another_one_serves_a_callback(reader, way):
     is_called, goes_on = threading.Event(), threading.Event()

@@ -131,7 +131,7 @@ def gather(reader: Reader, _: list[Log], number: int, count: int) -> Any:
     """Take some in a call that comes to its end later, with the next of its kind."""
     subscription = reader.subscription
     for messages in reader.gathered:
-        subscription.release(messages)
+        subscription.gathered.pop(id(messages))
         subscription.let_go()
     reader.gathered = [[]]
     subscription.withhold(reader.gathered[0])
@@ -148,7 +148,7 @@ def give_back(reader: Reader, _: list[Log], number: int, count: int) -> None:
     subscription = reader.subscription
     for messages in reader.gathered:
         subscription.give_back(messages[count:])
-        subscription.release(messages)
+        subscription.gathered.pop(id(messages))
         subscription.let_go()
     reader.gathered = []
 
@@ -264,7 +264,7 @@ def test_nothing_is_stored_while_a_call_gathers_and_all_of_it_afterwards(reader)
     reader.subscription.withhold(gathered)
     assert [reader.poll().offset() for _ in range(2)] == [1, 2]
     assert (partition.position, partition.stored) == (3, 1)
-    reader.subscription.release(gathered)
+    reader.subscription.gathered.pop(id(gathered))
     reader.subscription.let_go()
     assert (reader.poll().offset(), partition.position, partition.stored) == (3, 4, 4)
 

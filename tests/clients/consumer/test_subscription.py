@@ -132,14 +132,14 @@ def test_nothing_that_a_call_still_gathers_is_stored_whoever_else_returns(make):
     fill(subscription, 1, chunk(0, 3, number=1), next_offset=4)
     subscription.take(second, 4)
     assert [(message.partition(), message.offset()) for message in second] == [(0, 2), (0, 3), (1, 0), (1, 1)]
-    subscription.release(second)
+    subscription.gathered.pop(id(second))
     subscription.let_go()
     assert (zero.position, zero.stored) == (4, 0)
     assert (one.position, one.stored) == (2, 2)
     # What is returned one by one meanwhile, too.
     subscription.next_message()
     assert (one.position, one.stored) == (3, 2)
-    subscription.release(first)
+    subscription.gathered.pop(id(first))
     subscription.let_go()
     assert (zero.stored, one.stored) == (4, 3)
     subscription.next_message()

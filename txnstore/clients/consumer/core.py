@@ -365,11 +365,12 @@ class ConsumerCore:
 
     def gathered(self, messages: list[Message] | None = None) -> None:
         """Note that the call is over: it returns what it has gathered, keeps it, or has given it back."""
-        if messages is not None:
-            with self.arrived:
-                self.subscription.release(messages)
-        if not self.withholds_what_was_read:
-            self.let_go()
+        # At once: no partition is given back between these.
+        with self.arrived:
+            if messages is not None:
+                self.subscription.gathered.pop(id(messages), None)
+            if not self.withholds_what_was_read:
+                self.let_go()
 
     def give_back(self, messages: list[Message]) -> None:
         """Hand out again what a call has gathered that does not return it: it is over."""

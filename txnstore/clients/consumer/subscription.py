@@ -210,8 +210,8 @@ class Subscription:
         self._stores_offsets = self._stores_at_once = stores_offsets
         self.withheld: set[AssignedPartition] = set()
         """Of which something was handed out that has not reached the application: it is not stored yet."""
-        self._gathered: dict[int, dict[AssignedPartition, int]] = {}
-        """Where what each call under way has gathered begins, by the identity of its list."""
+        self.gathered: dict[int, tuple[list[Message], dict[AssignedPartition, int]]] = {}
+        """What each call under way has gathered, by the identity of its list, and where that begins."""
         self._reports_eof = reports_eof
         self._records_low = records_low
         self._bytes_low = bytes_low
@@ -245,6 +245,11 @@ class Subscription:
         partition = self._partitions.pop((topic, number), None)
         if partition is not None:
             self._drop_buffer(partition)
+            self.withheld.discard(partition)
+            for messages, begins in self.gathered.values():
+                if begins.pop(partition, None) is not None:
+                    # Its next owner gets them: they are not stored.
+                    messages[:] = (it for it in messages if (it.topic(), it.partition()) != (topic, number))
         return partition
 
     def clear(self) -> list[AssignedPartition]:
@@ -358,7 +363,7 @@ class Subscription:
                     messages.append(message)
                 continue
             before = len(messages)
-            begins = self._gathered.get(id(messages))
+            _, begins = self.gathered.get(id(messages), (None, None))
             messages.extend(islice(partition.messages, count - before))
             last_offset = messages[-1].offset() if len(messages) > before else None
             if begins is not None and last_offset is not None:
@@ -367,18 +372,14 @@ class Subscription:
                 self._finish(partition, chunk)
             else:
                 self._move(partition, chunk.base + chunk.unit * (last_offset + 1))
-        if self.withheld and id(messages) not in self._gathered:
+        if self.withheld and id(messages) not in self.gathered:
             self.let_go()
 
     def withhold(self, messages: list[Message]) -> None:
-        """Store no offset of what is taken into this list, until it is released: it has not reached the application."""
+        """Store no offset of what is taken into this list while it is among `gathered`: nobody has got it yet."""
         self._close_outlet()
         self._stores_at_once = False
-        self._gathered[id(messages)] = {}
-
-    def release(self, messages: list[Message]) -> None:
-        """Note that the call with this list is over: what was gathered reaches the application, or was given back."""
-        self._gathered.pop(id(messages), None)
+        self.gathered[id(messages)] = messages, {}
 
     def let_go(self) -> None:
         """Store the offsets of what was handed out, up to what is kept or gathered: it reaches the application now.
@@ -386,10 +387,10 @@ class Subscription:
         Until the rest is given back or let go, nothing that is handed out is stored.
         """
         held = dict(self.begins_of_kept())
-        for begins in self._gathered.values():
+        for _, begins in self.gathered.values():
             for partition, begin in begins.items():
                 held[partition] = min(begin, held.get(partition, begin))
-        self._stores_at_once = self._stores_offsets and not held and not self._gathered
+        self._stores_at_once = self._stores_offsets and not held and not self.gathered
         for partition in self.withheld:
             position = held.get(partition, partition.position)
             if position >= 0:
