@@ -95,6 +95,14 @@ def test_recover_asks_to_be_repeated_only_where_that_may_cure_everything(run, mo
     assert (ended.code, ended.err.count("txnstore: ")) == (code, sum(map(len, failed)))
 
 
+def test_maintain_says_by_its_code_that_repeating_does_not_cure_what_has_ended_otherwise(txnstore, url, monkeypatch):
+    found = [BranchUnfinished("later"), BranchEndedOtherwise("told once")]
+    monkeypatch.setattr(
+        "txnstore.participants.recovery.recover_branches", lambda *_: RecoveredBranches("db", failed=found)
+    )
+    assert txnstore("maintain", url, "--once", "--participant", "postgresql://a/a").code == 1
+
+
 def test_maintain_ends_what_was_left_where_it_was_told_of(txnstore, url, other, monkeypatch):
     prepare(url, other, "yes", commit=True)
     monkeypatch.setenv("TXNSTORE_PARTICIPANTS", other)

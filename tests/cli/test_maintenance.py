@@ -13,10 +13,12 @@ import pytest
 from txnstore.cli import maintenance as command
 from txnstore.db.cluster.cluster import open_cluster
 from txnstore.db.opening import open_store
+from txnstore.errors import PermissionDenied, StoreBusy
 from txnstore.log.append import Append
 from txnstore.log.codec import encode
 from txnstore.log.topics import create_topic
 from txnstore.maintenance.duties import ABORT_INTERVAL, DUTIES, LONG_DUTIES
+from txnstore.maintenance.loop import Maintenance
 from txnstore.maintenance.turns import MaintenanceDuty
 from txnstore.model import Record
 from txnstore.transactions.coordinator import TransactionCoordinator
@@ -46,14 +48,36 @@ def test_once_does_everything_and_says_how_much(txnstore, abandoned):
     assert "1 timed out transactions aborted" not in txnstore("maintain", abandoned, "--once").out
 
 
-def test_once_says_by_its_code_that_something_was_not_done(txnstore, url, monkeypatch):
-    def fail(*_):
-        raise AssertionError
+@pytest.mark.parametrize(("error", "code"), [(StoreBusy, 75), (PermissionDenied, 1), (AssertionError, 1)])
+def test_once_says_by_its_code_that_something_was_not_done(txnstore, url, monkeypatch, error, code):
+    def fail(error):
+        raise error
 
-    monkeypatch.setattr("txnstore.transactions.recovery.complete_all_decided", fail)
+    monkeypatch.setattr("txnstore.transactions.recovery.complete_all_decided", lambda *_: fail(error))
+    # What may pass is not what the code tells of if something else stays wrong.
+    monkeypatch.setattr("txnstore.log.deleting.purge_deleted_partitions", lambda *_, **__: fail(StoreBusy))
     ended = txnstore("maintain", url, "--once")
+    assert ended.code == code
+    assert len(ended.out.splitlines()) == len(DUTIES) + len(LONG_DUTIES) - 2
+
+
+def test_once_goes_on_if_one_database_cannot_be_read(txnstore, txnstore_sqlite_url, tmp_path, monkeypatch):
+    second = f"sqlite:///{tmp_path}/second.db"
+    with open_cluster(f"{txnstore_sqlite_url},{second}"):
+        pass
+    run_once, seen = Maintenance.run_once, []
+
+    def fail_first(maintenance):
+        seen.append(maintenance)
+        if len(seen) == 1:
+            raise StoreBusy("locked for long")
+        return run_once(maintenance)
+
+    monkeypatch.setattr(Maintenance, "run_once", fail_first)
+    ended = txnstore("maintain", f"{txnstore_sqlite_url},{second}", "--once")
     assert ended.code == 75
-    assert len(ended.out.splitlines()) == len(DUTIES) + len(LONG_DUTIES) - 1
+    assert len(ended.out.splitlines()) == len(DUTIES) + len(LONG_DUTIES)
+    assert f"txnstore: {txnstore_sqlite_url}: locked for long" in ended.err
 
 
 @pytest.mark.parametrize(("database", "number"), [("sqlite", signal.SIGINT), ("postgresql", signal.SIGTERM)])

@@ -12,8 +12,8 @@ from typing import Annotated, Final
 
 import typer
 
-from txnstore.cli.options import Participants, Schema, UrlArgument, UrlBesideArgument, examples, one_url
-from txnstore.cli.output import TRY_AGAIN_LATER, CommandFailed, say
+from txnstore.cli.options import Participants, Schema, UrlArgument, UrlBesideArgument, about, examples, one_url
+from txnstore.cli.output import FAILED, TRY_AGAIN_LATER, CommandFailed, exit_code, report, say
 from txnstore.db.cluster.cluster import Cluster, open_cluster
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.errors import TxnStoreError
@@ -41,7 +41,12 @@ def maintain(
     url: UrlArgument = None,
     *,
     url_option: UrlBesideArgument = None,
-    once: Annotated[bool, typer.Option("--once", help="Do everything once, then exit.")] = False,
+    once: Annotated[
+        bool,
+        typer.Option(
+            "--once", help="Do everything once, then exit: with 75 if some of it may be done later, 1 if it may not."
+        ),
+    ] = False,
     participants: Participants = None,
     metrics: Annotated[
         int | None,
@@ -62,7 +67,7 @@ def maintain(
     duties = (*DUTIES, *branch_duties(participants or ()))
     with open_cluster(url, schema=schema, create=False) as cluster:
         if once:
-            raise typer.Exit(0 if _run_once(cluster, (*duties, *LONG_DUTIES)) else TRY_AGAIN_LATER)
+            raise typer.Exit(_run_once(cluster, (*duties, *LONG_DUTIES)))
         stop = threading.Event()
         stop_at_signals(stop)
         if metrics is None:
@@ -90,22 +95,36 @@ def _serving_metrics(url: str, schema: str, port: int, address: str) -> Iterator
         server.close()
 
 
-def _run_once(cluster: Cluster, duties: Sequence[MaintenanceDuty]) -> bool:
-    """Do everything once in each database; return whether all was done."""
+def _run_once(cluster: Cluster, duties: Sequence[MaintenanceDuty]) -> int:
+    """Do everything once in each database; return what the program exits with."""
     total: dict[str, int] = {}
-    unseen = {member.database_id for member in cluster.databases}
-    is_complete = True
+    members = {member.database_id: member.label for member in cluster.databases}
+    unseen = set(members)
+    codes = {0}
     try:
         for store in cluster.stores():
             unseen.discard(store.database_id)
-            done = Maintenance(store, cluster, duties=duties).run_once()
-            is_complete &= len(done) == len(duties)
+            maintenance = Maintenance(store, cluster, duties=duties)
+            try:
+                with about(str(store.url), list(members.values())):
+                    done = maintenance.run_once()
+            except TxnStoreError as error:
+                # The next database is looked after all the same.
+                report(error)
+                codes.add(exit_code(error))
+                continue
+            codes |= {exit_code(error) for error in maintenance.failed.values()}
             for name, count in done.items():
                 total[name] = total.get(name, 0) + count
-    finally:
-        for name, count in total.items():
-            say(f"{count} {name}")
-    return is_complete and not unseen
+    except TxnStoreError as error:
+        # One that refuses, after the others.
+        report(error)
+        codes.add(exit_code(error))
+    if unseen:
+        codes.add(TRY_AGAIN_LATER)
+    for name, count in total.items():
+        say(f"{count} {name}")
+    return FAILED if FAILED in codes else max(codes)
 
 
 def _run_all(

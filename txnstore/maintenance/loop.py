@@ -54,22 +54,29 @@ class Maintenance:
         self._duties = duties
         self._observer = observer or NOBODY
         self._monotonic_seconds = monotonic_seconds
+        self.failed: dict[str, Exception] = {}
+        """Why those failed that the last `run_once` has left out."""
+
         #: When those are due that are done more often than the store says.
         self._often: dict[str, float] = {}
         #: Of the duties that are not finished: how much was done so far.
         self._so_far: dict[str, int] = {}
 
     def run_once(self) -> dict[str, int]:
-        """Do every duty now, all of it; return how much was done, by name. A duty that failed is logged and left out.
+        """Do every duty now, all of it; return how much was done, by name.
+
+        A duty that failed is logged and left out; `failed` says why.
 
         Raises:
             TxnStoreError: the database cannot be read or written to.
         """
         done: dict[str, int] = {}
         left = list(self._duties)
+        self.failed = {}
         while left:
             turn = self._turn(left, Portions(), forced=True)
             done |= self._noted(turn)
+            self.failed |= turn.failed
             left = [duty for duty in left if duty.name in turn.unfinished]
         return done
 

@@ -10,7 +10,7 @@ Gids of others are never touched.  May be run at any time, by several at once, a
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -122,7 +122,7 @@ def recover_in_cluster(store: Store, cluster: Cluster | None) -> int:
             ended_count += recovered.ended_count
             failed += recovered.failed
     if failed:
-        raise failed[0]
+        raise _gravest(failed)
     return ended_count
 
 
@@ -130,10 +130,14 @@ def raise_failed(recovered: RecoveredBranches) -> None:
     """Return if nothing failed.
 
     Raises:
-        TxnStoreError: the first failure.
+        TxnStoreError: the first failure, of those that trying again does not cure if there are any.
     """
     if recovered.failed:
-        raise recovered.failed[0]
+        raise _gravest(recovered.failed)
+
+
+def _gravest(failed: Sequence[TxnStoreError]) -> TxnStoreError:
+    return min(failed, key=lambda error: error.retriable or error.outcome_unknown)
 
 
 class _Recovery:
