@@ -6,8 +6,9 @@ import json
 
 import pytest
 
+from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.opening import open_store
-from txnstore.errors import BranchEndedOtherwise, BranchUnfinished
+from txnstore.errors import BranchEndedOtherwise, BranchUnfinished, InvalidRequest
 from txnstore.participants.branches import Branches
 from txnstore.participants.recovery import RecoveredBranches
 from txnstore.testing.postgres_server import connection_string
@@ -93,6 +94,40 @@ def test_recover_asks_to_be_repeated_only_where_that_may_cure_everything(run, mo
     monkeypatch.setattr("txnstore.cli.transactions.recover_branches", lambda *_: next(found))
     ended = run("transactions", "recover", "--participant", "postgresql://a/a", "--participant", "postgresql://b/b")
     assert (ended.code, ended.err.count("txnstore: ")) == (code, sum(map(len, failed)))
+
+
+def test_recover_names_the_database_of_an_error_that_does_not(run, monkeypatch):
+    def refuse(_, participant, __):
+        if "second" in participant:
+            raise InvalidRequest("max_prepared_transactions is 0")
+        return RecoveredBranches("first")
+
+    monkeypatch.setattr("txnstore.cli.transactions.recover_branches", refuse)
+    urls = ["postgresql://a:secret@h/first", "postgresql://a:secret@h/second"]
+    ended = run("transactions", "recover", *(f"--participant={url}" for url in urls))
+    assert (ended.code, ended.out.startswith("first: ")) == (1, True)
+    assert ended.err == "txnstore: postgresql://a:***@h/second: max_prepared_transactions is 0\n"
+    # Of one alone it is known which one it is of.
+    ended = run("transactions", "recover", f"--participant={urls[1]}")
+    assert ended.err == "txnstore: max_prepared_transactions is 0\n"
+
+
+def test_recover_begins_before_the_last_database_of_the_store_is_found(run, monkeypatch):
+    steps = []
+
+    def find_both(_):
+        for name in ("one", "other"):
+            steps.append(f"found {name}")
+            yield name
+
+    def recover(store, *_):
+        steps.append(f"recovered {store}")
+        return RecoveredBranches("db")
+
+    monkeypatch.setattr(Cluster, "stores", find_both)
+    monkeypatch.setattr("txnstore.cli.transactions.recover_branches", recover)
+    assert run("transactions", "recover", "--participant", "postgresql://a/a").code == 0
+    assert steps == ["found one", "recovered one", "found other", "recovered other"]
 
 
 def test_maintain_says_by_its_code_that_repeating_does_not_cure_what_has_ended_otherwise(txnstore, url, monkeypatch):

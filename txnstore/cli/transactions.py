@@ -17,6 +17,7 @@ from txnstore.cli.options import (
     Participants,
     Schema,
     Url,
+    about,
     complete_topic,
     complete_transactional_id,
     examples,
@@ -431,7 +432,8 @@ def recover(
     with opened(url, schema) as cluster:
         for participant, store in ((each, store) for each in participants for store in cluster.stores()):
             try:
-                found.append(recover_branches(store, participant, cluster))
+                with about(participant, participants):
+                    found.append(recover_branches(store, participant, cluster))
             except TxnStoreError as refusal:
                 # What the others say is shown all the same.
                 refused.append(refusal)
