@@ -102,6 +102,30 @@ def test_a_duty_that_fails_is_due_again_after_its_interval_and_keeps_no_other_fr
     assert list(take_turn(store, None, duties, Portions()).failed) == ["fails"]
 
 
+def test_a_duty_that_fails_goes_on_where_it_was_and_begins_anew_if_it_fails_there_again(store, clock):
+    clock.advance(DAY_MS)
+    begun, failing = [], {"b"}
+
+    def work(portion):
+        begun.append(portion.position)
+        if portion.position in failing:
+            raise StoreBusy
+        portion.position = {None: "a", "a": "b", "b": None}[portion.position]
+        return 0
+
+    def rounds(count):
+        begun.clear()
+        for _ in range(count):
+            take_turn(store, None, [duty("passes", work, ABORT_INTERVAL)], Portions())
+            clock.advance(10_000)
+        return begun
+
+    # What fails for good keeps back no more than what comes after it.
+    assert rounds(7) == [None, "a", "b", "b", None, "a", "b"]
+    failing.clear()
+    assert rounds(3) == ["b", None, "a"]
+
+
 def test_a_turn_that_takes_longer_than_its_leases_keeps_the_rest(store, clock, monkeypatch):
     clock.advance(DAY_MS)
     monkeypatch.setattr("txnstore.maintenance.turns._RENEWED_AFTER_SECONDS", -1.0)

@@ -127,7 +127,7 @@ def take(
 ) -> list[DutyLease]:
     """Take those of these duties that are due, so many or all; with `forced` all of them, due or not, held or not.
 
-    Each is returned with when its round began: now, unless it goes on.
+    Each is returned with when its round began: now, unless it goes on.  One with a position has failed there.
     """
     leases, now_ms = _read(connection, list(settings_of))
     missing = [lease for lease in leases.values() if lease.turn_ms == _NEVER]
@@ -148,7 +148,7 @@ def take(
     held = {"new_holder": holder, "new_held_until_ms": now_ms + lease_ms}
     if taken := [{"of_duty": lease.duty, **held} for lease in wanted if lease.duty in locked]:
         connection.execute(_HOLD, taken)
-    return [lease if lease.is_unfinished else DutyLease(lease.duty, now_ms) for lease in wanted]
+    return [lease if lease.is_unfinished else lease._replace(begun_ms=now_ms) for lease in wanted]
 
 
 def renew(connection: Connection, duties: Collection[str], holder: str, *, lease_ms: int = LEASE_MS) -> None:

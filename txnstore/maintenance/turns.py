@@ -136,7 +136,7 @@ def take_turn(
 ) -> Turn:
     """Do a portion of each duty that is due and that nobody is at; with `forced` of each, whoever is at it.
 
-    What fails is tried again when it is due again, and keeps no other duty from being done.
+    What fails is tried again where it was when it is due again, and keeps no other duty from being done.
 
     Raises:
         TxnStoreError: the leases cannot be taken; nothing was done.
@@ -194,7 +194,9 @@ def _do(duty: MaintenanceDuty, lease: DutyLease, portion: Portion, turn: Turn) -
         count = duty.load()(portion)
     except Exception as error:  # noqa: BLE001 - neither an outage nor a bug in one duty leaves the others undone
         turn.failed[duty.name] = error
-        return PortionOutcome(duty.name, lease.begun_ms, is_unfinished=False, position=None)
+        # Else what comes later might never be reached; where it fails again it begins anew, for what comes before.
+        position = lease.position if lease.is_unfinished else None
+        return PortionOutcome(duty.name, lease.begun_ms, is_unfinished=False, position=position)
     # One that only looked, however long that took, has left nothing.
     is_unfinished = count >= FOUND_MAX or portion.position is not None or portion.portions.was_told_over
     turn.done[duty.name] = count
