@@ -112,6 +112,8 @@ REFUSED = [
     ({"startingOffsets": '{"t": {"0": true}}'}, True, "startingOffsets is JSON like"),
     ({"startingOffsets": '{"t": {"0": 1, "0": 2}}'}, True, "startingOffsets is JSON like"),
     ({"startingOffsets": '{"t": {"zero": 1}}'}, True, "startingOffsets is JSON like"),
+    ({"startingOffsets": f'{{"t": {{"{"9" * 5000}": 1}}}}'}, True, "startingOffsets is JSON like"),
+    ({"startingOffsets": f'{{"t": {{"0": {"9" * 5000}}}}}'}, True, "startingOffsets is JSON like"),
     ({"startingOffsets": "erliest"}, True, "startingOffsets is JSON like"),
     ({"startingOffsets": "group"}, True, "startingOffsets=group takes the group's name"),
     ({"endingOffsets": "earliest"}, False, "endingOffsets is latest or offsets as JSON"),
@@ -120,6 +122,8 @@ REFUSED = [
     ({"endingTimestamp": "5"}, True, "endingTimestamp is for batch reads"),
     ({"startingTimestamp": "-5"}, False, "startingTimestamp must be a whole number of at least 0"),
     ({"startingTimestamp": "1_0"}, False, "startingTimestamp must be a whole number of at least 0"),
+    ({"startingTimestamp": "9" * 5000}, False, "startingTimestamp must be a whole number of at least 0"),
+    ({"minPartitions": "9" * 5000}, False, "minPartitions must be a whole number of at least 1"),
     (
         {"startingOffsetsByTimestampStrategy": "never"},
         False,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -21,6 +22,7 @@ from txnstore.errors import InvalidConfiguration
 _logger: Final = logging.getLogger("txnstore")
 _KAFKA_PREFIX: Final = "kafka."
 _SHOWN_LENGTH_MAX: Final = 80
+_WHOLE_NUMBER: Final = re.compile(r"-?[0-9]{1,19}")
 _SERIALIZATION: Final = "keys and values are binary columns: turn them into what you need with functions of Spark"
 
 
@@ -205,10 +207,11 @@ def whole_number(values: Mapping[str, str], name: str, *, at_least: int) -> int 
     text = values.get(name)
     if text is None:
         return None
-    # int() would take "1_000" and " 1 " as well.
-    if not text.strip().removeprefix("-").isdecimal() or int(text) < at_least:
+    # int() would take "1_000" as well.
+    if not _WHOLE_NUMBER.fullmatch(text.strip()) or int(text) < at_least:
         raise InvalidConfiguration(
-            f"{name} must be a whole number of at least {at_least}, not {text[:_SHOWN_LENGTH_MAX]!r}"
+            f"{name} must be a whole number of at least {at_least} and at most 19 digits, not"
+            f" {text[:_SHOWN_LENGTH_MAX]!r}"
         )
     return int(text)
 

@@ -23,6 +23,7 @@ COMMIT_ORDER: Final = "$commit_order"
 #: What says in a query's offsets which topics they are of: one that is made anew under its name is another one.
 TOPICS: Final = "$topics"
 _PARTITION_MAX: Final = 2**31 - 1
+_PARTITION: Final = re.compile(r"[0-9]{1,10}")
 #: How long a stream waits for minOffsetsPerTrigger before it takes what there is: Spark's default, 15 minutes.
 MAX_TRIGGER_DELAY_MS: Final = 15 * 60_000
 _UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -87,7 +88,7 @@ def _numbers_by_partition(topics: Mapping[str, Any], example: str, *, at_least: 
         if type(by_partition) is not dict or not by_partition:
             raise InvalidConfiguration(f"{example}; topic {topic[:80]!r} has no partitions")
         for key, number in by_partition.items():
-            if not (key.isascii() and key.isdecimal()) or int(key) > _PARTITION_MAX:
+            if not _PARTITION.fullmatch(key) or int(key) > _PARTITION_MAX:
                 raise InvalidConfiguration(f"{example}; {key[:20]!r} is not the number of a partition")
             if type(number) is not int or not at_least <= number <= OFFSET_MAX:
                 raise InvalidConfiguration(

@@ -291,6 +291,11 @@ def test_a_producers_configuration_is_refused_in_librdkafkas_words(settings, tex
     assert refusal_of(producer, settings).startswith(text)
 
 
+@pytest.mark.parametrize("name", ["queue.buffering.max.ms", "message.send.max.retries", "client.id", "debug"])
+def test_a_number_of_which_python_makes_no_text_is_refused(name):
+    assert refusal_of(producer, {name: 10**5000}) == f'Invalid value for configuration property "{name}"'
+
+
 @pytest.mark.parametrize(
     ("settings", "text"),
     [

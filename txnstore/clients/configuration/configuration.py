@@ -33,6 +33,8 @@ _logger: Final = logging.getLogger("txnstore")
 _TOPIC_DEFAULTS: Final = "default.topic.config"
 #: SQLAlchemy writes it sqlite://, SQLite's users expect this.
 _MEMORY_URLS: Final = frozenset({"sqlite://:memory:", "sqlite:///:memory:", "sqlite+pysqlite://:memory:"})
+#: Of more than 4300 digits Python makes no text, and no key takes half as many bits.
+_BITS_MAX: Final = 1024
 _BROKER: Final = re.compile(r"[\w.-]+(:\d+)?(,[\w.-]+(:\d+)?)*")
 
 
@@ -152,6 +154,8 @@ def _parsed(settings: Mapping[Any, Any], user: User) -> Iterator[tuple[Key, Any]
         key = KEYS_BY_ALIAS.get(name) if isinstance(name, str) else None
         if key is None or (key.only_user and key.user is not user):
             raise ConfigurationError(_unknown(str(name)))
+        if isinstance(value, int) and value.bit_length() > _BITS_MAX:
+            raise ConfigurationError(f'Invalid value for configuration property "{key.error_name}"')
         parsed = key.kind.parse(key.error_name, value)
         # Text that is empty counts as not given.
         if parsed is not None:
