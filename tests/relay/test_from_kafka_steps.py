@@ -265,6 +265,23 @@ def test_a_topic_deleted_meanwhile_is_told_of_and_the_others_are_copied_to_their
     assert [(fields["partition"], fields["offset"]) for fields in told] == [("gone-0", 0)]
 
 
+def test_a_topic_deleted_while_a_relay_goes_on_is_told_of(store, stand_in, monkeypatch, caplog):
+    side = stand_in.side
+    for topic in ("gone", "other"):
+        side.create(topic, 1)
+        side.send(topic, numbered(2))
+    monkeypatch.setattr("txnstore.relay.from_kafka.LOOK_AGAIN_SECONDS", 0)
+    relay = FromKafka(store, stand_in.cluster(), RelayOptions())
+    with beside(relay.run):
+        wait_until(lambda: relay.copied_count == 4)
+        side.delete("gone")
+        wait_until(lambda: "deleted in Kafka" in caplog.text)
+        side.send("other", numbered(1, 2))
+        wait_until(lambda: relay.copied_count == 5)
+    told = [vars(record) for record in caplog.records if vars(record).get("event") == "relay_topic_gone"]
+    assert [(fields["partition"], fields["offset"]) for fields in told] == [("gone-0", 2)]
+
+
 @pytest.mark.parametrize("once", [True, False])
 def test_nothing_is_read_at_the_position_in_a_topic_that_was_made_anew_meanwhile(store, stand_in, monkeypatch, once):
     side = stand_in.side

@@ -222,11 +222,12 @@ class FromKafka:
             # After the positions: another relay may have begun, and copied beyond what were the ends.
             bounds = self._bounds(consumer, found)
         self._check_identities(found, known)
+        before = self._positions.keys()
         self._positions = {partition: known[partition].next_offset for partition in bounds}
+        self._tell_of_gone({partition: known[partition].next_offset for partition in before - self._positions.keys()})
         self._close_gaps({partition: low for partition, (low, _) in bounds.items()}, bounds)
         if self._options.once and self._found is None:
             self._ends = {partition: high for partition, (_, high) in bounds.items()}
-        self._drop_ends(known)
         self._found = found
         # From here on: what came before, the store's work for example, was no silence of the cluster.
         self._heard_at = time.monotonic()
@@ -288,16 +289,16 @@ class FromKafka:
             self._store.write(lambda connection: move_relay_positions(connection, self._relay_id, moves))
             self._positions |= {partition: low for partition, (_, low) in moves.items()}
 
-    def _drop_ends(self, known: Mapping[PartitionName, RelayPosition]) -> None:
-        """Wait for no end, with `once`, in a topic that was deleted in Kafka meanwhile."""
-        for partition in sorted(self._ends.keys() - self._positions.keys(), key=str):
-            end, position = self._ends.pop(partition), known[partition].next_offset
-            if position < end:
+    def _tell_of_gone(self, gone: Mapping[PartitionName, int]) -> None:
+        """Warn of what was deleted in Kafka meanwhile, at its position; with `once` wait for no end in it."""
+        for partition, position in sorted(gone.items(), key=str):
+            end = self._ends.pop(partition, None)
+            if end is None or position < end:
                 _log.warning(
-                    "%s: deleted in Kafka before the relay has come from %s to its end, %s",
+                    "%s: deleted in Kafka when the relay had come to %s%s",
                     partition,
                     position,
-                    end,
+                    "" if end is None else f", before its end, {end}",
                     extra={"event": "relay_topic_gone", "partition": str(partition), "offset": position},
                 )
 
