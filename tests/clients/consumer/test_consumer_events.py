@@ -9,7 +9,7 @@ import pytest
 
 from tests.clients.moments import attempt, every_interrupt, is_no_moment_for_signals
 from tests.clients.steps import PATIENCE_SECONDS
-from txnstore import Consumer
+from txnstore import Consumer, TopicPartition
 from txnstore.clients import callbacks
 from txnstore.clients.callbacks import EventQueue, RepeatedTrouble
 from txnstore.clients.consumer.events import (
@@ -102,6 +102,26 @@ def test_an_event_is_told_once_wherever_that_is_interrupted(url, kind):
             consumer._serve_one()
             assert told == [kind], moment.where
             assert not consumer._core.inbox.events
+
+
+def test_closing_tells_of_each_commit_once_wherever_that_is_interrupted(url):
+    told: list[int] = []
+
+    def on_commit(error, partitions):
+        told.append(partitions[0].offset)
+
+    for _, moment in every_interrupt({"consumer/consumer.py", "clients/callbacks.py"}, is_telling_at_the_end):
+        told.clear()
+        consumer = Consumer({"bootstrap.servers": url, "group.id": "g", "on_commit": on_commit})
+        for offset in (1, 2):
+            consumer._core.inbox.put(CommitEvent(None, [TopicPartition("t", 0, offset)]))
+        attempt(moment, consumer.close)
+        assert told == [1, 2], moment.where
+
+
+def is_telling_at_the_end(frame, event):
+    """Leave alone what is no moment, and what closes the consumer between telling and telling again."""
+    return is_no_moment_for_signals(frame, event) or frame.f_code.co_name not in {"pop", "serve_first", "_committed"}
 
 
 def test_whoever_waits_hears_of_an_event_that_another_thread_could_not_serve():

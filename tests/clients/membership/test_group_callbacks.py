@@ -332,7 +332,7 @@ def test_a_rebalance_that_is_interrupted_behind_its_callback_is_ended_all_the_sa
 ):
     a, b = crew.member("a", strategy), crew.member("b", strategy)
     owner = a.consumer._core.group if interrupted == "served" else a.consumer._core
-    do, interrupts = getattr(owner, interrupted), iter([KeyboardInterrupt])
+    do, interrupts = getattr(owner, interrupted), iter([KeyboardInterrupt] * 3)
 
     def begin(event):
         if event.kind.value == kind:

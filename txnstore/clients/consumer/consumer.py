@@ -25,7 +25,7 @@ from txnstore.clients.consumer.arguments import (
     failure,
 )
 from txnstore.clients.consumer.commits import CommitResult
-from txnstore.clients.consumer.core import ConsumerCore, after_error
+from txnstore.clients.consumer.core import ConsumerCore, after_error, to_its_end
 from txnstore.clients.consumer.events import (
     AnswerEvent,
     CallbackEvent,
@@ -710,12 +710,17 @@ class Consumer(Polls):
         self._core.group.unsubscribe()
         self._serve_rest()
 
-    def _serve_rest(self) -> None:
-        while (event := self._core.inbox.pop()) is not None:
-            if isinstance(event, RebalanceEvent):
-                self._rebalance(event, [])
-            elif isinstance(event, CommitEvent):
-                self._committed(event, [])
+    def _serve_rest(self, *, has_left: bool = False) -> None:
+        while self._core.inbox.serve_first(partial(self._serve_last, has_left)):
+            pass
+
+    def _serve_last(self, has_left: bool, taken: list[Event]) -> bool:
+        event = taken[0] if taken else None
+        if isinstance(event, CommitEvent):
+            self._committed(event, taken)
+        elif isinstance(event, RebalanceEvent) and not has_left:
+            self._rebalance(event, taken)
+        return event is not None
 
     def _finish(self, deadline: Deadline) -> None:
         core = self._core
@@ -741,6 +746,4 @@ class Consumer(Polls):
                     extra={"event": "thread_left", "group": core.options.group_id},
                 )
             self._finalizer.detach()
-        while (event := core.inbox.pop()) is not None:
-            if isinstance(event, CommitEvent):
-                self._committed(event, [])
+        to_its_end(partial(self._serve_rest, has_left=True))

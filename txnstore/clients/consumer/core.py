@@ -70,6 +70,17 @@ _EAGER_TEXT: Final = (
 _numbers: Final = itertools.count(1)
 
 
+def to_its_end(work: Callable[[], None]) -> None:
+    """Do what nobody else would do, however often Ctrl-C comes meanwhile."""
+    try:
+        work()
+    except Exception:
+        raise
+    except BaseException:
+        to_its_end(work)
+        raise
+
+
 class ConsumerCore:
     """The state and the threads of one consumer."""
 
@@ -314,7 +325,7 @@ class ConsumerCore:
                 self._end_rebalance(event)
             except BaseException:
                 # An interrupt. The group would wait for ever; and what is done already is not done twice.
-                self._end_rebalance(event)
+                to_its_end(partial(self._end_rebalance, event))
                 raise
             finally:
                 self._restore(going)
@@ -378,7 +389,7 @@ class ConsumerCore:
             self._give_back(messages)
         except BaseException:
             # A second Ctrl-C: nobody else would ever hand them out, and later ones would be stored.
-            self._give_back(messages)
+            to_its_end(partial(self._give_back, messages))
             raise
 
     def _give_back(self, messages: list[Message]) -> None:
