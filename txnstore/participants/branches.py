@@ -114,8 +114,9 @@ class Branches:
         self._branches: list[Branch] = []
         #: Ended, and still in the coordinator's table: they go with the next registration.
         self._ended_gids: list[str] = []
-        #: The databases where somebody has ended a branch otherwise than was decided, until it was told.
-        self._ended_otherwise: list[str] = []
+        #: The databases where somebody has ended a branch otherwise than was decided, until it was told, and whether
+        #: that is sure.
+        self._ended_otherwise: dict[str, bool] = {}
 
     def __len__(self) -> int:
         """Return how many databases take part in the open transaction."""
@@ -297,12 +298,18 @@ class Branches:
                     " maintain --participant)"
                 )
             time.sleep(pause_seconds)
-        labels, self._ended_otherwise = self._ended_otherwise, []
+        labels, self._ended_otherwise = self._ended_otherwise, {}
         if labels:
+            unsure = ""
+            if not all(labels.values()):
+                unsure = (
+                    "; see first whether it is there: a server that has taken over, and has lost the branch, may have"
+                    " given its number to another transaction"
+                )
             raise BranchEndedOtherwise(
                 f"the transaction of {self._transactional_id[:80]!r} has ended, but in {', '.join(labels)} somebody"
                 " else has ended its branch, or a failover has lost it, and not as was decided: what it wrote there has"
-                " to be put right by hand"
+                f" to be put right by hand{unsure}"
             )
 
     def _try_to_end(self, decided: dict[str, bool], timeout_seconds: float) -> None:
@@ -362,7 +369,9 @@ class Branches:
         if answer.kind is not AnswerKind.DONE and branch.state is _S.PREPARED and not branch.is_forgotten:
             try:
                 if has_ended_otherwise(driver, branch.transaction_id, commit=commit, timeout_seconds=timeout_seconds):
-                    self._ended_otherwise.append(branch.database.label)
+                    # The server that has taken the vote knows its number; another one may have given it anew.
+                    is_sure = commit or driver is branch.driver
+                    self._ended_otherwise[branch.database.label] = is_sure
             except BranchUnfinished as error:
                 branch.trouble = str(error)
                 return False
