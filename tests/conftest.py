@@ -41,6 +41,9 @@ from txnstore.testing.store_databases import StoreDatabases
 
 pytest_plugins = ("txnstore.testing.plugin",)
 
+# Here, as tests of several folders import it: whichever comes first.
+pytest.register_assert_rewrite("tests.crash.worlds")
+
 # How long an example takes says how busy the machine is.
 settings.register_profile(
     "txnstore", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=times(100)

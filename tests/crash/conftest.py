@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytest.register_assert_rewrite("tests.crash.afterlives", "tests.crash.everywhere", "tests.crash.worlds")
+pytest.register_assert_rewrite("tests.crash.afterlives", "tests.crash.everywhere")
 
 # Only now, so that a failed assertion there shows what it saw.
 from tests.crash.worlds import Place  # noqa: E402
