@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import event, func, insert, select, text
 
 from txnstore.db import portions as portions_module
+from txnstore.db.backend import Limits
 from txnstore.db.opening import open_store
 from txnstore.db.portions import FOUND_MAX, Portions
 from txnstore.db.schema import (
@@ -252,8 +253,10 @@ def make_partitions(connection, topic_id, partition_count):
 
 @pytest.mark.slow
 def test_a_topic_of_seventy_thousand_partitions_is_used_and_deleted(store):
+    # That so many can be named at once, not how fast: on a busy machine it takes longer than anybody's answer may.
+    patient = Limits(statement_timeout_ms=600_000, idle_timeout_ms=600_000, transaction_timeout_ms=600_000)
     topic = store.write(lambda connection: create_topic(connection, "wide"))
-    store.write(lambda connection: make_partitions(connection, topic.topic_id, 70_000))
+    store.write(lambda connection: make_partitions(connection, topic.topic_id, 70_000), limits=patient)
     ids = store.read(lambda connection: get_topic(connection, "wide")).partition_ids
     assert len(ids) == 70_000
     last = ids[-1]
@@ -266,8 +269,8 @@ def test_a_topic_of_seventy_thousand_partitions_is_used_and_deleted(store):
         strike_off_markers(connection, "nobody", ids)
         return heads[last].next_offset, states, read_offsets(connection, "g", ids).offsets[last].offset
 
-    assert store.write(use) == (1, {}, 1)
-    store.write(lambda connection: delete_topic(connection, "wide"))
+    assert store.write(use, limits=patient) == (1, {}, 1)
+    store.write(lambda connection: delete_topic(connection, "wide"), limits=patient)
     assert store.read(lambda connection: find_topics(connection, [f"t{n}" for n in range(40_000)])) == []
     assert [count(store, table) for table in (partitions, partition_heads)] == [0, 0]
     assert count(store, deleted_partitions) == 70_000
