@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from uuid import uuid4
 
 import pytest
+from sqlalchemy import text
 
+from txnstore.db import closing
 from txnstore.db.closing import read_move
 from txnstore.db.opening import open_store
 from txnstore.db.url import parse_url
@@ -62,6 +65,22 @@ def test_a_copy_that_stopped_is_cancelled_or_goes_on(txnstore, urls, monkeypatch
     assert (ended.code, "a copy that was cancelled" in ended.err) == (1, True)
     with open_store(urls[0]) as store:
         assert store.read(read_move) is None
+
+
+def test_what_a_newer_version_has_closed_is_to_be_opened_by_it(txnstore, txnstore_postgresql_url):
+    url = txnstore_postgresql_url
+
+    def close_anew(connection):
+        closing.wait_for_writers(connection)
+        closing.close(connection, closing.Move(closing.MoveState.CLOSED, str(uuid4()), "sqlite:///elsewhere.db"))
+        trigger = "CREATE TRIGGER newer BEFORE INSERT ON txnstore.outbox EXECUTE FUNCTION txnstore.refuse_write('no')"
+        connection.execute(text(trigger))
+
+    with open_store(url) as store:
+        store.write(close_anew)
+    ended = txnstore("copy", "--cancel", url)
+    assert (ended.code, "run this with the version that has closed it" in ended.err) == (1, True)
+    assert "is closed" in txnstore("topics", "list", "--url", url).err
 
 
 def test_an_error_says_that_the_source_is_closed_only_if_it_is(txnstore, urls, monkeypatch):

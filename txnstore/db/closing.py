@@ -16,12 +16,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from sqlalchemy import Connection, bindparam, select, update
+from sqlalchemy.exc import DBAPIError
 
 from txnstore.db import ddl
 from txnstore.db.postgresql import closing as closing_postgresql
 from txnstore.db.schema import metadata, stores
 from txnstore.db.sqlite import closing as closing_sqlite
-from txnstore.errors import StoreMoved
+from txnstore.errors import InvalidRequest, StoreMoved
 
 
 class MoveState(enum.IntEnum):
@@ -150,12 +151,24 @@ def close(connection: Connection, move: Move) -> None:
 
 
 def open_(connection: Connection, last: Move | None = None) -> None:
-    """Let everybody write again, and take the mark away; of the move that is over by this, name and position stay."""
+    """Let everybody write again, and take the mark away; of the move that is over by this, name and position stay.
+
+    Raises:
+        InvalidRequest: the store was closed in a way that this version does not know.
+    """
     is_sqlite = connection.dialect.name == "sqlite"
     names = _names()
     statements = closing_sqlite.open_(names) if is_sqlite else closing_postgresql.open_(_schema(connection), names)
-    for statement in statements:
-        connection.execute(ddl.Verbatim(statement))
+    try:
+        for statement in statements:
+            connection.execute(ddl.Verbatim(statement))
+    except DBAPIError as error:
+        if getattr(error.orig, "sqlstate", None) != closing_postgresql.STILL_USED:
+            raise
+        raise InvalidRequest(
+            "writes are refused by more than this version of txnstore puts up: run this with the version that has"
+            " closed it"
+        ) from error
     connection.execute(
         _SET_MARK,
         {

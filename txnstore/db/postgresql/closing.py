@@ -17,6 +17,8 @@ from txnstore.db.postgresql.segments import SEGMENT_TABLES
 
 #: The SQLSTATE of the refusal.
 CLOSED: Final = "TXN02"
+#: That of a function which a trigger calls, as it is to be dropped.
+STILL_USED: Final = "2BP01"
 #: The setting in which whoever fills a store names the move.
 _SETTING: Final = "txnstore.move"
 _TRIGGER: Final = "txnstore_closed"
