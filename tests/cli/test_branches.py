@@ -130,6 +130,12 @@ def test_recover_begins_before_the_last_database_of_the_store_is_found(run, monk
     assert steps == ["found one", "recovered one", "found other", "recovered other"]
 
 
+def test_recover_is_to_be_repeated_if_a_database_of_the_store_is_away(run, monkeypatch):
+    # It is left out with a warning.
+    monkeypatch.setattr(Cluster, "stores", lambda _: iter(()))
+    assert run("transactions", "recover", "--participant", "postgresql://a/a").code == 75
+
+
 def test_maintain_says_by_its_code_that_repeating_does_not_cure_what_has_ended_otherwise(txnstore, url, monkeypatch):
     found = [BranchUnfinished("later"), BranchEndedOtherwise("told once")]
     monkeypatch.setattr(

@@ -437,6 +437,7 @@ def recover(
             except TxnStoreError as refusal:
                 # What the others say is shown all the same.
                 refused.append(refusal)
+        is_complete = len(found) + len(refused) >= len(participants) * len(cluster.databases)
     if as_json:
         show_json([_recovered(each) for each in found])
     else:
@@ -448,7 +449,8 @@ def recover(
     failed = [error for each in found for error in each.failed]
     for error in failed + refused[1:]:
         report(error)
-    codes = {exit_code(error) for error in failed}
+    # A database of the store that is away was left out, with a warning.
+    codes = {exit_code(error) for error in failed} | (set() if is_complete else {TRY_AGAIN_LATER})
     # What has ended otherwise is told of once: whoever tries again would take the next 0 for the end of it all.
     if refused and FAILED not in codes:
         raise refused[0]
