@@ -7,6 +7,7 @@ from sqlalchemy import Connection, insert, update
 
 from tests.cluster.conftest import Bench
 from txnstore.cli import maintenance
+from txnstore.cli.output import FAILED
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.cluster.membership import CONTROLLER_ID
 from txnstore.db.schema import databases, partitions
@@ -35,6 +36,7 @@ def test_a_database_that_refuses_keeps_nobody_from_the_others(bench: Bench, caps
         assert [next(stores).database_id, next(stores).database_id] == [1, 3]
         with pytest.raises(WrongCluster, match=LOST):
             next(stores)
-        with pytest.raises(WrongCluster, match=LOST):
-            maintenance._run_once(cluster, DUTIES[:1])
-    assert capsys.readouterr().out == f"0 {DUTIES[0].name}\n"
+        assert maintenance._run_once(cluster, DUTIES[:1]) == FAILED
+    told = capsys.readouterr()
+    assert told.out == f"0 {DUTIES[0].name}\n"
+    assert LOST in told.err
