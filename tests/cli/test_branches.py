@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
-from txnstore.db.cluster.cluster import Cluster
+from txnstore.db.cluster.cluster import Cluster, open_cluster
 from txnstore.db.opening import open_store
-from txnstore.errors import BranchEndedOtherwise, BranchUnfinished, InvalidRequest
+from txnstore.errors import (
+    BranchEndedOtherwise,
+    BranchUnfinished,
+    InvalidRequest,
+    StoreBusy,
+    StoreUnavailable,
+    WrongCluster,
+)
 from txnstore.participants.branches import Branches
 from txnstore.participants.recovery import RecoveredBranches
 from txnstore.testing.postgres_server import connection_string
@@ -112,28 +120,75 @@ def test_recover_names_the_database_of_an_error_that_does_not(run, monkeypatch):
     assert ended.err == "txnstore: max_prepared_transactions is 0\n"
 
 
-def test_recover_begins_before_the_last_database_of_the_store_is_found(run, monkeypatch):
-    steps = []
+@pytest.fixture
+def two_databases(txnstore_sqlite_url, tmp_path, monkeypatch):
+    """A store of two databases, which the program finds."""
+    monkeypatch.setenv("TXNSTORE_URL", f"{txnstore_sqlite_url},sqlite:///{tmp_path}/second.db")
+    with open_cluster(os.environ["TXNSTORE_URL"]):
+        pass
 
-    def find_both(_):
-        for name in ("one", "other"):
-            steps.append(f"found {name}")
-            yield name
+
+@pytest.mark.usefixtures("two_databases")
+def test_recover_begins_before_the_last_database_of_the_store_is_found(txnstore, monkeypatch):
+    steps = []
+    own = Cluster.own
+
+    def find(cluster, database_id):
+        steps.append(f"found {database_id}")
+        return own(cluster, database_id)
 
     def recover(store, *_):
-        steps.append(f"recovered {store}")
+        steps.append(f"recovered {store.database_id}")
         return RecoveredBranches("db")
 
-    monkeypatch.setattr(Cluster, "stores", find_both)
+    monkeypatch.setattr(Cluster, "own", find)
     monkeypatch.setattr("txnstore.cli.transactions.recover_branches", recover)
-    assert run("transactions", "recover", "--participant", "postgresql://a/a").code == 0
-    assert steps == ["found one", "recovered one", "found other", "recovered other"]
+    assert txnstore("transactions", "recover", "--participant", "postgresql://a/a").code == 0
+    assert steps == ["found 1", "recovered 1", "found 2", "recovered 2"]
 
 
-def test_recover_is_to_be_repeated_if_a_database_of_the_store_is_away(run, monkeypatch):
-    # It is left out with a warning.
-    monkeypatch.setattr(Cluster, "stores", lambda _: iter(()))
-    assert run("transactions", "recover", "--participant", "postgresql://a/a").code == 75
+@pytest.mark.parametrize("refusing", [1, 2])
+@pytest.mark.parametrize(
+    ("refusal", "failed", "code"),
+    [
+        (StoreUnavailable("it is away"), [], 75),
+        (WrongCluster("it is another one"), [], 1),
+        (StoreBusy("it is locked"), [BranchEndedOtherwise("told once")], 1),
+    ],
+)
+@pytest.mark.usefixtures("two_databases")
+def test_recover_tells_all_that_it_finds_if_a_database_of_the_store_refuses(
+    txnstore, monkeypatch, refusing, refusal, failed, code
+):
+    own = Cluster.own
+
+    def find(cluster, database_id):
+        if database_id == refusing:
+            raise refusal
+        return own(cluster, database_id)
+
+    monkeypatch.setattr(Cluster, "own", find)
+    monkeypatch.setattr(
+        "txnstore.cli.transactions.recover_branches",
+        lambda _, participant, __: RecoveredBranches(participant, failed=failed),
+    )
+    participants = ["postgresql://a/a", "postgresql://b/b"]
+    ended = txnstore("transactions", "recover", *(f"--participant={each}" for each in participants))
+    assert [line.split(": ")[0] for line in ended.out.splitlines()] == participants
+    told = [f"txnstore: {error}" for error in (*failed, *failed, refusal)]
+    assert (ended.code, [line for line in ended.err.splitlines() if line.startswith("txnstore")]) == (code, told)
+
+
+@pytest.mark.usefixtures("two_databases")
+def test_recover_does_not_ask_to_be_repeated_for_a_database_that_no_url_of_the_list_leads_to(
+    txnstore, txnstore_sqlite_url, monkeypatch
+):
+    monkeypatch.setattr("txnstore.cli.transactions.recover_branches", lambda *_: RecoveredBranches("db"))
+    arguments = ("transactions", "recover", "--participant", "postgresql://a/a")
+    assert txnstore(*arguments).code == 0
+    ended = txnstore(*arguments, "--url", txnstore_sqlite_url)
+    assert ended.code == 1
+    assert "no URL of the list leads there" in ended.err
 
 
 def test_maintain_says_by_its_code_that_repeating_does_not_cure_what_has_ended_otherwise(txnstore, url, monkeypatch):

@@ -11,9 +11,9 @@ from urllib.request import urlopen
 import pytest
 
 from txnstore.cli import maintenance as command
-from txnstore.db.cluster.cluster import open_cluster
+from txnstore.db.cluster.cluster import Cluster, open_cluster
 from txnstore.db.opening import open_store
-from txnstore.errors import PermissionDenied, StoreBusy
+from txnstore.errors import PermissionDenied, StoreBusy, StoreUnavailable
 from txnstore.log.append import Append
 from txnstore.log.codec import encode
 from txnstore.log.topics import create_topic
@@ -78,6 +78,27 @@ def test_once_goes_on_if_one_database_cannot_be_read(txnstore, txnstore_sqlite_u
     assert ended.code == 75
     assert len(ended.out.splitlines()) == len(DUTIES) + len(LONG_DUTIES)
     assert f"txnstore: {txnstore_sqlite_url}: locked for long" in ended.err
+
+
+@pytest.mark.parametrize("is_listed", [True, False], ids=["away", "not in the list"])
+def test_once_is_to_be_repeated_for_a_database_that_is_away_not_for_one_that_is_not_in_the_list(
+    txnstore, txnstore_sqlite_url, tmp_path, monkeypatch, is_listed
+):
+    urls = f"{txnstore_sqlite_url},sqlite:///{tmp_path}/second.db"
+    with open_cluster(urls):
+        pass
+    own = Cluster.own
+
+    def find(cluster, database_id):
+        if is_listed and database_id > 1:
+            raise StoreUnavailable("it is away")
+        return own(cluster, database_id)
+
+    monkeypatch.setattr(Cluster, "own", find)
+    ended = txnstore("maintain", urls if is_listed else txnstore_sqlite_url, "--once")
+    assert ended.code == (75 if is_listed else 1)
+    assert len(ended.out.splitlines()) == len(DUTIES) + len(LONG_DUTIES)
+    assert ("it is away" if is_listed else "no URL of the list leads there") in ended.err
 
 
 @pytest.mark.parametrize(("database", "number"), [("sqlite", signal.SIGINT), ("postgresql", signal.SIGTERM)])

@@ -6,6 +6,8 @@ import os
 import threading
 from contextlib import closing, nullcontext
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from sqlalchemy import delete, update
@@ -22,6 +24,7 @@ from txnstore.errors import (
     InvalidRequest,
     InvalidUrl,
     PermissionDenied,
+    StoreBusy,
     StoreReadOnly,
     StoreUnavailable,
     TransactionAbortable,
@@ -41,7 +44,7 @@ from txnstore.participants.branch_rules import (
     check_move,
     end_of,
 )
-from txnstore.participants.recovery import raise_failed, recover_branches
+from txnstore.participants.recovery import RecoveredBranches, raise_failed, recover_branches, recover_in_cluster
 from txnstore.testing.manual_clock import ManualClock
 from txnstore.testing.private_cluster import PrivateCluster, server_user
 from txnstore.testing.servers import told_programs
@@ -509,6 +512,19 @@ def test_a_new_producer_of_the_id_decides_and_anybody_ends(bank):
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_has_ended_otherwise_is_told_though_a_database_of_the_cluster_refuses_afterwards(monkeypatch):
+    def stores():
+        yield SimpleNamespace(backend=SimpleNamespace(name="postgresql"), url="postgresql://a/a")
+        raise StoreBusy("locked")
+
+    store: Any = SimpleNamespace(read=lambda _: True)
+    cluster: Any = SimpleNamespace(is_alone=False, stores=stores)
+    once = BranchEndedOtherwise("told once")
+    monkeypatch.setattr(recovery, "recover_branches", lambda *_: RecoveredBranches("a", failed=[once]))
+    with pytest.raises(BranchEndedOtherwise, match="told once"):
+        recover_in_cluster(store, cluster)
 
 
 def test_every_state_of_a_branch_has_its_moves_and_its_end():

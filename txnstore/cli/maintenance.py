@@ -12,8 +12,17 @@ from typing import Annotated, Final
 
 import typer
 
-from txnstore.cli.options import Participants, Schema, UrlArgument, UrlBesideArgument, about, examples, one_url
-from txnstore.cli.output import FAILED, TRY_AGAIN_LATER, CommandFailed, exit_code, report, say
+from txnstore.cli.options import (
+    Participants,
+    Schema,
+    UrlArgument,
+    UrlBesideArgument,
+    about,
+    examples,
+    one_url,
+    reached,
+)
+from txnstore.cli.output import FAILED, CommandFailed, exit_code, report, say
 from txnstore.db.cluster.cluster import Cluster, open_cluster
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.errors import TxnStoreError
@@ -98,30 +107,24 @@ def _serving_metrics(url: str, schema: str, port: int, address: str) -> Iterator
 def _run_once(cluster: Cluster, duties: Sequence[MaintenanceDuty]) -> int:
     """Do everything once in each database; return what the program exits with."""
     total: dict[str, int] = {}
-    members = {member.database_id: member.label for member in cluster.databases}
-    unseen = set(members)
+    labels = [member.label for member in cluster.databases]
+    refused: list[TxnStoreError] = []
     codes = {0}
-    try:
-        for store in cluster.stores():
-            unseen.discard(store.database_id)
-            maintenance = Maintenance(store, cluster, duties=duties)
-            try:
-                with about(str(store.url), list(members.values())):
-                    done = maintenance.run_once()
-            except TxnStoreError as error:
-                # The next database is looked after all the same.
-                report(error)
-                codes.add(exit_code(error))
-                continue
-            codes |= {exit_code(error) for error in maintenance.failed.values()}
-            for name, count in done.items():
-                total[name] = total.get(name, 0) + count
-    except TxnStoreError as error:
-        # One that refuses, after the others.
-        report(error)
-        codes.add(exit_code(error))
-    if unseen:
-        codes.add(TRY_AGAIN_LATER)
+    for store in reached(cluster, refused):
+        maintenance = Maintenance(store, cluster, duties=duties)
+        try:
+            with about(str(store.url), labels):
+                done = maintenance.run_once()
+        except TxnStoreError as error:
+            # The next database is looked after all the same.
+            refused.append(error)
+            continue
+        codes |= {exit_code(error) for error in maintenance.failed.values()}
+        for name, count in done.items():
+            total[name] = total.get(name, 0) + count
+    for refusal in refused:
+        report(refusal)
+        codes.add(exit_code(refusal))
     for name, count in total.items():
         say(f"{count} {name}")
     return FAILED if FAILED in codes else max(codes)

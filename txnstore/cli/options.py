@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from txnstore.db.backend import Limits
     from txnstore.db.cluster.cluster import Cluster
+    from txnstore.db.store import Store
+    from txnstore.errors import TxnStoreError
 
 URL_VARIABLE: Final = "TXNSTORE_URL"
 
@@ -141,6 +143,19 @@ def opened(url: str | None, schema: str, *, limits: Limits | None = None) -> Clu
     assert url is not None
     limits = limits or Limits(retry_timeout_ms=_RETRY_TIMEOUT_MS)
     return open_cluster(url, schema=schema, create=False, limits=limits)
+
+
+def reached(cluster: Cluster, left_out: list[TxnStoreError]) -> Iterator[Store]:
+    """Yield the stores of all databases that can be reached; why the others cannot is put into `left_out`."""
+    from txnstore.errors import TxnStoreError
+
+    for member in cluster.databases:
+        try:
+            store = cluster.own(member.database_id)
+        except TxnStoreError as error:
+            left_out.append(error)
+        else:
+            yield store
 
 
 def key_values(texts: list[str]) -> dict[str, str]:

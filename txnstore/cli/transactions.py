@@ -22,6 +22,7 @@ from txnstore.cli.options import (
     complete_transactional_id,
     examples,
     opened,
+    reached,
 )
 from txnstore.cli.output import (
     FAILED,
@@ -430,14 +431,14 @@ def recover(
     found: list[RecoveredBranches] = []
     refused: list[TxnStoreError] = []
     with opened(url, schema) as cluster:
-        for participant, store in ((each, store) for each in participants for store in cluster.stores()):
-            try:
-                with about(participant, participants):
-                    found.append(recover_branches(store, participant, cluster))
-            except TxnStoreError as refusal:
-                # What the others say is shown all the same.
-                refused.append(refusal)
-        is_complete = len(found) + len(refused) >= len(participants) * len(cluster.databases)
+        for store in reached(cluster, refused):
+            for participant in participants:
+                try:
+                    with about(participant, participants):
+                        found.append(recover_branches(store, participant, cluster))
+                except TxnStoreError as refusal:
+                    # What the others say is shown all the same.
+                    refused.append(refusal)
     if as_json:
         show_json([_recovered(each) for each in found])
     else:
@@ -446,17 +447,11 @@ def recover(
                 f"{each.database_label}: {len(each.committed)} committed, {len(each.rolled_back)} rolled back,"
                 f" {len(each.forgotten)} ended before, {len(each.open)} still open"
             )
-    failed = [error for each in found for error in each.failed]
-    for error in failed + refused[1:]:
+    errors = [error for each in found for error in each.failed] + refused
+    for error in errors:
         report(error)
-    # A database of the store that is away was left out, with a warning.
-    codes = {exit_code(error) for error in failed} | (set() if is_complete else {TRY_AGAIN_LATER})
     # What has ended otherwise is told of once: whoever tries again would take the next 0 for the end of it all.
-    if refused and FAILED not in codes:
-        raise refused[0]
-    for error in refused[:1]:
-        report(error)
-    if codes:
+    if codes := {exit_code(error) for error in errors}:
         raise typer.Exit(FAILED if FAILED in codes else TRY_AGAIN_LATER)
 
 

@@ -108,19 +108,23 @@ def recover_in_cluster(store: Store, cluster: Cluster | None) -> int:
         return 0
     ended_count = 0
     failed: list[TxnStoreError] = []
-    for member in others.stores():
-        if member.backend.name != "postgresql":
-            continue
-        try:
-            recovered = recover_branches(store, member.url, others)
-        except InvalidRequest:
-            # It cannot prepare anything, and so has nothing prepared.
-            continue
-        except TxnStoreError as error:
-            failed.append(error)
-        else:
-            ended_count += recovered.ended_count
-            failed += recovered.failed
+    try:
+        for member in others.stores():
+            if member.backend.name != "postgresql":
+                continue
+            try:
+                recovered = recover_branches(store, member.url, others)
+            except InvalidRequest:
+                # It cannot prepare anything, and so has nothing prepared.
+                continue
+            except TxnStoreError as error:
+                failed.append(error)
+            else:
+                ended_count += recovered.ended_count
+                failed += recovered.failed
+    except TxnStoreError as error:
+        # One that refuses, after the others: what they have said is told once.
+        failed.append(error)
     if failed:
         raise _gravest(failed)
     return ended_count
