@@ -16,6 +16,7 @@ from txnstore.errors import StoreBusy
 from txnstore.log.topics import create_topic
 from txnstore.maintenance.duties import ABORT_INTERVAL, DUTIES, REMOVE_INTERVAL
 from txnstore.maintenance.leases import LEASE_MS
+from txnstore.maintenance.loop import Maintenance
 from txnstore.maintenance.turns import MaintenanceDuty, look_for_due, take_turn
 from txnstore.transactions.recovery import trim_journal
 
@@ -124,6 +125,31 @@ def test_a_duty_that_fails_goes_on_where_it_was_and_begins_anew_if_it_fails_ther
     assert rounds(7) == [None, "a", "b", "b", None, "a", "b"]
     failing.clear()
     assert rounds(3) == ["b", None, "a"]
+
+
+@pytest.mark.parametrize("turns", [1, 3], ids=["another one has stopped", "it has failed"])
+def test_who_does_all_of_a_duty_begins_where_it_begins_whatever_others_have_left(store, clock, turns):
+    clock.advance(DAY_MS)
+    begun, failing = [], {"b"}
+
+    def work(portion):
+        begun.append(portion.position)
+        if portion.position in failing:
+            raise StoreBusy
+        portion.position = {None: "a", "a": "b", "b": None}[portion.position]
+        if len(begun) == 1 and not failing:
+            # Another one goes on with it meanwhile, and comes further.
+            take_turn(store, None, [passes], Portions(), forced=True, positions={"passes": "a"})
+        return 0
+
+    passes = duty("passes", work, ABORT_INTERVAL)
+    for _ in range(turns):
+        take_turn(store, None, [passes], Portions())
+    assert begun == [None, "a", "b"][:turns]
+    begun.clear()
+    failing.clear()
+    assert Maintenance(store, duties=[passes]).run_once() == {"passes": 0}
+    assert begun == [None, "a", "a", "b"]
 
 
 def test_a_turn_that_takes_longer_than_its_leases_keeps_the_rest(store, clock, monkeypatch):

@@ -12,7 +12,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from txnstore.db.cluster.cluster import Cluster
@@ -72,9 +72,11 @@ class Maintenance:
         """
         done: dict[str, int] = {}
         left = list(self._duties)
+        positions: dict[str, str] = {}
         self.failed = {}
         while left:
-            turn = self._turn(left, Portions(), forced=True)
+            turn = self._turn(left, Portions(), forced=True, positions=positions)
+            positions = turn.positions
             done |= self._noted(turn)
             self.failed |= turn.failed
             left = [duty for duty in left if duty.name in turn.unfinished]
@@ -107,13 +109,21 @@ class Maintenance:
         self._noted(turn)
         return min(LOOK_AGAIN_SECONDS, turn.next_seconds)
 
-    def _turn(self, duties: Sequence[MaintenanceDuty], portions: Portions, *, forced: bool = False) -> Turn:
+    def _turn(
+        self,
+        duties: Sequence[MaintenanceDuty],
+        portions: Portions,
+        *,
+        forced: bool = False,
+        positions: Mapping[str, str] | None = None,
+    ) -> Turn:
         turn = take_turn(
             self._store,
             self._cluster,
             duties,
             portions,
             forced=forced,
+            positions=positions,
             observer=self._observer,
             monotonic_seconds=self._monotonic_seconds,
         )

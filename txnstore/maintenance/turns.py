@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple, Protocol
@@ -105,6 +105,9 @@ class Turn:
     unfinished: list[str] = field(default_factory=list)
     """Of which duties something is left; those that were not begun for want of time are among them."""
 
+    positions: dict[str, str] = field(default_factory=dict)
+    """Where those of them go on that cannot tell by what is left."""
+
     failed: dict[str, Exception] = field(default_factory=dict)
     again_seconds: dict[str, float] = field(default_factory=dict)
     """Of the duties that know: after how many seconds there will be something to do again."""
@@ -131,11 +134,14 @@ def take_turn(
     *,
     lease_ms: int = LEASE_MS,
     forced: bool = False,
+    positions: Mapping[str, str] | None = None,
     observer: MaintenanceObserver = NOBODY,
     monotonic_seconds: Callable[[], float] = time.monotonic,
 ) -> Turn:
     """Do a portion of each duty that is due and that nobody is at; with `forced` of each, whoever is at it.
 
+    Where somebody else has stopped, or failed, is nothing to go by for who is to do all of a duty: with `forced` each
+    begins at its position of `positions`, or anew.
     What fails is tried again where it was when it is due again, and keeps no other duty from being done.
 
     Raises:
@@ -157,6 +163,8 @@ def take_turn(
         partial(leases.take, settings_of=settings_of, holder=holder, lease_ms=lease_ms, forced=forced),
         retry_timeout_ms=retry_timeout_ms,
     )
+    if forced:
+        taken = [lease._replace(position=(positions or {}).get(lease.duty)) for lease in taken]
     outcomes: list[PortionOutcome] = []
     portion = Portion(store, cluster, portions)
     renewed_at = time.monotonic()
@@ -204,6 +212,8 @@ def _do(duty: MaintenanceDuty, lease: DutyLease, portion: Portion, turn: Turn) -
         turn.again_seconds[duty.name] = portion.again_seconds
     if is_unfinished:
         turn.unfinished.append(duty.name)
+    if portion.position is not None:
+        turn.positions[duty.name] = portion.position
     return PortionOutcome(duty.name, lease.begun_ms, is_unfinished, portion.position)
 
 
