@@ -72,6 +72,7 @@ from txnstore.transactions.outcome import read_outcome, resolve_outcome
 from txnstore.transactions.recovery import abort_timed_out, complete_all_decided
 from txnstore.transactions.together import abort_together, complete_together
 from txnstore.transactions.writers import append_as_writer, join_transaction, report_writer
+from txnstore.verification.numbers import number_violations
 
 pytestmark = pytest.mark.slow
 
@@ -498,6 +499,13 @@ def _figures(big: BigStore) -> Callable[[], object]:
     return lambda: read_cluster_figures(with_cluster, limits)
 
 
+def _numbers_given_out(big: BigStore, connection: Connection) -> None:
+    if big.store.backend.name == "postgresql":
+        # As where there are so many partitions that it would take joining them with all batches for cheaper.
+        connection.exec_driver_sql("SET LOCAL enable_nestloop = off")
+    number_violations(big.store, connection)
+
+
 CALLS += [
     # A duty looks at a few portions, however much is due.
     *(
@@ -517,6 +525,8 @@ CALLS += [
     ),
     # With the limits there are; a scrape touches a partition, an open transaction or a position once.
     Call("figures for a scrape", _figures, rows=500, instructions=20_000),
+    # Each of six partitions may have its last batch in any segment.
+    Call("numbers given out", _read(_numbers_given_out), rows=100),
     Call("look into the outbox", _read(lambda _, connection: has_outbox_rows(connection))),
     Call("consumer", _consumer),
 ]
