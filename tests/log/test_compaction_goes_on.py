@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 
 from tests.log.compacted_log import CompactedLog
 from txnstore.db import portions as portions_module
+from txnstore.db.opening import open_store
 from txnstore.db.portions import Portions
-from txnstore.db.schema import finished_transactions, partition_storage
+from txnstore.db.schema import finished_transactions, partition_storage, record_batches
 from txnstore.log import compaction
-from txnstore.log.compaction import read_horizons
+from txnstore.log.compaction import compact_portion, read_horizons
 from txnstore.log.partition_storage import count_stored, read_storage
 from txnstore.testing.invariants import partition_violations
+from txnstore.testing.manual_clock import ManualClock
 
 
 @pytest.fixture
@@ -120,3 +125,21 @@ def test_a_marker_at_which_a_pass_ended_has_its_own_time(log):
     log.clock.advance(1_000)
     log.run()
     assert log.rows(finished_transactions) == []
+
+
+def test_a_pass_that_waits_for_the_next_call_keeps_no_store_that_nobody_uses_any_more(url, monkeypatch):
+    monkeypatch.setattr(portions_module, "ROWS_AT_ONCE", 1)
+    monkeypatch.setattr(Portions, "_adapt", lambda *_: None)
+    clock = ManualClock()
+    with open_store(url, clock=clock) as store:
+        log = CompactedLog(store, clock)
+        for number in range(6):
+            log.put((b"a", b"%d" % number))
+        # In the middle of what is changed.
+        while len(log.rows(record_batches)) == 6:
+            compact_portion(store, batches_max=1)
+        assert store in compaction._unfinished
+    kept = weakref.ref(store)
+    del store, log
+    gc.collect()
+    assert kept() is None

@@ -24,7 +24,7 @@ from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from itertools import compress
 from typing import Any, Final
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, proxy
 
 from sqlalchemy import Connection, and_, bindparam, delete, func, select, update
 
@@ -283,7 +283,8 @@ def compact_portion(store: Store, portions: Portions | None = None, *, batches_m
     """
     portions = portions or Portions()
     known = None if portions.is_bounded else _unfinished.pop(store, None)
-    steps = known or _passes(store, portions)
+    # A pass that waits for the next call, with its keys, keeps no store alive that nobody uses any more.
+    steps = known or _passes(proxy(store), portions)
     passed = 0
     for progress in steps:
         passed += progress.batches_passed
