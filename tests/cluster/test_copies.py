@@ -20,6 +20,7 @@ from txnstore.db.cluster.membership import Database, coordinator_of_name, read_d
 from txnstore.db.portions import Portions
 from txnstore.db.schema import (
     databases,
+    deleted_partitions,
     groups,
     partition_heads,
     partitions,
@@ -407,6 +408,16 @@ def test_the_checker_sees_copies_that_are_wrong(sqlite_bench: Bench, damage: str
     assert bool(remaining) is (damage == "a setting")
     change_topic_configs(bench.cluster, "orders", {"retention.ms": "5"})
     assert_cluster_sound(bench.cluster, at_rest=True)
+
+
+def test_the_checker_sees_in_each_database_what_would_be_deleted(sqlite_bench: Bench):
+    number = sqlite_bench.partition_at(2)
+    sqlite_bench.cluster.own(2).write(
+        lambda connection: connection.execute(insert(deleted_partitions).values(partition_id=number))
+    )
+    (found,) = cluster_violations(sqlite_bench.cluster)
+    assert (found.invariant, found.place.partition_id) == (Invariant.TOPICS_COMPLETE, number)
+    assert found.place.database == sqlite_bench.cluster.databases[1].label
 
 
 def test_the_checker_sees_what_is_not_in_the_database_that_its_name_selects(sqlite_bench: Bench):

@@ -95,6 +95,10 @@ def topic_violations(connection: Connection) -> Iterator[Violation]:
     for (partition_id,) in _OF_NO_TOPIC.rows(connection):
         seen = "the partition has a log, and no topic has the partition"
         yield Violation(Invariant.TOPICS_COMPLETE, Place(partition_id), seen)
+
+
+def deletion_violations(connection: Connection) -> Iterator[Violation]:
+    """Return which partitions of topics would be deleted, in a store alone or any database of a cluster."""
     for (partition_id,) in _TO_BE_DELETED.rows(connection):
         seen = "deleted_partitions has the partition, so all that it holds is deleted, and it is of a topic"
         yield Violation(Invariant.TOPICS_COMPLETE, Place(partition_id), seen)

@@ -19,6 +19,7 @@ from txnstore.verification.catalogue import (
     HEAD_IDS,
     PARTITION_IDS,
     copy_violations,
+    deletion_violations,
     exists,
     home_violations,
     setting_violations,
@@ -74,6 +75,7 @@ def violations_on(
     for number in sorted(partition_ids):
         found += partition_violations(connection, number, producers_expire=producers_expire)
     found += some_of(topic_violations(connection))
+    found += some_of(deletion_violations(connection))
     found += some_of(setting_violations(connection))
     found += some_of(coordinator_violations(snapshot))
     if at_rest:
@@ -125,6 +127,7 @@ def cluster_violations(
                 of_member += partition_violations(connection, number, producers_expire=producers_expire, proven=proven)
             if at_rest:
                 of_member += some_of(rest_violations(Snapshot((connection,))))
+            of_member += some_of(deletion_violations(connection))
             if connection is connections[0]:
                 of_member += some_of(topic_violations(connection))
                 of_member += some_of(setting_violations(connection))
