@@ -385,7 +385,7 @@ class Enlistment:
                 hook_error = self._commit_enlisted(deadline, writers)
                 is_done = True
             except BaseException as error:
-                if not isinstance(error, KafkaException):
+                if not isinstance(error, Exception):
                     self._interrupted()
                 raise
             finally:

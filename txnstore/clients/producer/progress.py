@@ -126,8 +126,7 @@ class TransactionProgress:
                 self._is_left = False
             yield
         except BaseException as error:
-            # Or out of memory, say: wherever that was, it has not ended the call.
-            is_interrupted = not isinstance(error, KafkaException)
+            is_interrupted = not isinstance(error, Exception)
             raise
         finally:
             if is_entered:
@@ -143,12 +142,7 @@ class TransactionProgress:
             self.is_called = False
             if call in RESUMABLE:
                 is_left = self.work is not None and (self._is_left or not self.work.done())
-                if is_left:
-                    return
-                if is_interrupted and self.stage not in BETWEEN_CALLS:
-                    if self.work is not None and self.work.exception() is not None:
-                        # The next call does it again.
-                        self.work = None
+                if is_left or (is_interrupted and self.stage not in BETWEEN_CALLS):
                     return
             self.current = self.work = None
 
@@ -271,18 +265,6 @@ class TransactionProgress:
         """Enter the stage of an error, and raise it."""
         self.fail(error)
         raise KafkaException(error)
-
-    @contextmanager
-    def aborted_if_broken(self) -> Iterator[None]:
-        """Let a commit be aborted that fails for a reason of this process: out of memory, it may have lost records."""
-        try:
-            yield
-        except (KafkaException, SenderStopped):
-            raise
-        except Exception as error:
-            reason = f"the commit has failed ({type(error).__name__}): the transaction must be aborted"
-            self.fail(KafkaError(KafkaError._FAIL, reason, txn_requires_abort=True))
-            raise
 
     def _enter_error(self, error: KafkaError) -> None:
         target = _S.FATAL_ERROR if error.fatal() else _S.ABORTABLE_ERROR

@@ -30,7 +30,7 @@ from txnstore.clients.producer.state import (
     TransactionStage,
     transaction_error_of,
 )
-from txnstore.clients.producer.thread import DelayedJob
+from txnstore.clients.producer.thread import DelayedJob, SenderStopped
 from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.db.store import Store
 from txnstore.deadline import Deadline
@@ -440,8 +440,7 @@ class ProducerTransactions:
                     # Nothing of it is wanted any more; what is on its way is dropped as well.
                     self._offsets.stop_lingering()
                     self._sender.purge(in_queue=True, in_flight=False)
-                with self._progress.aborted_if_broken():
-                    self._progress.work = self._progress.submit(partial(self._work_once, first_state, work))
+                self._progress.work = self._progress.submit(partial(self._work_once, first_state, work))
             is_done = False
             try:
                 if self._progress.work is not None:
@@ -460,8 +459,7 @@ class ProducerTransactions:
     def _work_once(self, first_state: TransactionStage, work: Callable[[], None]) -> None:
         """Do the work of a call, on the sender's thread; an interrupted call may have queued it before."""
         if self._progress.stage is first_state:
-            with self._progress.aborted_if_broken():
-                work()
+            work()
         elif self._progress.error is not None and self._progress.stage in (_S.ABORTABLE_ERROR, _S.FATAL_ERROR):
             raise KafkaException(self._progress.error)
 
@@ -603,10 +601,11 @@ class ProducerTransactions:
             return
         try:
             self._sender.thread.until_answered(branches.vote)
-        except Exception as error:
+        except TxnStoreError as error:
             self._drop(request)
-            if isinstance(error, TxnStoreError):
-                self._progress.fail_and_raise(transaction_error_of(error, None))
+            self._progress.fail_and_raise(transaction_error_of(error, None))
+        except SenderStopped:
+            self._drop(request)
             raise
 
     def _begin_if_unsure(self) -> None:
@@ -652,12 +651,13 @@ class ProducerTransactions:
         while True:
             try:
                 ended = self._sender.thread.until_answered(end)
-            except Exception as error:
+            except SenderStopped:
+                self._drop(request)
+                raise
+            except TxnStoreError as error:
                 if request is None or not isinstance(error, RECORD_ERRORS) or is_uncertain:
                     self._drop(request)
-                    if isinstance(error, TxnStoreError):
-                        self._progress.fail_and_raise(transaction_error_of(error, _C.COMMIT))
-                    raise
+                    self._progress.fail_and_raise(transaction_error_of(error, _C.COMMIT))
                 # Some of the records are at fault: their reports say which.
                 self._sender.send_again(request)
                 request = None
