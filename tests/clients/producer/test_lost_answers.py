@@ -10,6 +10,8 @@ from tests.clients.steps import NO_MEMBER, PATIENCE_SECONDS, create_topic, error
 from tests.tools.proxy import Proxy, upstream_of
 from txnstore import Consumer, KafkaError, Producer, TopicPartition
 from txnstore.clients.producer import enlistment
+from txnstore.clients.producer.progress import TransactionOffsets
+from txnstore.clients.producer.requests import ProducerSession
 from txnstore.db.callers.enlisted import EnlistedConnection
 from txnstore.db.opening import open_store
 from txnstore.db.schema import transaction_log, transactions
@@ -170,6 +172,48 @@ def test_a_commit_for_whose_answer_there_is_no_memory_is_asked_for_again(commit,
     producer.produce(TOPIC, b"next", partition=0)
     producer.commit_transaction(PATIENCE_SECONDS)
     assert values(read_to_end(url, TOPIC)) == [b"sent before", b"with the commit", b"next"]
+
+
+#: What comes behind the answer of a commit.
+BEHIND_THE_ANSWER = [
+    (ProducerSession, "begin_transaction"),
+    (TransactionOffsets, "were_committed"),
+    (ProducerSession, "note_places"),
+]
+
+
+@pytest.mark.parametrize("is_enlisted", [False, True])
+@pytest.mark.parametrize(("owner", "name"), BEHIND_THE_ANSWER)
+def test_a_commit_behind_whose_answer_there_is_no_memory_stands(
+    make_producer, url, monkeypatch, owner, name, is_enlisted
+):
+    create_topic(url, TOPIC)
+    make_ledger(url)
+    reports, step = [], getattr(owner, name)
+
+    def fail_once(*_):
+        monkeypatch.setattr(owner, name, step)
+        raise MemoryError
+
+    producer = make_producer({"transactional.id": "anna", "linger.ms": 50_000})
+    producer.init_transactions(PATIENCE_SECONDS)
+    with calling(url, "core") as caller:
+        producer.begin_transaction()
+        if is_enlisted:
+            producer.enlist(caller.given)
+            caller.write("1")
+        producer.produce(TOPIC, b"1", partition=0, on_delivery=lambda error, _: reports.append(error))
+        monkeypatch.setattr(owner, name, fail_once)
+        with pytest.raises(MemoryError):
+            producer.commit_transaction(PATIENCE_SECONDS)
+        # It cannot be aborted any more, only asked for again.
+        assert error_of(producer.abort_transaction, PATIENCE_SECONDS).code() == KafkaError._CONFLICT
+        producer.commit_transaction(PATIENCE_SECONDS)
+    assert reports == [None]
+    producer.begin_transaction()
+    producer.produce(TOPIC, b"2", partition=0)
+    producer.commit_transaction(PATIENCE_SECONDS)
+    assert (ledger_of(url), values(read_to_end(url, TOPIC))) == (["1"] if is_enlisted else [], [b"1", b"2"])
 
 
 def test_an_enlisted_commit_is_asked_about_again_if_there_is_no_memory_for_the_answer(make_producer, url, monkeypatch):

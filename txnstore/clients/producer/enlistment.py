@@ -695,19 +695,7 @@ class Enlistment:
             return
         if ending.ended is None:
             ending.ended = self._resolve(ending)
-        self._sender.session.become(ending.ended.identity)
-        appended = list(ending.ended.appended)
-        is_complete = len(appended) == sum(len(request.appends) for request in ending.requests or ())
-        for request in ending.requests or ():
-            count = len(request.appends) if is_complete else 0
-            self._sender.report(request, appended[:count])
-            appended = appended[count:]
-        self._progress.reset()
-        self._offsets.were_committed()
-        self._offsets.clear()
-        self.release()
-        with self._changed:
-            self._progress.enter(_S.COMMIT_NOT_ACKED)
+        self._offsets.committed(ending.ended, ending.requests or [], self.release)
 
     def _resolve(self, ending: _Ending) -> Ended:
         request = ending.request

@@ -22,6 +22,7 @@ from txnstore.clients.producer.state import (
     BETWEEN_CALLS,
     ENTERED_FROM,
     RESUMABLE,
+    WORKS_BETWEEN,
     TransactionCall,
     TransactionStage,
     transaction_error_of,
@@ -42,7 +43,9 @@ if TYPE_CHECKING:
     from txnstore.clients.topic_directory import TopicDirectory
     from txnstore.db.cluster.cluster import Cluster
     from txnstore.db.store import Store
+    from txnstore.log.append import Appended
     from txnstore.log.topics import Topic
+    from txnstore.transactions.outcome import Ended
 
 Result = TypeVar("Result")
 
@@ -143,6 +146,10 @@ class TransactionProgress:
             if call in RESUMABLE:
                 is_left = self.work is not None and (self._is_left or not self.work.done())
                 if is_left or (is_interrupted and self.stage not in BETWEEN_CALLS):
+                    return
+                if self.stage is WORKS_BETWEEN[call][1]:
+                    # It is done, and something else has failed: the same call takes the answer.
+                    self.work = None
                     return
             self.current = self.work = None
 
@@ -352,6 +359,37 @@ class TransactionOffsets:
     def waiting(self) -> list[SentOffsets]:
         """Those that wait."""
         return list(self.sent.values())
+
+    def committed(self, ended: Ended, requests: Sequence[ProduceRequest], release: Callable[[], None]) -> None:
+        """Take note of a commit that stands with its offsets and records, and let its transaction be over.
+
+        Whatever fails here, for lack of memory for one: it is done, and the same call finds it so.
+        """
+        try:
+            self._report(requests, ended.appended)
+        finally:
+            try:
+                self._sender.session.become(ended.identity)
+                self.were_committed()
+            finally:
+                self._progress.reset()
+                self.clear()
+                release()
+                with self._progress.lock:
+                    self._progress.enter(_S.COMMIT_NOT_ACKED)
+
+    def _report(self, requests: Sequence[ProduceRequest], appended: Sequence[Appended]) -> None:
+        is_complete = len(appended) == sum(len(request.appends) for request in requests)
+        first_error: Exception | None = None
+        for request in requests:
+            count = len(request.appends) if is_complete else 0
+            try:
+                self._sender.report(request, appended[:count])
+            except Exception as error:  # noqa: BLE001 - the others are reported all the same
+                first_error = first_error or error
+            appended = appended[count:]
+        if first_error is not None:
+            raise first_error
 
     def were_committed(self) -> None:
         """Take note that the groups have taken those that wait from their members."""

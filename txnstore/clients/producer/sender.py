@@ -565,23 +565,23 @@ class Sender:
         return not self._lanes.is_empty or not self._accumulator.is_empty or self._look_up.is_running
 
     def report(self, request: ProduceRequest, appended: Sequence[Appended]) -> None:
-        """Report the records of a request as delivered.
+        """Report the records of a request as delivered; first of all, whatever else there is no memory for.
 
         After a lost answer some of them may have been deleted since: where those were is not known any more.
         """
+        if len(appended) == len(request.batches):
+            for batch, place in zip(request.batches, appended, strict=True):
+                self._reports.add(
+                    DeliveryReport(batch, base_offset=place.base_offset, log_append_time_ms=place.log_append_time_ms)
+                )
+        else:
+            for batch in request.batches:
+                self._reports.add(DeliveryReport(batch))
         if self.thread.backoff.is_pausing:
             self.thread.backoff.succeeded()
         if (gone_back := self.session.note_places(appended)) is not None:
             self.thread.report_fatal(kafka_error_of(gone_back, fatal=True))
         self._help.wrote(request.partition_ids)
-        if len(appended) != len(request.batches):
-            for batch in request.batches:
-                self._reports.add(DeliveryReport(batch))
-            return
-        for batch, place in zip(request.batches, appended, strict=True):
-            self._reports.add(
-                DeliveryReport(batch, base_offset=place.base_offset, log_append_time_ms=place.log_append_time_ms)
-            )
 
     def fail_batches(self, batches: Iterable[Batch], error: KafkaError) -> None:
         """Report the records of these batches as not delivered."""

@@ -590,6 +590,7 @@ class ProducerTransactions:
             if request is None:
                 self._begin_if_unsure()
             self._commit_in_store(request, writers)
+            return
         self._reset()
         with self._lock:
             self._progress.enter(_S.COMMIT_NOT_ACKED)
@@ -664,10 +665,8 @@ class ProducerTransactions:
                 self._sender.send_everything()
                 self._progress.check_delivered(None)
                 continue
-            self._sender.session.become(ended.identity)
-            self._offsets.were_committed()
-            if request is not None:
-                self._sender.report(request, ended.appended)
+            release = self._enlistment.release if self._has_enlisted else lambda: None
+            self._offsets.committed(ended, [] if request is None else [request], release)
             return
 
     def _abort_work(self) -> None:
