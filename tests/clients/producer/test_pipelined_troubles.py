@@ -18,6 +18,7 @@ from tests.clients.steps import PATIENCE_SECONDS, create_topic, error_of, read_t
 from txnstore import KafkaError, KafkaException, TopicPartition
 from txnstore.clients.producer import pipeline as pipeline_module
 from txnstore.clients.producer.pipeline import CommitPipeline
+from txnstore.clients.producer.progress import TransactionOffsets
 from txnstore.clients.producer.queue import DeliveryReports
 from txnstore.clients.producer.requests import ProduceRequest, ProducerSession
 from txnstore.clients.producer.sender import Sender
@@ -397,6 +398,63 @@ def test_what_stands_is_not_committed_again_though_its_reports_fail(
     assert failed
     left(ready, topic, b"after").result(PATIENCE_SECONDS)
     assert values(read_to_end(url, topic)) == [b"before", b"first", b"0", b"1", b"2", b"after"]
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(ProducerSession, "begin_transaction"), (TransactionOffsets, "took"), (ProducerSession, "note_places")],
+)
+@pytest.mark.parametrize("number", range(3))
+def test_what_was_answered_is_not_committed_again_wherever_there_is_no_memory(
+    make_consumer, ready, hold_database, monkeypatch, url, topic, at_once, owner, name, number
+):
+    consumer = make_consumer({"group.id": "copiers", "enable.auto.commit": False})
+    consumer.subscribe([topic])
+    read(consumer, 1)
+    metadata, step, calls = consumer.consumer_group_metadata(), getattr(owner, name), itertools.count()
+    commits = TransactionCoordinator.commit_several if at_once else TransactionCoordinator.end_transaction
+    is_answered = threading.Event()
+    reports: list[object] = []
+
+    def leave(value):
+        ready.begin_transaction()
+        ready.produce(topic, value, partition=0, on_delivery=lambda error, _: reports.append(error))
+        ready.send_offsets_to_transaction([TopicPartition(topic, 0, 1)], metadata, PATIENCE_SECONDS)
+        return ready.commit_transaction_async()
+
+    def answer(*arguments, **named):
+        ended = commits(*arguments, **named)
+        is_answered.set()
+        return ended
+
+    def fail_once(*arguments):
+        is_sender = threading.current_thread() is not threading.main_thread()
+        if is_answered.is_set() and is_sender and next(calls) == number:
+            raise MemoryError
+        return step(*arguments)
+
+    if not at_once:
+        monkeypatch.setattr(TransactionCoordinator, "commit_several", lambda *_, **__: None)
+    leave(b"known").result(PATIENCE_SECONDS)
+    with hold_database(url):
+        futures = [left(ready, topic, b"first")]
+        monkeypatch.setattr(TransactionCoordinator, commits.__name__, answer)
+        monkeypatch.setattr(owner, name, fail_once)
+        futures += [leave(b"%d" % place) for place in range(3)]
+    for future in futures:
+        assert future.result(PATIENCE_SECONDS) is None
+    left(ready, topic, b"after").result(PATIENCE_SECONDS)
+    assert ready.flush(PATIENCE_SECONDS) == 0
+    assert next(calls) > number
+    assert reports == [None] * 4
+    assert values(read_to_end(url, topic)) == [
+        b"before",
+        b"known",
+        b"first",
+        *(b"%d" % place for place in range(3)),
+        b"after",
+    ]
 
 
 def test_a_database_that_commits_nothing_at_once_commits_them_one_by_one(

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_error_of
@@ -27,6 +27,7 @@ from txnstore.transactions.whole_group import WholeCommit
 
 if TYPE_CHECKING:
     from txnstore.clients.producer.queue import Accumulator, Batch, PartitionQueue
+    from txnstore.transactions.coordinator import TransactionCoordinator
 
 #: So many commits may wait; the next one waits until the first of them is done.
 PENDING_MAX: Final = 256
@@ -46,6 +47,11 @@ class SealedTransaction:
     """What the queues held, once the sender's thread has looked at it."""
 
     request: ProduceRequest | None = None
+    is_uncertain: bool = False
+    """Whether its commit was asked for, and may stand."""
+
+    ended: Ended | None = None
+    """The answer: it stands, and is not asked for again, whatever fails since."""
 
     @property
     def size_bytes(self) -> int:
@@ -138,13 +144,9 @@ class CommitPipeline:
             return
         with self._thread.aside():
             while together := self._next():
-                is_uncertain = False
                 if len(together) > 1:
-                    is_done = self._commit_together(together)
-                    if is_done:
-                        continue
-                    is_uncertain = is_done is None
-                self._commit_each(together, is_uncertain=is_uncertain)
+                    self._commit_together(together)
+                self._commit_each(together)
 
     def _next(self) -> list[SealedTransaction]:
         together: list[SealedTransaction] = []
@@ -154,32 +156,18 @@ class CommitPipeline:
                 size_bytes += sealed.size_bytes
                 if together and (len(together) == TOGETHER_MAX or size_bytes > TOGETHER_BYTES_MAX):
                     break
+                if sealed.is_uncertain or sealed.ended is not None:
+                    # By itself: those that were asked for come before all others.
+                    return [sealed]
                 together.append(sealed)
         return together
 
-    def _commit_together(self, together: Sequence[SealedTransaction]) -> bool | None:
-        """Commit several at once; False: nothing was changed; None: each has to be asked whether it was committed."""
+    def _commit_together(self, together: Sequence[SealedTransaction]) -> None:
+        """Commit several at once, if that can be; what has no answer then is asked for by itself."""
         session = self._sender.session
-        first, is_uncertain = session.identity, False
-        ended: list[Ended] | None = None
+        first = session.identity
         commits: list[WholeCommit] = []
         written: list[SealedTransaction] = []
-
-        def commit() -> list[Ended] | None:
-            nonlocal is_uncertain
-            try:
-                return self._progress.asked_to_commit(
-                    lambda: self._progress.at_coordinator(
-                        lambda coordinator: coordinator.commit_several(
-                            self._progress.transactional_id, commits, retry_timeout_ms=TRY_TIMEOUT_MS
-                        )
-                    )
-                )
-            except TxnStoreError as error:
-                if not error.outcome_unknown:
-                    raise
-                is_uncertain = True
-                return None
 
         try:
             for sealed in together:
@@ -190,58 +178,67 @@ class CommitPipeline:
                     written.append(sealed)
                     # As its commit leaves it, if nothing about it is unusual.
                     session.become(_next_epoch_of(session.identity))
-            ended = self._thread.until_answered(commit) if commits else []
+            if commits:
+                self._thread.until_answered(partial(self._ask_for_all, commits, written))
         except TxnStoreError:
             # Which of them is at fault is found one by one.
             pass
         finally:
-            session.become(ended[-1].identity if ended else first)
-        if ended is None:
-            return None if is_uncertain else False
-        answers = dict(zip(written, ended, strict=True))
-        with ExitStack() as each:
-            # An error in one of them keeps no other one, which stands as well, from being done: the first goes first.
-            for sealed in reversed(together):
-                each.callback(self._done, sealed, answers.get(sealed))
-        return True
+            session.become(first)
 
-    def _commit_each(self, together: Sequence[SealedTransaction], *, is_uncertain: bool) -> None:
+    def _ask_for_all(self, commits: Sequence[WholeCommit], written: Sequence[SealedTransaction]) -> None:
+        def ask(coordinator: TransactionCoordinator) -> None:
+            ended = coordinator.commit_several(
+                self._progress.transactional_id, commits, retry_timeout_ms=TRY_TIMEOUT_MS
+            )
+            for sealed, own in zip(written, ended, strict=True) if ended is not None else ():
+                sealed.ended = own
+
+        try:
+            self._progress.asked_to_commit(partial(self._progress.at_coordinator, ask))
+        except TxnStoreError as error:
+            if not error.outcome_unknown:
+                raise
+            for sealed in written:
+                sealed.is_uncertain = True
+
+    def _commit_each(self, together: Sequence[SealedTransaction]) -> None:
         """Commit one after the other; the first that is refused takes all that follow with it."""
         for sealed in together:
             try:
-                ended = self._commit(sealed, is_uncertain=is_uncertain)
+                self._thread.until_answered(partial(self._commit, sealed))
             except TxnStoreError as error:
                 self._give_up(error)
                 return
-            if ended is not None:
-                self._sender.session.become(ended.identity)
-            self._done(sealed, ended)
-
-    def _commit(self, sealed: SealedTransaction, *, is_uncertain: bool) -> Ended | None:
-        def end() -> Ended | None:
-            nonlocal is_uncertain
-            request = self._prepared(sealed)
-            if request is None and not sealed.offsets:
-                return None
             try:
-                return self._progress.asked_to_commit(
-                    lambda: self._progress.at_coordinator(
-                        lambda coordinator: coordinator.end_transaction(
-                            self._progress.transactional_id,
-                            self._sender.session.identity,
-                            commit=True,
-                            appends=request.appends if request is not None else (),
-                            offsets=list(sealed.offsets.values()),
-                            is_repeated=is_uncertain,
-                            retry_timeout_ms=TRY_TIMEOUT_MS,
-                        )
-                    )
-                )
-            except TxnStoreError as error:
-                is_uncertain |= error.outcome_unknown
-                raise
+                if sealed.ended is not None:
+                    self._sender.session.become(sealed.ended.identity)
+            finally:
+                self._done(sealed)
 
-        return self._thread.until_answered(end)
+    def _commit(self, sealed: SealedTransaction) -> None:
+        if sealed.ended is not None:
+            return
+        request = self._prepared(sealed)
+        if request is None and not sealed.offsets:
+            return
+
+        def ask(coordinator: TransactionCoordinator) -> None:
+            sealed.ended = coordinator.end_transaction(
+                self._progress.transactional_id,
+                self._sender.session.identity,
+                commit=True,
+                appends=request.appends if request is not None else (),
+                offsets=list(sealed.offsets.values()),
+                is_repeated=sealed.is_uncertain,
+                retry_timeout_ms=TRY_TIMEOUT_MS,
+            )
+
+        try:
+            self._progress.asked_to_commit(partial(self._progress.at_coordinator, ask))
+        except TxnStoreError as error:
+            sealed.is_uncertain |= error.outcome_unknown
+            raise
 
     def _prepared(self, sealed: SealedTransaction) -> ProduceRequest | None:
         """Return its records with their sequence numbers, for the producer's present epoch; None: it has none."""
@@ -252,17 +249,19 @@ class CommitPipeline:
             sealed.request = session.prepare([(batch, ensure(batch.topic)) for batch in batches]) if batches else None
         return sealed.request
 
-    def _done(self, sealed: SealedTransaction, ended: Ended | None) -> None:
+    def _done(self, sealed: SealedTransaction) -> None:
         try:
-            if sealed.request is not None and ended is not None:
-                self._sender.report(sealed.request, ended.appended)
-        finally:
-            # Whatever comes between: it stands, and is not to be committed again.
             with self._changed:
-                if sealed.offsets:
-                    self._offsets.took(sealed.offsets)
-                self._pending.popleft()
-                self._changed.notify_all()
+                # First of all, without any memory: it stands, and is not to be committed again.
+                self._pending.remove(sealed)
+                try:
+                    if sealed.request is not None and sealed.ended is not None:
+                        self._sender.report(sealed.request, sealed.ended.appended)
+                    if sealed.offsets:
+                        self._offsets.took(sealed.offsets)
+                finally:
+                    self._changed.notify_all()
+        finally:
             sealed.future.set_result(None)
 
     def _give_up(self, error: TxnStoreError) -> None:
