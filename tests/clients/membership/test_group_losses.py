@@ -8,6 +8,7 @@ import pytest
 
 from tests.clients.consumer.log_writer import PATIENCE_SECONDS, eventually
 from tests.clients.membership.steps import (
+    COOPERATIVE,
     EAGER_AND_COOPERATIVE,
     RARE_HEARTBEATS,
     SHORT_SESSION,
@@ -254,6 +255,55 @@ def test_nothing_of_what_is_lost_is_handed_out_while_on_lost_runs(four, crew, st
         lose_place(a)
         crew.until([a], lambda: told)
         assert told == [[None] * 3]
+
+
+def leave_and_lose_place(member, log):
+    """Let the member hear that the group does not know it, and let that be so."""
+    with gate_of(member):
+        leave(log.store, member.consumer._core.group.membership)
+        lose_place(member)
+
+
+def poll_once_it_is_back(member):
+    """Let the group answer the new member, and then serve whatever there is to serve."""
+    eventually(lambda: member.consumer._core.group._protocol.has_answer, PATIENCE_SECONDS)
+    # What was lost, the answer, and what comes of it.
+    assert [member.consumer.poll(0) for _ in range(4)] == [None] * 4
+
+
+@both_strategies
+def test_what_comes_back_while_on_lost_runs_and_polls_is_assigned_behind_it(four, crew, make_consumer, log, strategy):
+    """Otherwise what is stored of what was lost would be committed in the new one's name, and nothing be read."""
+    settings = {"enable.auto.commit": True, "auto.commit.interval.ms": 3_600_000}
+    a = crew.member("a", {**settings, **strategy}).subscribe()
+    a.actions["lost"] = lambda *_: poll_once_it_is_back(a)
+    crew.until([a], lambda: len(a.records) == 4 * RECORDS)
+    with gate_of(a):
+        leave_and_lose_place(a, log)
+        # As another owner of it would.
+        make_consumer().commit(offsets=[TP("t", 0, 2)], asynchronous=False)
+    del a.records[:]
+    crew.until([a], lambda: len(a.records) == 4 * RECORDS - 2)
+    assert a.moves == [assigned(0, 1, 2, 3), lost(0, 1, 2, 3), assigned(0, 1, 2, 3)]
+    assert min(a.places()) == ("t", 0, 2)
+
+
+def test_what_comes_back_while_on_revoke_runs_and_polls_is_assigned_behind_it_though_the_rest_was_lost(four, crew, log):
+    log.topic("u")
+    a = crew.member("a", {"enable.auto.commit": False, **COOPERATIVE}).subscribe("t", "u")
+    crew.until([a], lambda: len(a.records) == 4 * RECORDS)
+
+    def lose_the_rest_too(*_):
+        a.subscribe("t", "u")
+        leave_and_lose_place(a, log)
+        poll_once_it_is_back(a)
+
+    a.actions["revoke"] = lose_the_rest_too
+    a.taken()
+    a.subscribe("u")
+    del a.records[:]
+    crew.until([a], lambda: len(a.records) == 4 * RECORDS)
+    assert a.moves == [revoked(0, 1, 2, 3), lost(("u", 0)), assigned(0, 1, 2, 3, ("u", 0))]
 
 
 # --- max.poll.interval.ms -----------------------------------------------------------------------------------------

@@ -118,7 +118,7 @@ class ConsumerMember:
         """The one of the subscription under which the partitions were given, if there is a newer subscription."""
         self._membership: GroupMembership | None = None
         """Who the consumer is in commits: what it was told last, also after it has lost its place."""
-        self._untold: RebalanceEvent | None = None
+        self._untold: tuple[RebalanceEvent, ...] = ()
         """What takes partitions away, until the application was told of it: they are committed by no other name."""
         self._revoking: RebalanceEvent | None = None
         """What the group wants back, while the application is told: it may close the consumer within that."""
@@ -257,7 +257,8 @@ class ConsumerMember:
                 self._protocol.drop_answer()
                 self._request_heartbeat()
                 return
-            if not self._protocol.has_answer:
+            if self._untold or not self._protocol.has_answer:
+                # While on_lost runs, it or another thread polls: what comes again would go with what is lost.
                 return
             told, membership, untold = self._protocol.told, self._membership, self._untold
             events, first = self._inbox.events, self._inbox.events[0] if self._inbox.events else None
@@ -279,7 +280,8 @@ class ConsumerMember:
             is_new = former_generation != self._protocol.identity.generation
             self._plan(at_once=self._protocol.has_missed_news or (is_new and not self._protocol.is_settled))
         elif change.is_revocation:
-            self._revoking = self._untold = event = self._event(RebalanceKind.REVOKE, change.partitions)
+            self._revoking = event = self._event(RebalanceKind.REVOKE, change.partitions)
+            self._untold = (event,)
             self._inbox.events.appendleft(event)
         else:
             self._former_listener = None
@@ -292,10 +294,12 @@ class ConsumerMember:
     def served(self, event: RebalanceEvent) -> None:
         """Go on after the application was told of the event and has done what it had to do."""
         with self._lock:
-            if event is self._untold:
-                self._untold = None
+            self._untold = tuple(untold for untold in self._untold if untold is not event)
             if event is self._revoking:
                 self._revoking = None
+            if not self._untold and self._protocol.has_answer:
+                # Its event may have been served too early.
+                self._inbox.put(AnswerEvent(self._protocol.incarnation))
             if event.incarnation != self._protocol.incarnation:
                 if self._stage is MemberStage.OUT:
                     self._forget_name()
@@ -618,7 +622,7 @@ class ConsumerMember:
 
     def _forget_name(self) -> None:
         """Commit without a name, as a consumer that manages its partitions itself, once it has none of the group's."""
-        if self._untold is None:
+        if not self._untold:
             self._membership = None
 
     def _lapse(self, now: float) -> None:
@@ -696,8 +700,9 @@ class ConsumerMember:
 
     def _take_away(self, kind: RebalanceKind, kept: Partitions) -> None:
         """Tell the application that this, which is all that it still has of the group, goes."""
-        self._untold = self._event(kind, kept)
-        self._inbox.put(self._untold)
+        event = self._event(kind, kept)
+        self._untold += (event,)
+        self._inbox.put(event)
 
     def _report(self, error: KafkaError) -> None:
         self._inbox.put(MessageEvent(error_message(error)))
