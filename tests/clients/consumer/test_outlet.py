@@ -381,7 +381,7 @@ def test_what_was_closed_while_a_message_was_made_hands_it_out_no_more(reader):
             kept.append([])
             found = reader.poll()
     partition = reader.subscription.find("t", 0)
-    assert partition.is_paused
+    assert partition.paused_by
     position = partition.position
     assert found is None or found.offset() == position - 1
     reader.subscription.resume(partition)

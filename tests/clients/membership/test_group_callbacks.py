@@ -22,7 +22,7 @@ from tests.clients.membership.steps import (
 )
 from tests.clients.moments import attempt, every_interrupt
 from txnstore import OFFSET_INVALID, KafkaError
-from txnstore.clients.consumer.events import Listener
+from txnstore.clients.consumer.events import Listener, RebalanceEvent, RebalanceKind
 from txnstore.clients.membership.lease import lease_seconds
 from txnstore.clients.membership.member import MemberStage
 from txnstore.groups.group import AnswerStatus, MemberAnswer
@@ -486,3 +486,52 @@ def test_what_a_callback_keeps_of_what_was_to_go_is_read_on(four, crew, log):
     # Not by the member, who would say that it is not its own any more.
     message = a.consumer.poll(PATIENCE_SECONDS)
     assert (message.partition(), message.value()) == (kept, b"later")
+
+
+@both_strategies
+def test_what_the_application_says_of_pauses_while_on_revoke_runs_is_for_afterwards(four, crew, strategy):
+    (a,) = crew.members("a", **strategy)
+    consumer, core = a.consumer, a.consumer._core
+    crew.until([a], lambda: a.records)
+    handed_out = []
+
+    def pause_and_poll(_, partitions):
+        kept, *gone = partitions
+        # As another thread may that had paused them all.
+        consumer.resume(gone)
+        handed_out.extend(consumer.poll(TURN_SECONDS) for _ in range(3))
+        consumer.pause([kept])
+        core.is_assigned_by_application = True
+        core.remove(gone)
+
+    a.actions["revoke"] = pause_and_poll
+    consumer.unsubscribe()
+    crew.until([a], lambda: len(a.calls) == 2)
+    assert handed_out == [None] * 3
+    assert a.partitions == [0]
+    assert consumer.poll(TURN_SECONDS) is None
+    consumer.resume([TP("t", 0)])
+    assert consumer.poll(PATIENCE_SECONDS).partition() == 0
+
+
+@pytest.mark.parametrize("kind", ["revoke", "lost"])
+def test_what_is_kept_is_read_on_wherever_the_call_that_takes_it_away_is_interrupted(crew, monkeypatch, kind):
+    consumer = crew.member("a").consumer
+    core = consumer._core
+    monkeypatch.setattr(core.fetcher, "start", lambda: None)
+
+    def keep(*_):
+        core.is_assigned_by_application = True
+
+    core.subscription.add("t", 0, 0)
+    (kept,) = core.subscription
+    event = RebalanceEvent(
+        RebalanceKind(kind), (("t", 0),), Listener(on_revoke=keep), core.group._protocol.incarnation - 1
+    )
+    for _, moment in every_interrupt({"consumer/core.py", "consumer/subscription.py"}, lambda *_: False):
+        core.inbox.put(event)
+        attempt(moment, consumer._serve_one)
+        while core.inbox.events:
+            consumer._serve_one()
+        assert core.find(TP("t", 0)) is kept, moment.where
+        assert not kept.paused_by, moment.where

@@ -181,7 +181,7 @@ class AtomicSubscription(Subscription):
             and (
                 partition in self._expected
                 or partition in self._awaited
-                or not (partition.is_paused or (partition.is_at_end and not positions))
+                or not (partition.paused_by or (partition.is_at_end and not positions))
             )
             and (is_wanted is None or is_wanted(partition))
         )
@@ -300,7 +300,7 @@ class AtomicSubscription(Subscription):
                 continue
             is_over = False
             # What has gone wrong with one that is awaited is told at once.
-            if not partition.is_paused and (head is not None or partition.waiting):
+            if not partition.paused_by and (head is not None or partition.waiting):
                 return partition
         if is_over:
             self.transaction, self.completed = None, None if self._is_cut else transaction
@@ -311,7 +311,7 @@ class AtomicSubscription(Subscription):
         in_turn = list(self._in_turn())
         for partition in in_turn:
             is_event = partition.chunk is None and partition.waiting and isinstance(partition.waiting[0], Message)
-            if is_event and not partition.is_paused:
+            if is_event and not partition.paused_by:
                 return partition
         expected = {partition.leader for partition in self._expected}
         if None in expected:
@@ -336,14 +336,14 @@ class AtomicSubscription(Subscription):
             self._begin(half, partitions, is_begun=is_begun)
             return self._next_of(half)
         for partition in partitions:
-            if partition.waiting and partition not in commits and not partition.is_paused:
+            if partition.waiting and partition not in commits and not partition.paused_by:
                 # No record.
                 return partition
         transactions_wait = False
         for partition in sorted(commits, key=lambda partition: commits[partition].number):
             commit = commits[partition]
             is_transaction = commit.producer is not None
-            if partition.is_paused:
+            if partition.paused_by:
                 transactions_wait = True
             elif not (is_transaction and transactions_wait):
                 # In which something that comes before it may still be found.
@@ -352,7 +352,7 @@ class AtomicSubscription(Subscription):
                     return None
                 if not is_transaction:
                     return partition
-                is_shared = any(one.is_paused and _is_same(other, commit) for one, other in commits.items())
+                is_shared = any(one.paused_by and _is_same(other, commit) for one, other in commits.items())
                 if not unread and not is_shared:
                     self._begin(commit, partitions)
                     return self._next_of(commit)

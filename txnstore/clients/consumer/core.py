@@ -313,6 +313,7 @@ class ConsumerCore:
         """
         partitions = event.topic_partitions()
         going = [] if event.kind is RebalanceKind.ASSIGN else self._withdraw(partitions)
+        end = partial(self._end_rebalance, event, going)
         self.is_assigned_by_application = False
         self.is_losing = event.kind is RebalanceKind.LOST
         try:
@@ -322,21 +323,18 @@ class ConsumerCore:
                 tell(partitions)
         finally:
             try:
-                self._end_rebalance(event)
+                end()
             except BaseException:
                 # An interrupt. The group would wait for ever; and what is done already is not done twice.
-                to_its_end(partial(self._end_rebalance, event))
+                to_its_end(end)
                 raise
-            finally:
-                self._restore(going)
 
     def _withdraw(self, partitions: Iterable[TopicPartition]) -> list[AssignedPartition]:
         """Hand out nothing of what goes: another thread, or the callback, may poll while the application is told."""
         with self.arrived:
-            found = [assigned for partition in partitions if (assigned := self.find(partition)) is not None]
-            going = [assigned for assigned in found if not assigned.is_paused]
+            going = [assigned for partition in partitions if (assigned := self.find(partition)) is not None]
             for assigned in going:
-                self.subscription.pause(assigned)
+                self.subscription.pause(assigned, "rebalance")
             return going
 
     def _restore(self, going: Iterable[AssignedPartition]) -> None:
@@ -346,14 +344,15 @@ class ConsumerCore:
                 assigned for assigned in going if self.subscription.find(assigned.topic, assigned.number) is assigned
             ]
             for assigned in kept:
-                self.subscription.resume(assigned)
+                self.subscription.resume(assigned, "rebalance")
             if kept:
                 self.arrived.notify_all()
                 self.read_on()
 
-    def _end_rebalance(self, event: RebalanceEvent) -> None:
+    def _end_rebalance(self, event: RebalanceEvent, going: Iterable[AssignedPartition]) -> None:
         if not self.is_assigned_by_application:
             self.change_assignment(event)
+        self._restore(going)
         self.is_losing = False
         self.group.served(event)
 

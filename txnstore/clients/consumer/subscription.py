@@ -61,7 +61,6 @@ class AssignedPartition:
         "has_fallen_behind",
         "is_at_end",
         "is_hungry",
-        "is_paused",
         "is_ready",
         "is_recreated",
         "known_position",
@@ -72,6 +71,7 @@ class AssignedPartition:
         "messages",
         "number",
         "partition_id",
+        "paused_by",
         "reported_at",
         "reported_code",
         "retry_at",
@@ -103,7 +103,7 @@ class AssignedPartition:
         """Whether it replaces one that was deleted, and the application has not said since where to read it."""
         self.fetch_position = OFFSET_INVALID
         self.version = 0
-        self.is_paused = False
+        self.paused_by = frozenset[str]()
         self.known_position = OFFSET_INVALID
         """The position and what is stored, but for what the outlet has handed out since it was opened."""
         self.known_stored = OFFSET_INVALID
@@ -271,15 +271,15 @@ class Subscription:
         partition.is_recreated = False
         self._forgive(partition)
 
-    def pause(self, partition: AssignedPartition) -> None:
-        """Stop handing out records of the partition; what is buffered stays."""
-        partition.is_paused = True
+    def pause(self, partition: AssignedPartition, by: str = "application") -> None:
+        """Stop handing out records of the partition until the same one resumes it; what is buffered stays."""
+        partition.paused_by |= {by}
         self._unready(partition)
 
-    def resume(self, partition: AssignedPartition) -> None:
-        """Hand out records of the partition again."""
-        if partition.is_paused:
-            partition.is_paused = False
+    def resume(self, partition: AssignedPartition, by: str = "application") -> None:
+        """Hand out records of the partition again, unless another one has paused it too."""
+        if partition.paused_by:
+            partition.paused_by -= {by}
             # Nobody has listened for what has come meanwhile.
             partition.is_at_end = False
         self._make_ready(partition)
@@ -453,7 +453,7 @@ class Subscription:
             partition
             for partition in self
             if partition.start is None
-            and not partition.is_paused
+            and not partition.paused_by
             and partition.retry_at <= now
             and partition.buffered_records < share
             and (is_wanted is None or is_wanted(partition))
@@ -468,7 +468,7 @@ class Subscription:
         if records < self._records_low and size_bytes < self._bytes_low:
             return False
         # What is paused may stay so until a record of another partition has come: it takes no room from those.
-        paused = [partition for partition in self if partition.is_paused]
+        paused = [partition for partition in self if partition.paused_by]
         records -= sum(partition.buffered_records for partition in paused)
         size_bytes -= sum(partition.buffered_bytes for partition in paused)
         return records >= self._records_low or size_bytes >= self._bytes_low
@@ -689,7 +689,7 @@ class Subscription:
 
     def _make_ready(self, partition: AssignedPartition) -> None:
         has_something = partition.chunk is not None or partition.waiting
-        if has_something and not partition.is_paused and not partition.is_ready:
+        if has_something and not partition.paused_by and not partition.is_ready:
             partition.is_ready = True
             self._ready.append(partition)
 
@@ -708,7 +708,7 @@ class Subscription:
         """Leave paused partitions their first records alone, once too much is buffered and somebody else reads on."""
         if self.buffered_records < 2 * self._records_low and self.buffered_bytes < 2 * self._bytes_low:
             return
-        paused = [partition for partition in self if partition.is_paused]
+        paused = [partition for partition in self if partition.paused_by]
         if len(paused) < len(self._partitions):
             for partition in paused:
                 self._shorten(partition)
