@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import sys
 import threading
 
 import pytest
@@ -12,6 +14,7 @@ from tests.clients.steps import PATIENCE_SECONDS
 from txnstore import Consumer, TopicPartition
 from txnstore.clients import callbacks
 from txnstore.clients.callbacks import EventQueue, RepeatedTrouble
+from txnstore.clients.consumer.core import to_its_end
 from txnstore.clients.consumer.events import (
     MESSAGE_INTERVAL_SECONDS,
     CallbackEvent,
@@ -122,6 +125,54 @@ def test_closing_tells_of_each_commit_once_wherever_that_is_interrupted(url):
 def is_telling_at_the_end(frame, event):
     """Leave alone what is no moment, and what closes the consumer between telling and telling again."""
     return is_no_moment_for_signals(frame, event) or frame.f_code.co_name not in {"pop", "serve_first", "_committed"}
+
+
+def test_work_that_is_done_to_its_end_raises_what_interrupted_it_first():
+    interrupts = [KeyboardInterrupt(number) for number in range(2 * sys.getrecursionlimit())]
+    first, left = interrupts[0], iter(interrupts)
+
+    def work():
+        for interrupt in left:
+            raise interrupt
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        to_its_end(work)
+    assert caught.value is first
+    assert next(left, None) is None
+
+
+@pytest.mark.parametrize("interrupted", ["finish_work", "close"])
+def test_closing_tells_of_a_commit_that_ends_though_waiting_for_it_is_interrupted(url, monkeypatch, interrupted):
+    told: list[int] = []
+    consumer = Consumer({"bootstrap.servers": url, "group.id": "g", "on_commit": lambda *_: told.append(1)})
+    core = consumer._core
+    does = getattr(core, interrupted)
+
+    def interrupt(deadline):
+        monkeypatch.undo()
+        does(deadline)
+        core.inbox.put(CommitEvent(None, []))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(core, interrupted, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        consumer.close()
+    assert told == [1]
+
+
+def test_closing_ends_though_each_commit_that_it_tells_of_makes_another_one(url):
+    told: list[object] = []
+
+    def commit_again(error, _):
+        told.append(error)
+        if len(told) < 100:
+            with contextlib.suppress(RuntimeError):  # "Consumer closed"
+                consumer.commit()
+
+    consumer = Consumer({"bootstrap.servers": url, "group.id": "g", "on_commit": commit_again})
+    consumer.commit()
+    consumer.close()
+    assert 0 < len(told) < 100
 
 
 def test_whoever_waits_hears_of_an_event_that_another_thread_could_not_serve():

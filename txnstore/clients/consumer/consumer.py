@@ -689,11 +689,10 @@ class Consumer(Polls):
         """
         if self._closed:
             return
-        core = self._core
         if self._connection.is_lifeless:
             self._closed = True
-            core.outlet.close()
-            core.connection.close()
+            self._core.outlet.close()
+            self._core.connection.close()
             return
         deadline = Deadline(CLOSE_SECONDS)
         try:
@@ -702,7 +701,10 @@ class Consumer(Polls):
             deadline = after_error(error, deadline)
             raise
         finally:
-            self._finish(deadline)
+            try:
+                self._finish(deadline)
+            finally:
+                to_its_end(partial(self._serve_rest, has_left=True))
 
     def _give_everything_back(self) -> None:
         """Serve what is left of rebalances and commits, and revoke what is owned."""
@@ -711,16 +713,16 @@ class Consumer(Polls):
         self._serve_rest()
 
     def _serve_rest(self, *, has_left: bool = False) -> None:
-        while self._core.inbox.serve_first(partial(self._serve_last, has_left)):
-            pass
+        # Not what comes meanwhile: on_commit may make another one each time.
+        for _ in range(len(self._core.inbox.events)):
+            self._core.inbox.serve_first(partial(self._serve_last, has_left))
 
-    def _serve_last(self, has_left: bool, taken: list[Event]) -> bool:
+    def _serve_last(self, has_left: bool, taken: list[Event]) -> None:
         event = taken[0] if taken else None
         if isinstance(event, CommitEvent):
             self._committed(event, taken)
         elif isinstance(event, RebalanceEvent) and not has_left:
             self._rebalance(event, taken)
-        return event is not None
 
     def _finish(self, deadline: Deadline) -> None:
         core = self._core
@@ -746,4 +748,3 @@ class Consumer(Polls):
                     extra={"event": "thread_left", "group": core.options.group_id},
                 )
             self._finalizer.detach()
-        to_its_end(partial(self._serve_rest, has_left=True))

@@ -71,14 +71,18 @@ _numbers: Final = itertools.count(1)
 
 
 def to_its_end(work: Callable[[], None]) -> None:
-    """Do what nobody else would do, however often Ctrl-C comes meanwhile."""
-    try:
-        work()
-    except Exception:
-        raise
-    except BaseException:
-        to_its_end(work)
-        raise
+    """Do what nobody else would do, however often Ctrl-C comes meanwhile; raise what came first."""
+    first: BaseException | None = None
+    is_done = False
+    while not is_done:
+        try:
+            work()
+            is_done = True
+        except BaseException as error:  # noqa: BLE001 - raised below
+            first = first or error
+            is_done = isinstance(error, Exception)
+    if first is not None:
+        raise first
 
 
 class ConsumerCore:
