@@ -32,6 +32,7 @@ pytestmark = pytest.mark.slow_on_postgresql
 
 both_strategies = pytest.mark.parametrize("strategy", EAGER_AND_COOPERATIVE, ids=STRATEGY_NAMES)
 RECORDS = 20
+ATOMIC = {"txnstore.delivery.order": "commit", "txnstore.delivery.atomic": True}
 
 
 @pytest.fixture
@@ -488,12 +489,12 @@ def test_what_a_callback_keeps_of_what_was_to_go_is_read_on(four, crew, log):
     assert (message.partition(), message.value()) == (kept, b"later")
 
 
-@both_strategies
-def test_what_the_application_says_of_pauses_while_on_revoke_runs_is_for_afterwards(four, crew, strategy):
-    (a,) = crew.members("a", **strategy)
+@pytest.mark.parametrize("configuration", [*EAGER_AND_COOPERATIVE, ATOMIC], ids=[*STRATEGY_NAMES, "atomic"])
+def test_what_the_application_says_of_pauses_while_on_revoke_runs_is_for_afterwards(four, crew, configuration):
+    a = crew.member("a", configuration).subscribe()
     consumer, core = a.consumer, a.consumer._core
     crew.until([a], lambda: a.records)
-    handed_out = []
+    handed_out: list[object] = []
 
     def pause_and_poll(_, partitions):
         kept, *gone = partitions

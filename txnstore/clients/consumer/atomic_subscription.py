@@ -100,16 +100,16 @@ class AtomicSubscription(Subscription):
         self.transaction = None
         self._expect(partition)
 
-    def pause(self, partition: AssignedPartition) -> None:
+    def pause(self, partition: AssignedPartition, by: str = "application") -> None:
         """Stop handing out records of the partition, and with them all transactions from its next one on."""
         self.return_kept()
-        super().pause(partition)
+        super().pause(partition, by)
         self._arrange()
 
-    def resume(self, partition: AssignedPartition) -> None:
+    def resume(self, partition: AssignedPartition, by: str = "application") -> None:
         """Hand out records of the partition again."""
         self.return_kept()
-        super().resume(partition)
+        super().resume(partition, by)
 
     def resolved(
         self, position: FetchPosition, start: int, partition_id: int | None = None, last_commit: int | None = None
