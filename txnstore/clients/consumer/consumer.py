@@ -358,12 +358,11 @@ class Consumer(Polls):
             KafkaException: `_INVALID_ARG`: one of them is named twice; `_STATE`: the group's assignor is cooperative.
         """
         self._check()
-        prefix = "Failed to set assignment"
         chosen = check_partitions(partitions)
-        check_distinct(chosen, prefix)
-        self._core.options.positions.check(chosen, prefix)
+        check_distinct(chosen, "Failed to set assignment")
+        self._core.options.positions.check(chosen, "Failed to set assignment")
         with self._core.arrived:
-            self._core.replace(chosen, prefix)
+            self._core.replace(chosen, "Failed to set assignment")
 
     def unassign(self) -> None:
         """Read no partition any more.
@@ -704,7 +703,8 @@ class Consumer(Polls):
             try:
                 self._finish(deadline)
             finally:
-                to_its_end(partial(self._serve_rest, has_left=True))
+                if self._closed:
+                    to_its_end(partial(self._serve_rest, has_left=True))
 
     def _give_everything_back(self) -> None:
         """Serve what is left of rebalances and commits, and revoke what is owned."""

@@ -312,9 +312,9 @@ class Sender:
             if in_flight in in_flight.lane.in_flight:
                 if in_flight.lane.backoff.is_pausing:
                     in_flight.lane.backoff.succeeded()
-                self.report(request, appended)
-                self._lanes.take_out(in_flight)
+                self._lanes.take_out(in_flight)  # first: sent again, it would be reported again
                 self._changed.notify_all()
+                self.report(request, appended)
 
     def _distribute(self) -> None:
         """Take what comes next from the queue, for each database whose lane is free."""
