@@ -48,6 +48,29 @@ def reported(monkeypatch):
     return batches
 
 
+def test_what_fails_behind_the_reports_of_a_request_has_none_reported_twice(make_producer, monkeypatch, url):
+    topic = create_topic(url, "orders")
+    producer = make_producer({"enable.idempotence": True, "linger.ms": 0})
+    note_places, failed = ProducerSession.note_places, threading.Event()
+
+    def failing(session, appended):
+        noted = note_places(session, appended)
+        if not failed.is_set():
+            failed.set()
+            raise MemoryError
+        return noted
+
+    monkeypatch.setattr(ProducerSession, "note_places", failing)
+    reports = Reports()
+    producer.produce(topic, b"first", on_delivery=reports)
+    assert producer.flush(PATIENCE_SECONDS) == 0
+    producer.produce(topic, b"second", on_delivery=reports)
+    assert producer.flush(PATIENCE_SECONDS) == 0
+    assert failed.is_set()
+    assert [(error, message.value()) for error, message in reports] == [(None, b"first"), (None, b"second")]
+    assert values(read_to_end(url, topic)) == [b"first", b"second"]
+
+
 def test_each_report_tells_of_its_own_record(make_producer, url):
     topic = create_topic(url, "orders", partition_count=3)
     producer = make_producer({"linger.ms": NEVER_MS})
