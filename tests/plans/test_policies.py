@@ -29,6 +29,7 @@ OF_OTHERS = {
     "figures for a scrape",
     "administrator",
     "look into the outbox",
+    "numbers given out",
     "abort by an administrator",
 }
 #: Each statement asks besides, for each table that it names, which partitions the role may see: there are four. One
