@@ -704,7 +704,7 @@ class Consumer(Polls):
                 self._finish(deadline)
             finally:
                 if self._closed:
-                    to_its_end(partial(self._serve_rest, has_left=True))
+                    to_its_end(partial(self._serve_rest, has_left=True))  # type: ignore[unreachable]  # _finish sets it
 
     def _give_everything_back(self) -> None:
         """Serve what is left of rebalances and commits, and revoke what is owned."""
