@@ -6,9 +6,9 @@ then refused; but commits are put in order by numbers of the same kind, and come
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
-from sqlalchemy import Connection, func, select, union_all
+from sqlalchemy import Column, Connection, Select, func, select, union_all
 
 from txnstore.db.schema import (
     finished_transactions,
@@ -23,29 +23,22 @@ from txnstore.db.statements import HotStatement
 from txnstore.db.store import Store
 from txnstore.verification.invariants import Invariant, Place, Violation
 
-# The last of each partition is its largest, and the others are not looked for: no index has them. By a look for each:
-# for a join, PostgreSQL may read all batches.
+
+def _last_commits(offset: Column[Any]) -> Select[Any]:
+    """Return what reads the commit number of what is last in each partition, by a look for each.
+
+    For a join, PostgreSQL may read all batches.
+    """
+    columns = offset.table.c
+    last = select(columns.commit_number).where(
+        columns.partition_id == partition_heads.c.partition_id, offset == partition_heads.c.next_offset - 1
+    )
+    return select(last.limit(1).scalar_subquery().label("commit_number")).select_from(partition_heads)
+
+
+# The last of each partition is its largest, and the others are not looked for: no index has them.
 _COMMITS: Final = union_all(
-    select(
-        select(record_batches.c.commit_number)
-        .where(
-            record_batches.c.partition_id == partition_heads.c.partition_id,
-            record_batches.c.last_offset == partition_heads.c.next_offset - 1,
-        )
-        .limit(1)
-        .scalar_subquery()
-        .label("commit_number")
-    ).select_from(partition_heads),
-    select(
-        select(finished_transactions.c.commit_number)
-        .where(
-            finished_transactions.c.partition_id == partition_heads.c.partition_id,
-            finished_transactions.c.marker_offset == partition_heads.c.next_offset - 1,
-        )
-        .limit(1)
-        .scalar_subquery()
-        .label("commit_number")
-    ).select_from(partition_heads),
+    _last_commits(record_batches.c.last_offset), _last_commits(finished_transactions.c.marker_offset)
 ).subquery()
 #: What gives out numbers, and the largest of those that it has given out.
 _GIVEN: Final = tuple(

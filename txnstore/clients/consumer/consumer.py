@@ -355,7 +355,7 @@ class Consumer(Polls):
 
         Raises:
             TypeError: this is not a list of partitions.
-            KafkaException: `_INVALID_ARG`: one of them is named twice; `_STATE`: the group's assignor is cooperative.
+            KafkaException: `_INVALID_ARG`: one of them is named twice; `_STATE`: it has joined a cooperative group.
         """
         self._check()
         chosen = check_partitions(partitions)
@@ -368,7 +368,7 @@ class Consumer(Polls):
         """Read no partition any more.
 
         Raises:
-            KafkaException: `_STATE`: the group's assignor is cooperative.
+            KafkaException: `_STATE`: it has joined a cooperative group.
         """
         self._check()
         with self._core.arrived:
