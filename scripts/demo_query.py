@@ -53,7 +53,7 @@ class Progress:
 
 @contextlib.contextmanager
 def _signals_wait() -> Iterator[None]:
-    """Let whoever wants an end wait until the block is over: a process that is half started would outlive us."""
+    """Let whoever wants an end wait until the block is over; a process that is half started would outlive us."""
     wanted: list[int] = []
     before = {number: signal.signal(number, lambda number, _: wanted.append(number)) for number in _ENDING_SIGNALS}
     try:
@@ -110,7 +110,9 @@ class Driver:
         """
         reached, deadline = progress.offsets(), time.monotonic() + _SILENCE_SECONDS
         while True:
-            has_ended = self._process.poll() is not None
+            # An exception in the middle of poll() could leave the Popen locked, and kill() would wait in vain.
+            with _signals_wait():
+                has_ended = self._process.poll() is not None
             offsets = progress.offsets()
             if offsets != reached:
                 reached, deadline = offsets, time.monotonic() + _SILENCE_SECONDS

@@ -11,16 +11,18 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from scripts import demo_query
 from scripts.demo import AUDIT, EMITTED, PARTITIONS, Demo, DemoError, Found, closing_table, main, next_steps
 from scripts.demo_lines import COLUMNS
 from scripts.demo_produce import SETTLEMENTS, Input
-from scripts.demo_query import BATCHES
+from scripts.demo_query import BATCHES, Driver
 from scripts.demo_totals import Refunds, read_topic
 from tests.databases import on_sqlite_alone
 from txnstore import Consumer, Producer, TopicPartition
@@ -260,6 +262,57 @@ def test_who_ends_the_demonstration_ends_its_query(tmp_path):
         process.send_signal(signal.SIGTERM)
         assert process.wait(TIMEOUT_S) == 128 + signal.SIGTERM
     assert [line for line in command_lines() if "refunds.py" in line and str(tmp_path) in line] == []
+
+
+class LockWithSignal:
+    """A lock that a signal follows: it comes once, where the next statement would begin a `try`."""
+
+    def __init__(self, number):
+        self._lock = threading.Lock()
+        self._number = number
+
+    def acquire(self, blocking=True, timeout=-1):
+        is_taken = self._lock.acquire(blocking, timeout)
+        number, self._number = self._number, None
+        if number is not None:
+            signal.raise_signal(number)
+        return is_taken
+
+    def release(self):
+        self._lock.release()
+
+    def __enter__(self):
+        self.acquire()
+
+    def __exit__(self, *_):
+        self.release()
+
+
+class NothingHappens:
+    """The progress of a query that has not begun."""
+
+    def offsets(self):
+        return 0
+
+
+def test_a_signal_while_the_query_is_looked_at_ends_it(tmp_path, monkeypatch):
+    def end(number, _):
+        sys.exit(128 + number)
+
+    job = tmp_path / "job.py"
+    job.write_text("import signal\nsignal.pause()\n")
+    monkeypatch.setattr(demo_query, "_JOB", job)
+    monkeypatch.setattr(demo_query, "_SILENCE_SECONDS", 10)
+    monkeypatch.setattr(demo_query, "_END_SECONDS", 5)
+    usual = signal.signal(signal.SIGTERM, end)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            with Driver("sqlite://", tmp_path, 1, environment={}, log=tmp_path / "spark.log") as driver:
+                driver._process._waitpid_lock = LockWithSignal(signal.SIGTERM)
+                driver.run(NothingHappens(), None, lambda offsets: None)
+    finally:
+        signal.signal(signal.SIGTERM, usual)
+    assert (ended.value.code, driver._process.returncode) == (128 + signal.SIGTERM, -signal.SIGKILL)
 
 
 def test_the_header_of_the_columns_is_what_the_readme_says():
