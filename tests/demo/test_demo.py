@@ -299,6 +299,11 @@ def test_a_signal_while_the_query_is_looked_at_ends_it(tmp_path, monkeypatch):
     def end(number, _):
         sys.exit(128 + number)
 
+    def watch(driver):
+        with driver:
+            driver._process._waitpid_lock = LockWithSignal(signal.SIGTERM)
+            driver.run(NothingHappens(), None, lambda offsets: None)
+
     job = tmp_path / "job.py"
     job.write_text("import signal\nsignal.pause()\n")
     monkeypatch.setattr(demo_query, "_JOB", job)
@@ -306,10 +311,9 @@ def test_a_signal_while_the_query_is_looked_at_ends_it(tmp_path, monkeypatch):
     monkeypatch.setattr(demo_query, "_END_SECONDS", 5)
     usual = signal.signal(signal.SIGTERM, end)
     try:
+        driver = Driver("sqlite://", tmp_path, 1, environment={}, log=tmp_path / "spark.log")
         with pytest.raises(SystemExit) as ended:
-            with Driver("sqlite://", tmp_path, 1, environment={}, log=tmp_path / "spark.log") as driver:
-                driver._process._waitpid_lock = LockWithSignal(signal.SIGTERM)
-                driver.run(NothingHappens(), None, lambda offsets: None)
+            watch(driver)
     finally:
         signal.signal(signal.SIGTERM, usual)
     assert (ended.value.code, driver._process.returncode) == (128 + signal.SIGTERM, -signal.SIGKILL)
