@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import uuid
+
 import pytest
 from sqlalchemy import delete, insert, select, update
 
@@ -19,7 +21,7 @@ from tests.moving.histories import (
 from txnstore import Consumer, KafkaException, Producer, TopicPartition
 from txnstore.admin import AdminClient, NewTopic
 from txnstore.db import closing, migrating
-from txnstore.db.closing import MoveState, read_cancelled_moves, read_move
+from txnstore.db.closing import Move, MoveState, close, read_cancelled_moves, read_move
 from txnstore.db.identity import check_original
 from txnstore.db.opening import open_store
 from txnstore.db.schema import (
@@ -48,7 +50,7 @@ from txnstore.log.codec import encode
 from txnstore.log.topics import create_topic, get_topic
 from txnstore.model import GroupMembership, OffsetAndMetadata, Record
 from txnstore.moving import move as moving
-from txnstore.moving.move import cancel, move, tell_apart
+from txnstore.moving.move import cancel, move
 from txnstore.participants.adoption import adopt
 from txnstore.testing.invariants import assert_sound
 from txnstore.transactions.coordinator import TransactionCoordinator
@@ -238,6 +240,28 @@ def test_it_moves_on_and_back_to_another_database_of_the_first_kind(urls_up, fre
     back_url = fresh_url(source.backend.name)
     move(opened(urls_up[1]), opened(back_url))
     assert messages(back_url, "t") == seen
+
+
+@pytest.mark.parametrize("is_filled", [False, True])
+def test_a_call_that_wakes_when_the_target_is_another_moves_is_refused(
+    urls_up, fresh_url, opened, monkeypatch, is_filled
+) -> None:
+    source, target = opened(filled(urls_up[0])), opened(urls_up[1])
+    open_target = moving._open
+
+    def sleep_first(*arguments):
+        # Another call ends the move, and the store goes on from there, or the target is emptied and taken once more.
+        open_target(*arguments)
+        position = moving.FillPosition(is_complete=True, is_verified=True).to_json() if is_filled else None
+        state = MoveState.ARRIVING if is_filled else MoveState.CLOSED
+        others = Move(state, str(uuid.uuid4()), "sqlite:///other.db", position)
+        target.write(lambda connection: close(connection, others))
+        open_target(*arguments)
+
+    monkeypatch.setattr(moving, "_open", sleep_first)
+    with pytest.raises(StoreMoved, match=r"other\.db"):
+        move(source, target)
+    assert target.read(read_move).peer == "sqlite:///other.db"
 
 
 def test_a_target_that_is_not_empty_is_refused_and_nothing_is_closed(urls_up, opened) -> None:
@@ -561,20 +585,3 @@ def test_schemas_of_one_server_are_two_databases(txnstore_postgresql_url, opened
         open_store(txnstore_postgresql_url)
     with open_store(txnstore_postgresql_url, schema="Second") as store:
         store.write(lambda connection: create_topic(connection, name="there", partition_count=1))
-
-
-def test_transactions_that_wrote_to_the_outbox_on_several_servers_stay_apart(store):
-    def move(connection, *numbers):
-        connection.execute(insert(outbox), [{"topic": "orders", "transaction_id": number} for number in numbers])
-        tell_apart(connection)
-
-    def moves(connection):
-        # The second server has come to the numbers of the first one; one caller has written two rows.
-        move(connection, 5, 5, 7)
-        move(connection, 5, 7)
-        return connection.execute(select(outbox.c.transaction_id).order_by(outbox.c.outbox_id)).scalars().all()
-
-    first, again, second, third, fourth = store.write(moves)
-    assert first == again
-    assert len({first, second, third, fourth}) == 4
-    assert max(first, second, third, fourth) < 0

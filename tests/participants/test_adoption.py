@@ -224,6 +224,28 @@ def test_rows_of_the_outbox_are_not_taken_for_those_of_a_later_transaction(origi
     assert after == (None if before is None else -before)
 
 
+@pytest.mark.parametrize("same", [False, True])
+def test_nor_are_those_of_several_servers_taken_for_one_another(original, same):
+    """The second server has come to the numbers of the first one, and a caller has written two rows."""
+
+    def insert_rows(connection, *numbers):
+        connection.execute(outbox.insert(), [{"topic": "t", "transaction_id": number} for number in numbers])
+
+    def read_numbers(connection):
+        return connection.execute(select(outbox.c.transaction_id).order_by(outbox.c.outbox_id)).scalars().all()
+
+    original.write(lambda connection: insert_rows(connection, 5, 5, 7))
+    with opened(str(original.url.url.render_as_string(hide_password=False))) as once:
+        adopt([once], same=same, force=True)
+    with opened(str(original.url.url.render_as_string(hide_password=False))) as twice:
+        twice.write(lambda connection: insert_rows(connection, 5, 7))
+        adopt([twice], same=same, force=True)
+        first, again, second, third, fourth = twice.read(read_numbers)
+    assert first == again
+    assert len({first, second, third, fourth}) == 4
+    assert max(first, second, third, fourth) < 0
+
+
 def test_a_connection_to_a_copy_is_none_to_the_store(original, clock, copied, txnstore_empty_url):
     """What the producer commits on it would be in the copy, and nowhere else."""
     with opened(copied(txnstore_empty_url), clock) as copy:

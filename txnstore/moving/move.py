@@ -42,9 +42,10 @@ from txnstore.db.closing import (
 from txnstore.db.cluster.membership import ALONE_LABEL, CONTROLLER_ID, read_databases
 from txnstore.db.identity import check_original
 from txnstore.db.names import DEFAULT_SCHEMA
-from txnstore.db.schema import outbox, stores
+from txnstore.db.schema import stores
 from txnstore.db.store import Store
 from txnstore.errors import InvalidRequest, OutcomeUnknown, StoreDamaged, StoreMoved
+from txnstore.log.outbox.rows import tell_callers_apart
 from txnstore.moving.digests import Digest, by_table, differences, digest_of, next_key, part_of_next_key
 from txnstore.moving.pages import Key, check_texts, key_of, pages
 from txnstore.moving.tables import (
@@ -66,14 +67,6 @@ _PRODUCER_IDS: Final = select(stores.c.next_producer_id)
 _OF_STORE: Final = select(*STORE_COLUMNS)
 _TAKE_OVER: Final = update(stores).values({column: bindparam(f"new_{column.name}") for column in STORE_COLUMNS})
 _CALL: Final = update(stores).values(store_uuid=bindparam("new_uuid"), database_identity=bindparam("new_identity"))
-# The server that the rows come from numbered its transactions; this one may come to the same numbers.  So those of
-# before stand below zero, and those of each server below those of the one before it.
-_LAST_FORMER: Final = select(func.min(outbox.c.transaction_id)).where(outbox.c.transaction_id < 0)
-_TELL_APART: Final = (
-    update(outbox)
-    .where(outbox.c.transaction_id > 0)
-    .values(transaction_id=bindparam("last_former", type_=outbox.c.transaction_id.type) - outbox.c.transaction_id)
-)
 
 #: Hears of a step by its name, how much of it is done, and how much there is; 0 if that is not known.
 Told = Callable[[str, int, int], None]
@@ -173,7 +166,7 @@ def move(source: Store, target: Store, *, told: Told | None = None, even_if_dama
             _check_sound(target, remedy, even_if_damaged, lambda *of: tell("verifying the target", *of))
             filling.settle(replace(filling.position, is_verified=True))
         _leave(source, found)
-    _open(target)
+    _open(target, arriving)
     return Moved(_uuid(target), tables)
 
 
@@ -492,7 +485,7 @@ def _compare(source: Store, target: Store, next_keys: Mapping[str, int], tell: T
     return by_table(of_source)
 
 
-def _open(target: Store) -> None:
+def _open(target: Store, ours: Move) -> None:
     """Let everybody write to the target, which is the store from now on; a second call changes nothing."""
 
     def work(connection: Connection) -> None:
@@ -500,17 +493,15 @@ def _open(target: Store) -> None:
         arriving = read_move(connection)
         if arriving is None:
             return
+        if arriving.uuid != ours.uuid:
+            # Another call has opened it, and it has begun to move on, or is filled anew.
+            raise refuse(target.url, arriving)
         assert FillPosition.from_json(arriving.position).is_verified, arriving.position
         closing.admit(connection, arriving)
-        tell_apart(connection)
+        tell_callers_apart(connection)
         closing.open_(connection, replace(arriving, position=None))
 
     target.write(work)
-
-
-def tell_apart(connection: Connection) -> None:
-    """Let no transaction to come have the number of one that wrote rows of the outbox on another server."""
-    connection.execute(_TELL_APART, {"last_former": connection.execute(_LAST_FORMER).scalar() or 0})
 
 
 def _listed(items: Iterable[str]) -> str:

@@ -16,10 +16,10 @@ from typing import Final
 from sqlalchemy import Connection, bindparam, delete, select, update
 
 from txnstore.db.cluster.membership import Database, read_databases
-from txnstore.db.schema import databases, outbox, stores, transaction_branches
+from txnstore.db.schema import databases, stores, transaction_branches
 from txnstore.db.store import Store
 from txnstore.errors import InvalidRequest, PermissionDenied, StoreCopied, WrongCluster
-from txnstore.log.outbox.rows import lock_outbox
+from txnstore.log.outbox.rows import lock_outbox, tell_callers_apart
 from txnstore.transactions.branch_rows import all_branches
 from txnstore.transactions.recovery import abort_by_administrator
 
@@ -30,8 +30,6 @@ _RENAME: Final = (
     update(databases).where(databases.c.database_id == bindparam("of_id")).values(store_uuid=bindparam("new_uuid"))
 )
 _FORGET_BRANCHES: Final = delete(transaction_branches)
-# The server that the rows come from numbered its transactions; this one may come to the same numbers.
-_TELL_APART: Final = update(outbox).where(outbox.c.transaction_id > 0).values(transaction_id=-outbox.c.transaction_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +104,9 @@ def _look(store: Store) -> _FoundStore:
 def _confirm(standing: _FoundStore) -> Adopted:
     def work(connection: Connection) -> None:
         connection.execute(_LOCK)
+        lock_outbox(connection, waits=True)
         connection.execute(update(stores).values(database_identity=standing.actual))
+        tell_callers_apart(connection)
 
     standing.store.write(work)
     return Adopted(standing.store, standing.store.store_uuid, standing.store.store_uuid)
@@ -158,7 +158,7 @@ def _adopt(standing: _FoundStore, uuids: Mapping[int, str]) -> Adopted:
         connection.execute(_SET, {"new_uuid": new_uuid, "new_identity": standing.actual})
         connection.execute(_RENAME, [{"of_id": number, "new_uuid": of_it} for number, of_it in uuids.items()])
         connection.execute(_FORGET_BRANCHES)
-        connection.execute(_TELL_APART)
+        tell_callers_apart(connection)
 
     store.write(work)
     return Adopted(store, store.store_uuid, new_uuid)

@@ -148,6 +148,15 @@ _DELETE_REFUSED: Final = delete(outbox).where(
     outbox.c.outbox_id.in_(bindparam("outbox_ids", expanding=True)), _REFUSED_BEFORE
 )
 
+# The server that the rows come from numbered its transactions; this one may come to the same numbers.  So those of
+# before stand below zero, and those of each server below those of the one before it.
+_LAST_FORMER: Final = select(func.min(outbox.c.transaction_id)).where(outbox.c.transaction_id < 0)
+_TELL_APART: Final = (
+    update(outbox)
+    .where(outbox.c.transaction_id > 0)
+    .values(transaction_id=bindparam("last_former", type_=outbox.c.transaction_id.type) - outbox.c.transaction_id)
+)
+
 
 def old_refused(connection: Connection, before_ms: int, rows_max: int) -> list[tuple[int, int]]:
     """Return number and size of rows that were refused by then and are still, the oldest refusals first."""
@@ -240,3 +249,11 @@ def refuse_rows(connection: Connection, refusals: Mapping[int, str], callers: It
     further = [{"of_caller_id": caller_id, "why": why} for caller_id, why in callers]
     if further:
         connection.execute(_REFUSE_CALLER, further)
+
+
+def tell_callers_apart(connection: Connection) -> None:
+    """Let no transaction to come have the number of one that wrote rows of the outbox on another server.
+
+    Nobody moves rows meanwhile.
+    """
+    connection.execute(_TELL_APART, {"last_former": connection.execute(_LAST_FORMER).scalar() or 0})
