@@ -27,7 +27,6 @@ from txnstore.db.opening import open_store
 from txnstore.db.schema import (
     databases,
     maintenance_duties,
-    outbox,
     partition_heads,
     partitions,
     record_batches,

@@ -128,6 +128,10 @@ def outside_transactions(busy: Busy) -> ColumnElement[bool]:
     return and_(in_partition(record_batches, "plain")(busy), not_(record_batches.c.is_transactional))
 
 
+def is_marker(busy: Busy) -> ColumnElement[bool]:
+    return record_batches.c.control_type.is_not(None)
+
+
 def of_id(table: Table, of: str) -> Callable[[Busy], ColumnElement[bool]]:
     return lambda busy: table.c.transactional_id == getattr(busy, of).transactional_id
 
@@ -261,6 +265,14 @@ DAMAGES: dict[str, tuple[Invariant, Damage]] = {
             )
         ),
     ),
+    "a setting is left of a topic that is gone": (
+        _I.SETTINGS_UNDERSTOOD,
+        lambda connection, busy: connection.execute(
+            insert(topic_configs).values(
+                topic_id=select(func.max(topics.c.topic_id) + 1).scalar_subquery(), name="retention.ms", value="1"
+            )
+        ),
+    ),
     "the store has a setting that nobody knows": (
         _I.SETTINGS_UNDERSTOOD,
         lambda connection, busy: connection.execute(insert(store_configs).values(name="speed", value="high")),
@@ -302,6 +314,14 @@ DAMAGES: dict[str, tuple[Invariant, Damage]] = {
         remove(finished_transactions, in_partition(finished_transactions, "over")),
     ),
     "a batch lies below where the stored ones begin": (_I.STORAGE_KNOWN, count_storage_and_begin_behind),
+    "a batch has another size than it says": (
+        _I.STORAGE_KNOWN,
+        change(record_batches, outside_transactions, size_bytes=record_batches.c.size_bytes + 1),
+    ),
+    "a marker has a size": (
+        _I.STORAGE_KNOWN,
+        change(record_batches, both(in_partition(record_batches, "over"), is_marker), size_bytes=1),
+    ),
     "batches are counted that are not there": (_I.STORAGE_KNOWN, keep_of_storage(counted_offset=1, size_bytes=5)),
     "more is counted than there is": (_I.STORAGE_KNOWN, keep_of_storage(counted_offset=1_000, compacted_offset=1_000)),
     "the journal has a move that the table does not have": (
@@ -480,6 +500,8 @@ BROKEN_ELSEWHERE = {
     Invariant.BRANCHES_KNOWN,
     Invariant.ONE_OF_EACH_KEY,
     Invariant.GROUPS_SOUND,
+    Invariant.PROGRESS_IN_LOG,
+    Invariant.SINKS_SOUND,
     Invariant.OUTBOX_MOVES,
     Invariant.NUMBERS_AHEAD,
 }

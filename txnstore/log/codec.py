@@ -130,6 +130,11 @@ def checksum(columns: ChecksummedColumns) -> int:
     return _sealed(columns)[0]
 
 
+def payload_bytes(columns: ChecksummedColumns) -> int:
+    """Return the size of a batch: characters of text and bytes."""
+    return sum(len(column) for column in _payload(columns) if column is not None)
+
+
 def _sealed(columns: ChecksummedColumns) -> tuple[int, int]:
     """Return the checksum, and the size of the columns: characters of text and bytes."""
     crc = size = 0

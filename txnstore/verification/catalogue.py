@@ -71,9 +71,9 @@ _TO_BE_DELETED: Final = HotStatement(
     .order_by(partitions.c.partition_id)
 )
 _TOPIC_SETTINGS: Final = HotStatement(
-    select(topics.c.name.label("topic"), topic_configs.c.name, topic_configs.c.value)
-    .join(topics, topics.c.topic_id == topic_configs.c.topic_id)
-    .order_by(topics.c.topic_id, topic_configs.c.name)
+    select(topic_configs.c.topic_id, topics.c.name.label("topic"), topic_configs.c.name, topic_configs.c.value)
+    .outerjoin(topics, topics.c.topic_id == topic_configs.c.topic_id)
+    .order_by(topic_configs.c.topic_id, topic_configs.c.name)
 )
 _STORE_SETTINGS: Final = HotStatement(
     select(store_configs.c.name, store_configs.c.value).order_by(store_configs.c.name)
@@ -105,8 +105,13 @@ def deletion_violations(connection: Connection) -> Iterator[Violation]:
 
 
 def setting_violations(connection: Connection) -> Iterator[Violation]:
-    """Return which settings nobody understands, of a store alone or in the controller of a cluster."""
-    of_topics = ((TOPIC_SETTINGS, Place(topic=row.topic), row) for row in _TOPIC_SETTINGS.rows(connection))
+    """Return which settings nobody understands, or has, of a store alone or in the controller of a cluster."""
+    rows = _TOPIC_SETTINGS.rows(connection)
+    for row in rows:
+        if row.topic is None:
+            seen = f"{row.name} is set for the topic with the id {row.topic_id}, which is not there"
+            yield Violation(Invariant.SETTINGS_UNDERSTOOD, Place(), seen)
+    of_topics = ((TOPIC_SETTINGS, Place(topic=row.topic), row) for row in rows)
     of_store = ((STORE_SETTINGS, Place(), row) for row in _STORE_SETTINGS.rows(connection))
     for table, place, row in chain(of_topics, of_store):
         try:

@@ -51,7 +51,7 @@ class Invariant(enum.Enum):
         "readers of committed records may get aborted ones or miss some: stop them, and keep a copy for a bug report",
     )
     STORAGE_KNOWN = (
-        "what is counted of a partition's stored batches is what they take, and none lies below where they begin",
+        "what is counted of batches, and what each says it has, is what they take; none lies below where they begin",
         "retention by size and compaction of this partition come too early or too late; keep a copy for a bug report",
     )
 
@@ -103,13 +103,22 @@ class Invariant(enum.Enum):
         "create the topic, or correct the rows, then set their refusal to NULL; `txnstore maintain` moves what waits",
     )
 
+    PROGRESS_IN_LOG = (
+        "no query of Spark has read, and no relay to Kafka begun, beyond the end of a partition",
+        "what comes next there may be left out: stop it, and go on with a checkpoint, or a name, of its own",
+    )
+    SINKS_SOUND = (
+        "what is noted of a query's last batch is of that one, and its runs write as producers that they were given",
+        "its last batch may be written twice, or left out: compare its output, and use a checkpoint of its own",
+    )
+
     TOPICS_COMPLETE = (
         "the partitions of a topic are numbered from 0 on and not to be deleted, and each one with a log is of a topic",
         "nobody reads what is there without a topic: put back the rows of topics and partitions, or restore a backup",
     )
 
     SETTINGS_UNDERSTOOD = (
-        "each setting is one that txnstore knows, with a value that it takes",
+        "each setting is one that txnstore knows, with a value that it takes, and of a topic that is there",
         "no client can use the topic, or the store: correct the row in topic_configs or store_configs, or delete it",
     )
 

@@ -14,7 +14,7 @@ from txnstore.db.schema import finished_transactions, partition_heads
 from txnstore.db.statements import HotStatement
 from txnstore.errors import CorruptBatch
 from txnstore.log.bounds import Bounds, read_bounds
-from txnstore.log.codec import RecordBatch, decode
+from txnstore.log.codec import RecordBatch, decode, payload_bytes
 from txnstore.log.compaction import may_have_gaps
 from txnstore.log.partition_rows import producers_of_partition
 from txnstore.log.partition_storage import PartitionStorage, batch_bytes, read_storage
@@ -213,9 +213,17 @@ class _PartitionCheck:
             self.is_replayed, self.is_damaged = False, True
             yield batch
             return
+        yield from self._content_violations(batch)
         if self.has_gaps:
             batches.append(batch)
-        elif self.is_replayed:
+
+    def _content_violations(self, batch: RecordBatch) -> Iterator[Violation]:
+        """Return what is wrong with a batch that can be read."""
+        there = payload_bytes(batch.row)
+        if batch.size_bytes != there:
+            seen = f"a batch of {there} bytes says that it has {batch.size_bytes}"
+            yield self._violation(Invariant.STORAGE_KNOWN, batch.base_offset, seen)
+        if self.is_replayed:
             yield from self.replay.take(batch)
 
     def _decoded(self, row: Row[Any]) -> RecordBatch | Violation:

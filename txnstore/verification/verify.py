@@ -33,6 +33,7 @@ from txnstore.verification.numbers import number_violations
 from txnstore.verification.open_transactions import open_violations, rest_violations
 from txnstore.verification.outbox import Waiting, outbox_violations
 from txnstore.verification.partitions import Proven, partition_violations
+from txnstore.verification.progress import progress_violations
 from txnstore.verification.reading import Snapshot, in_snapshots, some_of
 
 #: What is compared between databases: clients at work leave something else at the same place in each look.
@@ -76,6 +77,7 @@ def violations_on(
         found += partition_violations(connection, number, producers_expire=producers_expire)
     found += some_of(topic_violations(connection))
     found += some_of(deletion_violations(connection))
+    found += some_of(progress_violations(connection))
     found += some_of(setting_violations(connection))
     found += some_of(coordinator_violations(snapshot))
     if at_rest:
@@ -128,6 +130,7 @@ def cluster_violations(
             if at_rest:
                 of_member += some_of(rest_violations(Snapshot((connection,))))
             of_member += some_of(deletion_violations(connection))
+            of_member += some_of(progress_violations(connection))
             if connection is connections[0]:
                 of_member += some_of(topic_violations(connection))
                 of_member += some_of(setting_violations(connection))
