@@ -12,7 +12,14 @@ from txnstore.db.schema import partition_heads, record_batches
 from txnstore.db.store import Store
 from txnstore.errors import CorruptBatch, InvalidTimestamp, UnknownTopicOrPartition
 from txnstore.log.append import Append, Marker, append
-from txnstore.log.bounds import Bounds, OffsetAndTimestamp, last_stable_offset, offset_for_time, read_bounds
+from txnstore.log.bounds import (
+    Bounds,
+    OffsetAndTimestamp,
+    last_stable_offset,
+    offset_for_time,
+    offset_of_max_timestamp,
+    read_bounds,
+)
 from txnstore.log.codec import encode
 from txnstore.log.markers import write_markers
 from txnstore.log.partition_rows import allocate_producer_id
@@ -63,6 +70,10 @@ class Log:
         found = self.store.read(lambda connection: offset_for_time(connection, self.id, timestamp_ms, isolation))
         return None if found is None else (found.offset, found.timestamp_ms)
 
+    def largest(self) -> tuple[int, int] | None:
+        found = self.store.read(lambda connection: offset_of_max_timestamp(connection, self.id, UNCOMMITTED))
+        return None if found is None else (found.offset, found.timestamp_ms)
+
 
 @pytest.fixture
 def log(shared_store: Store) -> Log:
@@ -91,6 +102,14 @@ def test_the_last_stable_offset_is_where_the_oldest_open_transaction_begins(log:
     assert log.bounds == (0, 7, 4)
     log.end(third, kind)
     assert log.bounds == (0, 8, 8)
+
+
+def test_the_last_stable_offset_is_not_below_the_start_of_the_log(log: Log) -> None:
+    """Not even where the first records of an open transaction are deleted."""
+    log.open(10, 20)
+    log.plain(30)
+    log.set_head(log_start_offset=2)
+    assert log.bounds == (2, 3, 2)
 
 
 def test_the_end_that_a_reader_does_not_reach_depends_on_its_isolation() -> None:
@@ -205,6 +224,27 @@ def test_records_before_the_start_of_the_log_do_not_count(log: Log) -> None:
     log.plain(30)
     log.set_head(log_start_offset=2)
     assert [log.at(timestamp_ms) for timestamp_ms in (0, 20, 21, 31)] == [(2, 20), (2, 20), (3, 30), None]
+
+
+@pytest.mark.parametrize(
+    ("batches", "start", "largest"),
+    [
+        # A running maximum is above the later ones by no more than that.
+        ([(11,), (10,)], 0, (0, 11)),
+        # What is left of the first batch is below those behind it, however large it was, and also if it was the same.
+        ([(90, 5), (50,)], 1, (2, 50)),
+        ([(50, 5), (50, 7)], 1, (2, 50)),
+        ([(90, 60), (50,)], 1, (1, 60)),
+        ([(90,), (50,)], 2, None),
+    ],
+)
+def test_the_record_with_the_largest_timestamp(
+    log: Log, batches: Sequence[Sequence[int]], start: int, largest: tuple[int, int] | None
+) -> None:
+    for timestamps_ms in batches:
+        log.plain(*timestamps_ms)
+    log.set_head(log_start_offset=start)
+    assert log.largest() == largest
 
 
 def test_with_log_append_time_the_stores_time_counts(shared_store: Store, shared_clock) -> None:
