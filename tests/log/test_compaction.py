@@ -246,6 +246,7 @@ def test_records_of_a_topic_that_stamps_them_keep_their_stamp(log):
     assert before[1][0] == 1
     assert log.run() == 1
     assert {row.last_offset: (row.timestamp_type, row.base_timestamp_ms) for row in log.rows(record_batches)} == before
+    assert log.read() == [(1, b"b", b"1"), (2, b"a", b"2")]
 
 
 def test_records_without_a_key_from_before_the_topic_was_compacted_go(log):

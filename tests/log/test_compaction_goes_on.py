@@ -143,3 +143,31 @@ def test_a_pass_that_waits_for_the_next_call_keeps_no_store_that_nobody_uses_any
     del store, log
     gc.collect()
     assert kept() is None
+
+
+def test_what_comes_behind_the_count_is_taken_from_no_size(log, monkeypatch):
+    log.put((b"a", b"1"), (b"a", b"2"))
+
+    def count_and_put(store, partition_id, portions):
+        is_counted = count_stored(store, partition_id, portions)
+        if partition_id == log.partition:
+            log.put((b"b", b"1"), (b"b", b"2"))
+        return is_counted
+
+    monkeypatch.setattr(compaction, "count_stored", count_and_put)
+    assert log.run() == 2
+    assert log.read() == [(1, b"a", b"2"), (3, b"b", b"2")]
+    (storage,) = log.rows(partition_storage)
+    assert (storage.counted_offset, storage.compacted_offset) == (2, 4)
+    assert log.store.read(lambda c: partition_violations(c, log.partition)) == []
+
+
+def test_who_comes_to_an_end_that_somebody_else_has_reached_counts_nothing_twice(log):
+    log.put((b"a", b"1"), (b"b", b"1"))
+    # Counted, and not compacted yet.
+    log.begin().put((b"c", b"1"), (b"d", b"1"))
+    late = compaction._Pass(log.store, find_due(log))
+    log.run()
+    assert log.rows(partition_storage)[0].compacted_offset == 2
+    assert sum(part.batches_changed for part in late.steps()) == 0
+    log.assert_storage_is_true()
