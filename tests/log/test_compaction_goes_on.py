@@ -13,8 +13,8 @@ from txnstore.db.opening import open_store
 from txnstore.db.portions import Portions
 from txnstore.db.schema import finished_transactions, partition_storage, record_batches
 from txnstore.log import compaction
-from txnstore.log.compaction import compact_portion, read_horizons
-from txnstore.log.partition_storage import count_stored, read_storage
+from txnstore.log.compaction import compact_portion
+from txnstore.log.partition_storage import count_stored, read_horizons, read_storage
 from txnstore.testing.invariants import partition_violations
 from txnstore.testing.manual_clock import ManualClock
 

@@ -8,8 +8,8 @@ from tests.log.compacted_log import CompactedLog
 from txnstore.db import portions as portions_module
 from txnstore.db.portions import Portions
 from txnstore.db.schema import partition_storage
-from txnstore.log.compaction import compact_portion, read_horizons
-from txnstore.log.partition_storage import read_storage
+from txnstore.log.compaction import compact_portion
+from txnstore.log.partition_storage import read_horizons, read_storage
 
 DAY_MS = 86_400_000
 

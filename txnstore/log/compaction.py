@@ -52,6 +52,8 @@ from txnstore.log.partition_storage import (
     count_stored,
     last_that_fits,
     lock_storage,
+    next_horizons,
+    read_horizons,
     read_storage,
     save_storage,
 )
@@ -410,26 +412,6 @@ def _end_offset(connection: Connection, bounds: Bounds, settings: Settings, now_
     young["from_offset"] = dirty_offset if last_old is None else max(dirty_offset, last_old + 1)
     first_young = connection.execute(_FIRST_YOUNG, young).scalar()
     return bounds.last_stable_offset if first_young is None else min(first_young, bounds.last_stable_offset)
-
-
-def read_horizons(storage: PartitionStorage) -> list[tuple[int, int]]:
-    """Return from when on the tombstones and markers below an offset go; 0: a pass has taken them already."""
-    return [(offset, from_ms) for offset, from_ms in json.loads(storage.horizons)]
-
-
-def next_horizons(
-    horizons: Sequence[tuple[int, int]], deletable_offset: int, new: tuple[int, int] | None, *, apart_ms: int
-) -> list[tuple[int, int]]:
-    """Return the horizons after a pass that took what was to go below `deletable_offset`, with a new one if any.
-
-    One that is less than `apart_ms` behind the one before it gives way to the new one.
-    """
-    kept = [(offset, from_ms) for offset, from_ms in horizons if offset > deletable_offset]
-    if new is not None and new[0] > max([deletable_offset, *(offset for offset, _ in kept)]):
-        if len(kept) > 1 and kept[-1][1] - kept[-2][1] < apart_ms:
-            kept.pop()
-        kept.append(new)
-    return [(deletable_offset, 0), *kept] if deletable_offset > 0 else kept
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ The size is counted from where it was counted last, so that nobody reads the who
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -105,6 +106,26 @@ def save_storage(connection: Connection, storage: PartitionStorage) -> None:
     """Keep what is known of the partition's stored batches; the row is locked."""
     new = {f"new_{name}": getattr(storage, name) for name in _CHANGED}
     must_hit(connection, _SAVE, {"of_partition_id": storage.partition_id, **new})
+
+
+def read_horizons(storage: PartitionStorage) -> list[tuple[int, int]]:
+    """Return from when on the tombstones and markers below an offset go; 0: a pass has taken them already."""
+    return [(offset, from_ms) for offset, from_ms in json.loads(storage.horizons)]
+
+
+def next_horizons(
+    horizons: Sequence[tuple[int, int]], deletable_offset: int, new: tuple[int, int] | None, *, apart_ms: int
+) -> list[tuple[int, int]]:
+    """Return the horizons after a pass that took what was to go below `deletable_offset`, with a new one if any.
+
+    One that is less than `apart_ms` behind the one before it gives way to the new one.
+    """
+    kept = [(offset, from_ms) for offset, from_ms in horizons if offset > deletable_offset]
+    if new is not None and new[0] > max([deletable_offset, *(offset for offset, _ in kept)]):
+        if len(kept) > 1 and kept[-1][1] - kept[-2][1] < apart_ms:
+            kept.pop()
+        kept.append(new)
+    return [(deletable_offset, 0), *kept] if deletable_offset > 0 else kept
 
 
 def last_that_fits(found: Sequence[Any], size_bytes_max: int) -> int:

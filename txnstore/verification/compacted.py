@@ -17,8 +17,7 @@ from txnstore.db.sqlite.seen_keys import SeenKeys
 from txnstore.log.bounds import Bounds
 from txnstore.log.codec import RecordBatch
 from txnstore.log.columns import unpack_integers
-from txnstore.log.compaction import read_horizons
-from txnstore.log.partition_storage import PartitionStorage
+from txnstore.log.partition_storage import PartitionStorage, read_horizons
 from txnstore.log.sequences import increment_sequence
 from txnstore.model import NO_PRODUCER_ID, SEQUENCE_MAX, ControlType
 from txnstore.verification.invariants import Invariant, Place, Violation
