@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.clients.consumer.log_writer import PATIENCE_SECONDS
+from tests.clients.consumer.log_writer import PATIENCE_SECONDS, eventually
 from tests.clients.membership.steps import (
     COOPERATIVE,
     EAGER_AND_COOPERATIVE,
@@ -326,6 +327,48 @@ def test_who_leaves_within_on_revoke_has_given_back_and_committed_everything_bef
 
 
 @both_strategies
+def test_nobody_takes_what_was_answered_before_a_report_that_does_not_have_it(four, crew, strategy):
+    a, b = crew.member("a", strategy).subscribe(), crew.member("b", strategy)
+    group = a.consumer._core.group
+    eventually(lambda: group._protocol.has_answer)
+    b.subscribe()
+    eventually(lambda: b.consumer._core.group._protocol.has_answer)
+    heard, goes_on = threading.Event(), threading.Event()
+    heartbeat = group._requests.heartbeat
+
+    def slowly(report, **named):
+        answer = heartbeat(report, **named)
+        heard.set()
+        assert goes_on.wait(PATIENCE_SECONDS)
+        return answer
+
+    group._requests.heartbeat = slowly
+    with a.consumer._core.arrived:
+        group._next_request_at = 0.0
+        group._work_due.notify_all()
+    assert heard.wait(PATIENCE_SECONDS)
+    group._requests.heartbeat = heartbeat
+    # The group has heard that it has nothing, and gives the other one its share.
+    a.poll()
+    crew.until([b], lambda: b.partitions)
+    goes_on.set()
+    crew.until_shared([a, b], [0, 1], [2, 3])
+
+
+def test_news_wait_for_the_application_to_take_the_answer_that_is_there(four, crew):
+    a = crew.member("a").subscribe()
+    group = a.consumer._core.group
+    eventually(lambda: group._protocol.has_answer)
+    with a.consumer._core.arrived:
+        group._request_heartbeat()
+        work, _ = group.next_work()
+        assert work is None
+        step = group._protocol._step
+    crew.until([a], lambda: a.partitions)
+    eventually(lambda: group._protocol._step > step and not group._has_news)
+
+
+@both_strategies
 @pytest.mark.parametrize("kind", ["assign", "revoke"])
 @pytest.mark.parametrize("interrupted", ["change_assignment", "served"])
 def test_a_rebalance_that_is_interrupted_behind_its_callback_is_ended_all_the_same(
@@ -352,6 +395,50 @@ def test_a_rebalance_that_is_interrupted_behind_its_callback_is_ended_all_the_sa
         crew.until([a], lambda: a.partitions == [0, 1, 2, 3])
         b.subscribe()
     crew.until([a, b], lambda: len(a.partitions) == len(b.partitions) == 2)
+
+
+@pytest.mark.parametrize("kind", ["assign", "revoke"])
+def test_a_rebalance_that_fails_twice_behind_its_callback_keeps_no_other_member_waiting(four, crew, monkeypatch, kind):
+    (a,), b = crew.members("a"), crew.member("b")
+    core, failures = a.consumer._core, iter(["first", "again"])
+    change = core.change_assignment
+
+    def fail(event):
+        if event.kind.value == kind:
+            for failure in failures:
+                raise RuntimeError(failure)
+        change(event)
+
+    monkeypatch.setattr(core, "change_assignment", fail)
+    if kind == "revoke":
+        crew.until([a], lambda: a.partitions)
+        b.subscribe()
+    with pytest.raises(RuntimeError, match="again"):
+        crew.until([a, b], lambda: False)
+    if kind == "assign":
+        b.subscribe()
+    crew.until([a, b], lambda: len(a.partitions) == len(b.partitions) == 2)
+
+
+def test_a_consumer_that_leaves_gives_its_partitions_back_wherever_its_call_is_interrupted(crew, monkeypatch):
+    consumer, place = crew.member("a").consumer, PartitionName("t", 0)
+    core, told = consumer._core, list[object]()
+    group, protocol = core.group, core.group._protocol
+    monkeypatch.setattr(group, "_submit", lambda work: work() or True)
+    monkeypatch.setattr(group._requests, "leave", lambda membership: None)
+    files = {"clients/callbacks.py", "consumer/consumer.py", "membership/member.py", "membership/protocol.py"}
+    for _, moment in every_interrupt(files):
+        protocol.begin_anew()
+        group._stage, group._topics = MemberStage.MEMBER, ("t",)
+        group._listener = Listener(on_revoke=lambda _, given: told.extend(given))
+        protocol.owned = frozenset([place])
+        del told[:]
+        attempt(moment, consumer.unsubscribe)
+        consumer.unsubscribe()
+        while core.inbox.events:
+            consumer._serve_one()
+        assert told == [TP("t", 0)], moment.where
+        assert group._stage is MemberStage.OUT, moment.where
 
 
 @pytest.mark.parametrize("kind", ["assign", "revoke"])

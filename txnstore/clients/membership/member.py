@@ -260,6 +260,10 @@ class ConsumerMember:
             if self._untold or not self._protocol.has_answer:
                 # While on_lost runs, it or another thread polls: what comes again would go with what is lost.
                 return
+            if self._protocol.is_overtaken:
+                # By now the group may have given to others what it was about to give; the answer to that report counts.
+                self._protocol.drop_answer()
+                return
             told, membership, untold = self._protocol.told, self._membership, self._untold
             events, first = self._inbox.events, self._inbox.events[0] if self._inbox.events else None
             try:
@@ -385,9 +389,11 @@ class ConsumerMember:
         if now > lapses_at and not self.waiting:
             self._lapse(now)
             return None, 0.0
-        if now >= self._next_request_at or self._has_news or self._renews_now:
-            # A member that is about to leave only keeps its place until then: its subscription does not matter.
-            joins = self._has_to_join and self._stage is MemberStage.MEMBER
+        # A member that is about to leave only keeps its place until then: its subscription does not matter.
+        joins = self._has_to_join and self._stage is MemberStage.MEMBER
+        # Not while an answer waits, which another report would overtake: where much is new it never came to the end.
+        has_news = self._has_news and (joins or not self._protocol.has_answer)
+        if now >= self._next_request_at or has_news or self._renews_now:
             return (self._join if joins else self._heartbeat), 0.0
         refresh_at = self._refresh_at()
         if now >= refresh_at:
@@ -670,13 +676,12 @@ class ConsumerMember:
 
     def _plan(self, *, at_once: bool) -> None:
         """Set when the next request is due."""
-        if at_once:
-            self._request_heartbeat()
-            return
         interval_seconds = self._options.heartbeat_seconds
         if self._protocol.waits_for_others:
             interval_seconds = min(ASK_AGAIN_SECONDS, interval_seconds)
         self._next_request_at = lease_seconds() + interval_seconds
+        if at_once or self._has_news:
+            self._request_heartbeat()
 
     def _request_heartbeat(self) -> None:
         """Have the next request made at once."""

@@ -98,6 +98,11 @@ class MemberProtocol:
         """Whether an answer waits for the application."""
         return self._answer is not None
 
+    @property
+    def is_overtaken(self) -> bool:
+        """Whether a later report was sent than the one that the waiting answer is about: it has nothing of that."""
+        return self._answer is not None and self._answer.step != self._step
+
     def drop_answer(self) -> None:
         """Forget the answer that waits: another request is about to be made."""
         self._answer = None
