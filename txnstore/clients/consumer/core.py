@@ -317,7 +317,7 @@ class ConsumerCore:
         """
         partitions = event.topic_partitions()
         going = [] if event.kind is RebalanceKind.ASSIGN else self._withdraw(partitions)
-        end = partial(self._end_rebalance, event, going)
+        change, end = partial(self._change, event, going), partial(self._end_rebalance, event)
         self.is_assigned_by_application = False
         self.is_losing = event.kind is RebalanceKind.LOST
         try:
@@ -327,10 +327,15 @@ class ConsumerCore:
                 tell(partitions)
         finally:
             try:
+                change()
                 end()
             except BaseException:
-                # An interrupt. The group would wait for ever; and what is done already is not done twice.
-                to_its_end(end)
+                # An interrupt, or no thread can be started. The group would wait for ever; and what is done already is
+                # not done twice.
+                try:
+                    to_its_end(change)
+                finally:
+                    to_its_end(end)
                 raise
 
     def _withdraw(self, partitions: Iterable[TopicPartition]) -> list[AssignedPartition]:
@@ -353,10 +358,12 @@ class ConsumerCore:
                 self.arrived.notify_all()
                 self.read_on()
 
-    def _end_rebalance(self, event: RebalanceEvent, going: Iterable[AssignedPartition]) -> None:
+    def _change(self, event: RebalanceEvent, going: Iterable[AssignedPartition]) -> None:
         if not self.is_assigned_by_application:
             self.change_assignment(event)
         self._restore(going)
+
+    def _end_rebalance(self, event: RebalanceEvent) -> None:
         self.is_losing = False
         self.group.served(event)
 

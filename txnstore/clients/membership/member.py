@@ -217,19 +217,23 @@ class ConsumerMember:
         with self._lock:
             if self._stage is MemberStage.OUT:
                 return
-            self._topics = ()
             self._protocol.drop_answer()
             if self._stage in (MemberStage.LEAVING, MemberStage.FENCED):
                 # Whoever is fenced stays so: another subscription would fence the one that has the name now.
+                self._topics = ()
                 return
             if self._stage is not MemberStage.MEMBER or not self._protocol.owned:
+                self._topics = ()
                 self._leave()
                 return
-            self._stage = MemberStage.LEAVING
-            kept = self._protocol.owned - self._protocol.revoked
             # What is being given back is the group's once that is done, and it leaves then.
-            if kept:
-                self._take_away(RebalanceKind.REVOKE, kept)
+            kept = self._protocol.owned - self._protocol.revoked
+            events, told = self._inbox.events, (self._event(RebalanceKind.REVOKE, kept),) if kept else ()
+            self._lock.notify_all()
+            # No call in between: an interrupt finds all of this done, or nothing.
+            self._topics, self._stage = (), MemberStage.LEAVING
+            self._untold += told
+            events += told
 
     def leave_now(self) -> None:
         """Leave for good, without asking the application."""
