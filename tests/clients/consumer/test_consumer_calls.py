@@ -61,6 +61,8 @@ REFUSED = [
     ("subscribe", [["t", "t"]], INVALID, "Failed to set subscription: Local: Invalid argument or configuration"),
     ("subscribe", [[""]], INVALID, "Failed to set subscription: Local: Invalid argument or configuration"),
     ("assign", [[TP("t", 0, 1), TP("t", 0, 3)]], INVALID, "Failed to set assignment: Local: Invalid argument or"),
+    ("assign", [[TP("t", 0, -5)]], INVALID, "Failed to set assignment: t [0]: offset -5 is below zero, and none of"),
+    ("incremental_assign", [[TP("t", 0, -1999)]], INVALID, "Failed to set assignment: t [0]: offset -1999 is below"),
     ("incremental_unassign", [[TP("t", 1)]], INVALID, "t [1] can't be unassigned since it is not in the current"),
     ("offsets_for_times", [[]], INVALID, "Failed to get offsets: Local: Invalid argument or configuration"),
     ("store_offsets", [None, [TP("t", 0, 3)]], INVALID, "StoreOffsets failed: Local: Invalid argument or"),
@@ -219,6 +221,23 @@ def test_a_seek_is_followed_and_makes_the_position_unknown(reader):
     assert (code, text) == (INVALID, "Failed to seek to offset -1000: Local: Invalid argument or configuration")
 
 
+def test_one_cannot_seek_below_zero_where_a_program_has_counted_too_far_back(reader):
+    code, text = raised(reader.seek, TP("t", 0, 2 - 10))
+    assert (code, text[:40]) == (INVALID, "Failed to seek to offset -8: t [0]: offs")
+    assert reader.poll(PATIENCE_SECONDS).value() == b"2"
+
+
+def test_a_pause_outlives_an_assignment_and_ends_as_it_is_resumed(reader, log):
+    log.write("t", 1, b"other")
+    reader.pause([TP("t", 0)])
+    reader.assign([TP("t", 1), TP("t", 0)])
+    assert texts(reader.consume(2, 0.3)) == [b"other"]
+    reader.unassign()
+    reader.resume([TP("t", 0)])
+    reader.assign([TP("t", 0)])
+    assert reader.poll(PATIENCE_SECONDS).value() == b"0"
+
+
 def test_a_paused_partition_gives_nothing_until_it_is_resumed(reader, log):
     reader.pause([TP("t", 0), TP("zz", 9)])
     assert reader.poll(0.2) is None
@@ -298,6 +317,15 @@ def test_offsets_for_times(reader, log):
     assert [(tp.partition, tp.offset) for tp in found] == [(0, 0), (0, 5), (0, OFFSET_END), (1, OFFSET_END)]
     text = "Failed to get offsets: Local: Unknown partition"
     assert raised(reader.offsets_for_times, [TP("nope", 0, 0)]) == (KafkaError._UNKNOWN_PARTITION, text)
+
+
+def test_an_unknown_partition_is_an_error_of_its_own_among_offsets_for_times(reader, log):
+    log.write("t", 0, b"5", timestamp_ms=2_000)
+    found = reader.offsets_for_times([TP("nope", 0, 7), TP("t", 0, 1_001), TP("t", 77, 8)])
+    assert [(tp.topic, tp.partition, tp.offset) for tp in found] == [("nope", 0, 7), ("t", 0, 5), ("t", 77, 8)]
+    assert [tp.error and tp.error.code() for tp in found] == [
+        KafkaError._UNKNOWN_PARTITION, None, KafkaError._UNKNOWN_PARTITION
+    ]  # fmt: skip
 
 
 def test_the_cluster_and_its_topics(reader, log):

@@ -9,8 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.clients.consumer.log_writer import PATIENCE_SECONDS, eventually, polled_until, texts
-from txnstore import OFFSET_INVALID, ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
+from txnstore import OFFSET_INVALID, ConsumerGroupTopicPartitions, KafkaError, KafkaException, Message, TopicPartition
 from txnstore.admin import AdminClient
+from txnstore.clients.consumer.events import MessageEvent
+from txnstore.deadline import Deadline
 from txnstore.log.topics import delete_topic
 
 TP = TopicPartition
@@ -143,6 +145,20 @@ def test_what_a_call_has_gathered_when_the_consumer_is_closed_comes_again(gather
     with pytest.raises(RuntimeError, match="closed"):
         call.result(PATIENCE_SECONDS)
     assert texts(reader().consume(8, PATIENCE_SECONDS)) == [b"%d" % number for number in range(2, 10)]
+
+
+def test_an_event_is_gathered_under_the_lock_for_another_thread_may_be_taking_out_what_it_gives_back(reader):
+    consumer, taken = reader(), list[bool]()
+    core = consumer._core
+
+    class Gathered(list[Message]):
+        def append(self, message):
+            taken.append(core.lock._is_owned())
+            super().append(message)
+
+    core.inbox.put(MessageEvent(Message("t", 0, error=KafkaError(KafkaError._FAIL))))
+    consumer._gather(Gathered(), 1, Deadline(0))
+    assert taken == [True]
 
 
 def test_a_call_does_not_return_what_it_has_gathered_of_a_partition_that_another_thread_gives_back(gathers, log):
@@ -424,6 +440,16 @@ def test_only_what_was_stored_is_committed(reader):
             "StoreOffsets failed: Local: Unknown partition",
         )
     assert committed(reader()) == 3
+
+
+@pytest.mark.parametrize("below_zero", [-5, OFFSET_INVALID])
+def test_an_offset_below_zero_takes_back_what_was_stored(reader, below_zero):
+    with reader({"enable.auto.commit": True, "enable.auto.offset.store": False}) as consumer:
+        consumer.poll(PATIENCE_SECONDS)
+        consumer.store_offsets(offsets=[TP("t", 0, 3)])
+        consumer.store_offsets(offsets=[TP("t", 0, below_zero)])
+        assert raised(consumer.commit, asynchronous=False).code() == KafkaError._NO_OFFSET
+    assert committed(reader()) == OFFSET_INVALID
 
 
 def test_a_commit_of_less_than_is_committed_needs_to_be_asked_for(reader):

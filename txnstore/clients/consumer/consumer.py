@@ -235,7 +235,8 @@ class Consumer(Polls):
                     return
                 message = self._serve_one()
                 if message is not None:
-                    messages.append(message)
+                    with core.lock:  # not while another thread takes out what was given back
+                        messages.append(message)
             elif not self._take_or_wait(messages, count, deadline):
                 return
 
@@ -404,15 +405,12 @@ class Consumer(Polls):
         self._check()
         chosen = check_partitions(partitions)
         check_distinct(chosen, "Failed to set assignment")
-        self._core.options.positions.check(chosen, "Failed to set assignment")
         with self._core.arrived:
             self._core.refuse_if_eager()
             for partition in chosen:
                 if self._core.find(partition) is None:
-                    text = (
-                        f"{partition.topic} [{partition.partition}] can't be unassigned since it is not in the current"
-                        " assignment"
-                    )
+                    where = f"{partition.topic} [{partition.partition}]"
+                    text = f"{where} can't be unassigned since it is not in the current assignment"
                     raise KafkaException(KafkaError(KafkaError._INVALID_ARG, text))
             self._core.is_assigned_by_application = True
             self._core.remove(chosen)
@@ -472,29 +470,34 @@ class Consumer(Polls):
         return answer
 
     def pause(self, partitions: list[TopicPartition]) -> None:
-        """Hand out no more records of these partitions; those that are not assigned are left alone."""
+        """Hand out no more records of these partitions; those that are not assigned are left alone.
+
+        They stay paused until they are resumed, also if they go, in a rebalance for example, and come back.
+        """
         self._check()
         with self._core.arrived:
             for assigned in self._assigned(partitions):
                 self._core.subscription.pause(assigned)
 
     def resume(self, partitions: list[TopicPartition]) -> None:
-        """Hand out records of these partitions again; those that are not assigned are left alone."""
+        """Hand out records of these partitions again, or once they are assigned again."""
         self._check()
         with self._core.arrived:
+            self._core.subscription.paused -= {(it.topic, it.partition) for it in check_partitions(partitions)}
             for assigned in self._assigned(partitions):
                 self._core.subscription.resume(assigned)
             self._core.arrived.notify_all()
             self._core.read_on()
 
     def _assigned(self, partitions: list[TopicPartition]) -> list[AssignedPartition]:
-        found = map(self._core.find, check_partitions(partitions))
-        return [partition for partition in found if partition is not None]
+        return [found for found in map(self._core.find, check_partitions(partitions)) if found is not None]
 
     # --- committed offsets --------------------------------------------------------------------------------------------
 
     def store_offsets(self, message: Message | None = None, offsets: list[TopicPartition] | None = None) -> None:
         """Let a later commit without arguments commit the offset behind the message, or these offsets.
+
+        One below zero takes back what was stored and is not committed yet.
 
         Raises:
             ValueError: neither or both are given.
@@ -516,8 +519,7 @@ class Consumer(Polls):
             if chosen and not found:
                 raise failure(KafkaError._UNKNOWN_PARTITION, "StoreOffsets failed")
             for assigned, position in found:
-                if position >= 0:
-                    assigned.stored = position
+                assigned.stored = position if position >= 0 else OFFSET_INVALID
 
     def commit(
         self,
@@ -578,8 +580,7 @@ class Consumer(Polls):
             KafkaException: `_TIMED_OUT`, and what the database answers.
         """
         self._check()
-        chosen = check_partitions(partitions)
-        deadline = Deadline(check_timeout(timeout))
+        chosen, deadline = check_partitions(partitions), Deadline(check_timeout(timeout))
         prefix = "Failed to get committed offsets"
         if not chosen:
             return []
@@ -610,8 +611,7 @@ class Consumer(Polls):
             KafkaException: `_UNKNOWN_PARTITION`, `_TIMED_OUT`, and what the database answers.
         """
         self._check()
-        wanted = check_partition(partition)
-        deadline = Deadline(check_timeout(timeout))
+        wanted, deadline = check_partition(partition), Deadline(check_timeout(timeout))
         if cached:
             with self._core.arrived:
                 assigned = self._core.find(wanted)
@@ -625,15 +625,15 @@ class Consumer(Polls):
     def offsets_for_times(self, partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
         """Return for each partition the first offset at or after the time that stands in its `offset`.
 
-        Times are milliseconds since 1970; OFFSET_END: there is no such record yet.
+        Times are milliseconds since 1970; OFFSET_END: there is no such record yet.  A partition that does not exist has
+        an `error`.
 
         Raises:
-            KafkaException: `_INVALID_ARG`: the list is empty; `_UNKNOWN_PARTITION`, `_TIMED_OUT`, and what the
-                database answers.
+            KafkaException: `_INVALID_ARG`: the list is empty; `_UNKNOWN_PARTITION`: none of them exists; `_TIMED_OUT`,
+                and what the database answers.
         """
         self._check()
-        chosen = check_partitions(partitions)
-        deadline = Deadline(check_timeout(timeout))
+        chosen, deadline = check_partitions(partitions), Deadline(check_timeout(timeout))
         if not chosen:
             raise failure(KafkaError._INVALID_ARG, "Failed to get offsets")
         lookups = self._core.lookups

@@ -13,13 +13,23 @@ from typing import Final
 
 from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.model.message import NO_MARKER, Message
-from txnstore.clients.model.topic_partition import TopicPartition
+from txnstore.clients.model.topic_partition import (
+    OFFSET_BEGINNING,
+    OFFSET_END,
+    OFFSET_INVALID,
+    OFFSET_STORED,
+    TopicPartition,
+)
 from txnstore.log.commit_order import CommitPosition
 from txnstore.model import OffsetAndMetadata
 
 #: An offset within a transaction takes so many bits of the number.
 _BITS: Final = 64
 _MASK: Final = (1 << _BITS) - 1
+
+#: Offsets from here on downwards count from the end: OFFSET_TAIL_BASE - n is n records before it.
+OFFSET_TAIL_BASE: Final = -2000
+_LOGICAL_OFFSETS: Final = frozenset({OFFSET_BEGINNING, OFFSET_END, OFFSET_STORED, OFFSET_INVALID})
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +94,18 @@ class Positions:
     def check(self, partitions: Iterable[TopicPartition], prefix: str, *, to_store: bool = False) -> None:
         """Refuse offsets of the other order; with `to_store` also such as do not say of which they are.
 
+        To begin at, also what is below zero and stands for nothing: where a program has counted too far back.
+
         Raises:
             KafkaException: `_INVALID_ARG`: one is not what this consumer may take.
         """
         for partition in partitions:
-            if partition.offset < 0:
-                continue
             has_own = partition.offset_in_transaction is not None
-            if has_own and not self.in_commit_order:
+            if partition.offset < 0:
+                if to_store or partition.offset in _LOGICAL_OFFSETS or partition.offset <= OFFSET_TAIL_BASE:
+                    continue
+                text = "is below zero, and none of the constants"
+            elif has_own and not self.in_commit_order:
                 text = "is in commit order, and this consumer reads in offset order (txnstore.delivery.order=offset)"
             elif to_store and self.in_commit_order and not has_own:
                 text = "has no offset_in_transaction: in commit order take what position() returns, or give the message"

@@ -660,17 +660,25 @@ class PartitionLookups:
     def offsets_for_times(self, partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
         """Return for each partition, whose offset is a time in milliseconds, the first offset from that time on.
 
-        OFFSET_END: there is no such record yet.  A time of -1 stands for the end, as in Kafka.
+        OFFSET_END: there is no such record yet.  A time of -1 stands for the end, as in Kafka.  What is not there has
+        an error beside its time.
 
         Raises:
-            KafkaException: `_UNKNOWN_PARTITION`: one of the partitions is not there.
+            KafkaException: `_UNKNOWN_PARTITION`: none of the partitions is there.
             TxnStoreError: the database cannot be asked.
         """
         names = {partition.topic for partition in partitions}
         return self._directory.again_if_unknown(names, lambda: self._offsets_for_times(partitions))
 
     def _offsets_for_times(self, partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
-        ids = [self._partition_id(partition) for partition in partitions]
+        ids, errors = dict[int, int](), dict[int, KafkaError]()
+        for index, partition in enumerate(partitions):
+            try:
+                ids[index] = self._partition_id(partition)
+            except KafkaException as error:
+                errors[index] = error.args[0]
+        if not ids:
+            raise _unknown_partition()
 
         def find(wanted: Sequence[tuple[int, int, TopicPartition]], connection: Connection) -> list[tuple[int, int]]:
             offsets = []
@@ -685,13 +693,15 @@ class PartitionLookups:
             return offsets
 
         cluster = self._connection.cluster()
-        wanted_all = [(index, ids[index], partition) for index, partition in enumerate(partitions)]
+        wanted_all = [(index, partition_id, partitions[index]) for index, partition_id in ids.items()]
         by_leader = cluster.by_leader(wanted_all, lambda item: item[1])
         offsets: dict[int, int] = {}
         for leader, wanted in by_leader.items():
             offsets.update(repaired(cluster, leader, partial(_read, partial(find, wanted))))
         return [
-            self._positions.partition(partition.topic, partition.partition, self._positions.at(offsets[index]))
+            partition.with_error(errors[index])
+            if index in errors
+            else self._positions.partition(partition.topic, partition.partition, self._positions.at(offsets[index]))
             for index, partition in enumerate(partitions)
         ]
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from txnstore.clients.consumer.positions import OFFSET_ORDER, Positions
+from txnstore.clients.consumer.positions import OFFSET_ORDER, OFFSET_TAIL_BASE, Positions
 from txnstore.clients.model.topic_partition import OFFSET_BEGINNING, OFFSET_END, OFFSET_STORED
 from txnstore.log.bounds import Bounds
-
-#: Offsets from here on downwards count from the end: OFFSET_TAIL_BASE - n is n records before it.
-OFFSET_TAIL_BASE: Final = -2000
 
 NOTHING_COMMITTED: Final = "no previously committed offset available: Local: No offset stored"
 

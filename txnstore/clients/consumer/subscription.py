@@ -216,6 +216,8 @@ class Subscription:
         self._records_low = records_low
         self._bytes_low = bytes_low
         self._partitions: dict[tuple[str, int], AssignedPartition] = {}
+        self.paused = set[tuple[str, int]]()
+        """What the application has paused and not resumed: it stays so while it is not assigned."""
         self._ready: deque[AssignedPartition] = deque()
         self.buffered_records = 0
         self.buffered_bytes = 0
@@ -238,7 +240,8 @@ class Subscription:
 
     def add(self, topic: str, number: int, position: int) -> None:
         """Assign a partition that is not assigned yet."""
-        self._partitions[topic, number] = AssignedPartition(topic, number, position)
+        self._partitions[topic, number] = added = AssignedPartition(topic, number, position)
+        added.paused_by = frozenset({"application"} if (topic, number) in self.paused else ())
 
     def remove(self, topic: str, number: int) -> AssignedPartition | None:
         """Remove a partition with everything that is buffered of it, and return it."""
@@ -254,10 +257,8 @@ class Subscription:
 
     def clear(self) -> list[AssignedPartition]:
         """Remove all partitions and return them."""
-        removed = list(self)
-        for partition in removed:
-            self.remove(partition.topic, partition.number)
-        return removed
+        removed = (self.remove(*key) for key in list(self._partitions))
+        return [partition for partition in removed if partition is not None]
 
     def seek(self, partition: AssignedPartition, position: int) -> None:
         """Continue from `position`, or from what the constant stands for; it is unknown until then."""
@@ -274,6 +275,8 @@ class Subscription:
     def pause(self, partition: AssignedPartition, by: str = "application") -> None:
         """Stop handing out records of the partition until the same one resumes it; what is buffered stays."""
         partition.paused_by |= {by}
+        if by == "application":
+            self.paused.add((partition.topic, partition.number))
         self._unready(partition)
 
     def resume(self, partition: AssignedPartition, by: str = "application") -> None:
@@ -553,10 +556,7 @@ class Subscription:
         partition.is_hungry = not moved and position.position < page.end_position
         for chunk in page.chunks:
             partition.waiting.append(chunk)
-            partition.buffered_records += chunk.record_count
-            partition.buffered_bytes += chunk.size_bytes
-            self.buffered_records += chunk.record_count
-            self.buffered_bytes += chunk.size_bytes
+            self._count(partition, chunk)
         if moved and not page.chunks:
             self._step_over(partition, page.next_position)
             if self._positions.in_commit_order and partition.eof_reported_at == position.position:
@@ -667,7 +667,7 @@ class Subscription:
         if partition.chunk is not chunk:
             return  # A signal's handler or a finalizer has read on meanwhile, on the same thread.
         partition.chunk = None
-        self._discount(partition, chunk)
+        self._count(partition, chunk, -1)
         self.wants_more = True
         self._move(partition, chunk.next_position, over_records=chunk.source is not None)
         self._rotate(partition)
@@ -688,8 +688,7 @@ class Subscription:
             self.withheld.add(partition)
 
     def _make_ready(self, partition: AssignedPartition) -> None:
-        has_something = partition.chunk is not None or partition.waiting
-        if has_something and not partition.paused_by and not partition.is_ready:
+        if (partition.chunk is not None or partition.waiting) and not partition.paused_by and not partition.is_ready:
             partition.is_ready = True
             self._ready.append(partition)
 
@@ -724,18 +723,18 @@ class Subscription:
             dropped = partition.waiting.pop()
             if isinstance(dropped, Chunk):
                 partition.fetch_position = dropped.start
-                self._discount(partition, dropped)
+                self._count(partition, dropped, -1)
         partition.is_hungry = partition.is_at_end = False
         partition.ended_in = -1
         partition.eof_due_at = math.inf
         # What is told behind those records is told again.
         partition.eof_reported_at = partition.reported_code = None
 
-    def _discount(self, partition: AssignedPartition, chunk: Chunk) -> None:
-        partition.buffered_records -= chunk.record_count
-        partition.buffered_bytes -= chunk.size_bytes
-        self.buffered_records -= chunk.record_count
-        self.buffered_bytes -= chunk.size_bytes
+    def _count(self, partition: AssignedPartition, chunk: Chunk, times: int = 1) -> None:
+        partition.buffered_records += times * chunk.record_count
+        partition.buffered_bytes += times * chunk.size_bytes
+        self.buffered_records += times * chunk.record_count
+        self.buffered_bytes += times * chunk.size_bytes
 
     def _drop_buffer(self, partition: AssignedPartition) -> None:
         partition.version += 1
