@@ -23,7 +23,7 @@ from txnstore.groups.commit_rules import (
     check_member_commit,
     check_offsets,
 )
-from txnstore.model import GroupMembership, OffsetAndMetadata
+from txnstore.model import NO_GENERATION, GroupMembership, OffsetAndMetadata
 
 EMPTY = GroupView(generation=4)
 MEMBERS = GroupView(generation=4, members=[CommittingMember("member-1", None), CommittingMember("member-2", "static")])
@@ -104,6 +104,13 @@ def test_what_was_granted_is_committed_only_from_that_generation_on(generation: 
         return
     with pytest.raises(IllegalGeneration):
         check_member_commit(group, committer, [1, 2], is_transactional=False)
+
+
+def test_a_member_that_has_confirmed_nothing_commits_in_no_generation_at_all() -> None:
+    group = GroupView(4, [CommittingMember("member-1", None, NO_GENERATION, '{"owned_ids": [1]}')])
+    committer = GroupMembership("readers", NO_GENERATION, "member-1")
+    with pytest.raises(IllegalGeneration):
+        check_member_commit(group, committer, [1], is_transactional=False)
 
 
 @pytest.mark.parametrize("error", [IllegalGeneration, UnknownMember, FencedInstance])

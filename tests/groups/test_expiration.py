@@ -12,6 +12,7 @@ from txnstore.db.portions import Portions
 from txnstore.db.schema import groups
 from txnstore.db.store import ROWS_AT_ONCE
 from txnstore.groups import coordinator
+from txnstore.groups.administration import alter_offsets, find_group
 from txnstore.groups.expiration import expire_offsets, expire_silent_members
 from txnstore.groups.group import MemberDetails, Report
 from txnstore.groups.offsets import add_pending_offsets, commit_offsets, finish_pending_offsets, read_offsets
@@ -129,6 +130,18 @@ def test_a_member_that_is_heard_of_is_not_removed(group, clock):
     clock.advance(1)
     assert group.expire_members() == 1
     assert group.expire_members() == 0
+
+
+def test_an_administrator_who_finds_silent_members_alone_empties_the_group_in_a_generation_of_its_own(
+    store, group, clock
+):
+    group.join()
+    before = store.read(lambda connection: find_group(connection, "g"))
+    clock.advance(SESSION_TIMEOUT_MS + 1)
+    store.write(lambda connection: alter_offsets(connection, "g", {FIRST: OffsetAndMetadata(3)}))
+    after = store.read(lambda connection: find_group(connection, "g"))
+    assert (after.members, after.generation) == ((), before.generation + 1)
+    assert group.committed() == {FIRST: 3}
 
 
 def test_of_a_group_that_never_had_members_each_offset_expires_by_itself(group, clock):
