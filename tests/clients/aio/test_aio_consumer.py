@@ -392,6 +392,35 @@ def test_what_another_task_has_read_and_not_got_yet_is_not_committed(configurati
     run(scenario())
 
 
+@pytest.mark.parametrize("change", ["assign", "unassign", "incremental_unassign"])
+def test_what_a_call_holds_of_partitions_that_another_task_gives_back_is_not_returned(
+    configuration, fill, monkeypatch, change
+):
+    monkeypatch.setattr("txnstore.clients.aio.consumer._SLICE_SECONDS", 0.02)
+    here, other = TopicPartition("t", 0), TopicPartition("u", 0)
+    arguments = {"assign": [[here, other]], "unassign": [], "incremental_unassign": [[here]]}[change]
+
+    async def scenario():
+        async with AIOConsumer({**configuration, "enable.auto.commit": False}) as consumer:
+            await consumer.assign([here])
+            assert await value_of(consumer.poll(WAIT_SECONDS)) == b"0"
+            reading = asyncio.create_task(consumer.consume(3, WAIT_SECONDS))
+            await asyncio.sleep(0)
+            # It has its turn once that call has read what is there, and waits for more.
+            await getattr(consumer, change)(*arguments)
+            if change != "assign":
+                await consumer.incremental_assign([other])
+            await in_thread(fill, "u", 3)
+            read = await reading
+            again = [message.value() for message in read if message.topic() == "t"]
+            # What is assigned anew begins anew.
+            assert again == [b"%d" % number for number in range(len(again) if change == "assign" else 0)]
+            assert len(read) == 3
+
+    fill("t", 3)
+    run(scenario())
+
+
 def test_what_a_call_holds_is_returned_before_its_partitions_are_taken_away(configuration, fill, monkeypatch):
     monkeypatch.setattr("txnstore.clients.aio.consumer._SLICE_SECONDS", 0.02)
     revoked = []

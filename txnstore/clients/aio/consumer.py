@@ -53,6 +53,18 @@ class _ReturningConsumer(Consumer):
         """Whether those calls are to return."""
         return self._core.is_first_returned()
 
+    def change(self, held: list[list[Message]], work: Callable[[], None]) -> None:
+        """Change the assignment; what is held of partitions that go is their next reader's, and is dropped."""
+        subscription = self._core.subscription
+        with self._core.arrived:
+            before = list(subscription)
+            try:
+                work()
+            finally:
+                gone = {(it.topic, it.number) for it in before if subscription.find(it.topic, it.number) is not it}
+                for messages in list(held):
+                    messages[:] = [it for it in messages if (it.topic(), it.partition()) not in gone]
+
     def let_go(self) -> None:
         """Count as read what was handed out: the caller has it."""
         self._core.let_go()
@@ -87,8 +99,8 @@ class AIOConsumer:
         self._taking = threading.Lock()
         #: What has been read and has not reached the caller: it was cancelled, or is about to get it.
         self._taken: list[Message] = []
-        #: How many calls have read something and wait for more.
-        self._holding_count = 0
+        #: What calls have read that wait for more.
+        self._held: list[list[Message]] = []
         #: Events, which cannot be given back as records can, for the next call.
         self._events: list[Message] = []
 
@@ -148,11 +160,11 @@ class AIOConsumer:
 
     async def assign(self, partitions: list[TopicPartition]) -> None:
         """As `Consumer.assign`."""
-        await self._call(self._consumer.assign, partitions)
+        await self._change(self._consumer.assign, partitions)
 
     async def unassign(self) -> None:
         """As `Consumer.unassign`."""
-        await self._call(self._consumer.unassign)
+        await self._change(self._consumer.unassign)
 
     async def incremental_assign(self, partitions: list[TopicPartition]) -> None:
         """As `Consumer.incremental_assign`."""
@@ -160,7 +172,7 @@ class AIOConsumer:
 
     async def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
         """As `Consumer.incremental_unassign`."""
-        await self._call(self._consumer.incremental_unassign, partitions)
+        await self._change(self._consumer.incremental_unassign, partitions)
 
     async def assignment(self) -> list[TopicPartition]:
         """As `Consumer.assignment`."""
@@ -263,11 +275,13 @@ class AIOConsumer:
             raise RuntimeError("Consumer closed")
         return await self._calls.run(self._with_nothing_taken, functools.partial(work, *arguments, **keywords))
 
+    async def _change(self, work: Callable[..., None], *arguments: Any) -> None:
+        await self._call(self._consumer.change, self._held, functools.partial(work, *arguments))
+
     async def _read(self, count: int, timeout: float) -> list[Message]:
         """Return up to `count` messages within the timeout, asked for in pieces of it."""
         deadline = Deadline(check_timeout(timeout))
         read: list[Message] = []
-        holds = False
         try:
             while True:
                 left_seconds = deadline.left_seconds()
@@ -278,28 +292,27 @@ class AIOConsumer:
                 # A call within a callback has nothing to wait for then: what is held returns only behind the callback.
                 if (read or self._calls.is_in_callback) and self._consumer.is_held_up:
                     break
-                if read and not holds:
-                    holds = True
-                    self._holding_count += 1
+                if read and not any(held is read for held in self._held):
+                    self._held.append(read)
         except BaseException:
             # What the thread still reads comes behind.
             with self._taking:
                 self._taken[:0] = read
             raise
         finally:
-            self._holding_count -= holds
+            self._held[:] = (held for held in self._held if held is not read)
         self._let_go()
         return read
 
     def _let_go(self) -> None:
         """Count as read what was handed out, unless a call of another task still holds some of it."""
-        if not self._holding_count:
+        if not self._held:
             self._consumer.let_go()
 
     def _read_some(self, count: int, timeout: float) -> None:
         messages, self._events = self._events[:count], self._events[count:]
         if not messages:
-            messages = self._consumer.consume_with(self._holding_count, count, timeout)
+            messages = self._consumer.consume_with(len(self._held), count, timeout)
         with self._taking:
             self._taken += messages
 
