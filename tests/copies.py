@@ -24,6 +24,20 @@ def restore_dump(url, target_url):
     subprocess.run(command, input=dump, capture_output=True, check=True, timeout=300)
 
 
+def copy_schema(url, schema, copy):
+    """Copy a schema within its PostgreSQL database under another name, which stands nowhere in its data."""
+    try:
+        programs = find_programs() / "bin"
+    except NoServerProgramsError as error:
+        pytest.skip(f"needs the program pg_dump: {error}")
+    command = [str(programs / "pg_dump"), "--no-owner", f"--schema={schema}", "-d", connection_string(url)]
+    dump = subprocess.run(command, capture_output=True, check=True, timeout=300, text=True).stdout
+    command = [str(programs / "psql"), "-q", "-v", "ON_ERROR_STOP=1", "-d", connection_string(url)]
+    subprocess.run(
+        command, input=dump.replace(schema, copy), stdout=subprocess.DEVNULL, check=True, timeout=300, text=True
+    )
+
+
 def copy_file(url, target_url):
     """Copy an SQLite file by its backup API: it may be in use."""
     path, target_path = (each.removeprefix("sqlite:///") for each in (url, target_url))

@@ -107,7 +107,7 @@ def _make_cluster() -> None:
         _column(
             "database_identity",
             String,
-            "Where that was: system identifier:oid, or file system:file; NULL if unknown.",
+            "Where that was: system identifier:oid:oid of this table, or file system:file; NULL if unknown.",
             null=True,
         ),
         _column(

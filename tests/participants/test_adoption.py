@@ -6,9 +6,9 @@ import sqlite3
 from contextlib import closing, contextmanager
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
-from tests.copies import copy_file, restore_dump
+from tests.copies import copy_file, copy_schema, restore_dump
 from tests.participants.bank import Bank
 from txnstore.db import identity
 from txnstore.db.callers.connections import callers_connection
@@ -90,6 +90,30 @@ def test_recovery_on_a_copy_leaves_the_originals_branches_alone(bank, clock, cop
     assert [len(table.our_gids()) for table in bank.tables] == [1, 1]
     bank.recover()
     bank.assert_whole(transfer.name, committed=True)
+
+
+def test_recovery_on_a_copy_in_the_originals_database_leaves_its_branches_alone(txnstore_empty_url, clock, tables):
+    """Under another name in the same database, as `pg_dump --schema` and a changed name in its text make one."""
+    if txnstore_empty_url.startswith("sqlite"):
+        pytest.skip("a file holds one store")
+    with (
+        open_store(txnstore_empty_url, schema="the_original", clock=clock) as original,
+        closing(Bank(original, clock, tables)) as bank,
+    ):
+        transfer = bank.prepared()
+        copy_schema(txnstore_empty_url, "the_original", "the_copy")
+        with open_store(txnstore_empty_url, schema="the_copy", clock=clock, create=False) as copy:
+            assert copy.store_uuid == original.store_uuid
+            transfer.decide(commit=True)
+            transfer.die()
+            clock.advance(60_001)
+            for table in bank.tables:
+                with pytest.raises(StoreCopied, match="txnstore adopt"):
+                    recover_branches(copy, table.url)
+            adopt([copy])
+            assert uuid_in(copy) != original.store_uuid == uuid_in(original)
+        bank.recover()
+        bank.assert_whole(transfer.name, committed=True)
 
 
 def test_a_copy_makes_no_branches_in_its_originals_name(bank, clock, copied, txnstore_empty_url):
@@ -198,6 +222,9 @@ def test_a_role_that_may_not_ask_is_told_which_right_it_lacks(txnstore_postgresq
         monkeypatch.setattr(type(store.backend), "identity", lambda *_: None)
         with pytest.raises(StoreCopied, match="GRANT EXECUTE"):
             identity.check_original(store)
+        store.write(lambda connection: connection.execute(update(stores).values(database_identity=None)))
+        with pytest.raises(StoreCopied, match="GRANT EXECUTE"):
+            identity.check_original(store)
         with pytest.raises(PermissionDenied, match="GRANT EXECUTE"):
             adopt([store])
 
@@ -246,8 +273,12 @@ def test_nor_are_those_of_several_servers_taken_for_one_another(original, same):
     assert max(first, second, third, fourth) < 0
 
 
-def test_a_connection_to_a_copy_is_none_to_the_store(original, clock, copied, txnstore_empty_url):
+@pytest.mark.parametrize("may_ask", [True, False])
+def test_a_connection_to_a_copy_is_none_to_the_store(original, clock, copied, txnstore_empty_url, monkeypatch, may_ask):
     """What the producer commits on it would be in the copy, and nowhere else."""
+    if not may_ask and original.backend.name == "postgresql":
+        # The right may be taken away from everybody.
+        monkeypatch.setattr(type(original.backend), "identity", lambda *_: None)
     with opened(copied(txnstore_empty_url), clock) as copy:
         ask = select(stores.c.store_uuid)
         for store in (original, copy):
@@ -264,23 +295,15 @@ def test_a_connection_to_a_copy_is_none_to_the_store(original, clock, copied, tx
                 driver.close()
 
 
-@pytest.mark.parametrize("may_ask", ["caller", "store", "nobody"])
-def test_where_a_role_may_not_ask_the_uuid_tells(original, monkeypatch, may_ask):
-    """The right may be taken away from everybody; the application's role often has more than the store's."""
+def test_a_server_that_has_started_anew_is_the_same(original):
+    """What was known of it before is asked again, before a connection is refused."""
     driver = original.engine.raw_connection()
     try:
         driver.cursor().execute("BEGIN")
         callers = callers_connection(driver.driver_connection)
-        backend = type(original.backend)
-        identify = backend.identity
-
-        def of_role(self, connection):
-            # The caller's connection is not one of the pool's.
-            is_callers = connection.connection.driver_connection is driver.driver_connection
-            return identify(self, connection) if may_ask == ("caller" if is_callers else "store") else None
-
-        monkeypatch.setattr(backend, "identity", of_role)
+        original.running = "before:1"
         assert is_same_store(original, callers)
+        assert original.running == original.read(original.backend.running)
     finally:
         driver.cursor().execute("ROLLBACK")
         driver.close()

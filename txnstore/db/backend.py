@@ -362,10 +362,17 @@ class Backend(Protocol):
         ...
 
     def identity(self, connection: Connection) -> str | None:
-        """Return which database the connection is to: the number that its server or file system gives it.
+        """Return where the store's tables are: the numbers that their server or file system gives the place.
 
-        A dump that is restored elsewhere and a copied file have another one; a standby, a physical copy of a whole
-        server and a copied disk have the same.  None: this role may not ask.
+        A dump that is restored elsewhere, under another name or anew and a copied file have other ones; a standby, a
+        physical copy of a whole server and a copied disk have the same.  None: this role may not ask.
+        """
+        ...
+
+    def running(self, connection: Connection) -> str:
+        """Return which database the connection is to, as long as its server runs; any role may ask.
+
+        No other database has the same, not even a copy, or a standby.
         """
         ...
 

@@ -36,7 +36,7 @@ def record_identity(store: Store, connection: Connection) -> None:
 
 
 def check_original(store: Store) -> None:
-    """Refuse to go on if the store's tables are a copy; those that were never asked are taken for the original.
+    """Refuse to go on if the store's tables are a copy; those that were not asked before are taken for the original.
 
     Raises:
         StoreCopied: they are a copy, or were moved, or nobody can tell.
@@ -46,8 +46,7 @@ def check_original(store: Store) -> None:
     def is_recorded(connection: Connection) -> bool:
         store_uuid, recorded = connection.execute(_READ).one()
         _check_uuid(store, store_uuid)
-        if recorded is not None:
-            _check(store, store.backend.identity(connection), recorded)
+        _check(store, store.backend.identity(connection), recorded)
         return recorded is not None
 
     if not store.read(is_recorded):
@@ -68,11 +67,11 @@ def check_original_once(store: Store) -> None:
 
 def is_own_database(store: Store, connection: Connection) -> bool:
     """Return whether a connection of somebody else is to the database of the store, and not to a copy of that."""
-    if store.identity is None:
-        store.identity = store.read(store.backend.identity)
-    identities = {store.identity, store.backend.identity(connection)}
-    # If one of the two roles may not ask, all that is known is that the store's uuid is the same.
-    return None in identities or len(identities) == 1
+    running = store.backend.running(connection)
+    if store.running != running:
+        # Also if its server has started anew since it was asked.
+        store.running = store.read(store.backend.running)
+    return store.running == running
 
 
 def check_same_store(store: Store, connection: Connection) -> None:
@@ -158,15 +157,15 @@ def _check_uuid(store: Store, store_uuid: str | None) -> None:
         )
 
 
-def _check(store: Store, actual: str | None, recorded: str) -> None:
+def _check(store: Store, actual: str | None, recorded: str | None) -> None:
     if actual is None:
         raise StoreCopied(
             f"this role may not call pg_control_system() in {store.url}, which tells whether its tables are a copy:"
             " GRANT EXECUTE ON FUNCTION pg_control_system() to it"
         )
-    if actual != recorded:
+    if recorded is not None and actual != recorded:
         raise StoreCopied(
-            f"the tables in {store.url} were made in another database ({recorded}, this is {actual}): a copy must not"
+            f"the tables in {store.url} were made in another place ({recorded}, this is {actual}): a copy must not"
             " act for its original on other databases. Run `txnstore adopt` on it, or, if the original is gone for"
             " good and this is what became of it, `txnstore adopt --same`"
         )

@@ -113,8 +113,8 @@ class Store:
         self.is_original = False
         """Whether its tables were found not to be a copy, see `db.identity`; a new connection may lead elsewhere."""
 
-        self.identity: str | None = None
-        """Which database it is in, once somebody has asked; as long."""
+        self.running: str | None = None
+        """Which database it is in, as long as that server runs; None: nobody has asked, or it may be another by now."""
 
         self.check_new_connection: Callable[[Store, Connection], None] | None = None
         """Asked, once the store is open, whether a connection that was made since leads to it."""
@@ -551,7 +551,7 @@ def _doubting(store: Store) -> Callable[..., None]:
 
     def doubt(_: object, record: Any) -> None:
         if (found := known()) is not None:
-            found.is_original, found.identity = False, None
+            found.is_original, found.running = False, None
             record.info[CONNECTION_CHECK] = found.check_new_connection
 
     return doubt

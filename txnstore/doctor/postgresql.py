@@ -540,7 +540,7 @@ POSTGRESQL_CHECKS: Final = (
     Check(
         "copy",
         Grade.ADVICE,
-        "where the tables were made, and where they are: system identifier and database",
+        "where the tables were made, and where they are: system identifier, database and table",
         COPY_CONSEQUENCE,
         COPY_REMEDY,
         (),

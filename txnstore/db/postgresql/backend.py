@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import psycopg
 from psycopg.pq import TransactionStatus
-from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy import Connection, Engine, Text, column, create_engine, select, table, text
 from sqlalchemy.dialects import registry
 from sqlalchemy.dialects.postgresql.psycopg import (
     PGCompiler_psycopg,
@@ -159,6 +159,13 @@ _MAY_IDENTIFY: Final = text("SELECT pg_catalog.has_function_privilege('pg_catalo
 # The number of the cluster is the same after a failover to its standby, and another one after a dump is restored.
 IDENTIFY: Final = (
     "SELECT (SELECT system_identifier::text FROM pg_catalog.pg_control_system()), oid::text"
+    " FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()"
+)
+# A copy within the database has other tables. It keeps its number when it, or its schema, is renamed.
+_PLACE: Final = select(column("tableoid").cast(Text)).select_from(table("stores", schema=CODE_SCHEMA))
+# For those who may not call pg_control_system(): no two servers have come up within the same microsecond.
+_RUNNING: Final = (
+    "SELECT EXTRACT(EPOCH FROM pg_catalog.pg_postmaster_start_time())::pg_catalog.text, oid::pg_catalog.text"
     " FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()"
 )
 
@@ -455,10 +462,14 @@ class PostgreSQLBackend:
         return True
 
     def identity(self, connection: Connection) -> str | None:
-        """Return system identifier:oid."""
+        """Return system identifier:oid:oid of the table `stores`."""
         if not connection.execute(_MAY_IDENTIFY).scalar_one():
             return None
-        return ":".join(connection.exec_driver_sql(IDENTIFY).one())
+        return ":".join((*connection.exec_driver_sql(IDENTIFY).one(), connection.execute(_PLACE).scalar_one()))
+
+    def running(self, connection: Connection) -> str:
+        """Return the moment at which the server came up, and the oid of the database: every role may know them."""
+        return ":".join(connection.exec_driver_sql(_RUNNING).one())
 
     def is_standby(self, connection: Connection) -> bool:
         """Return whether the server is in recovery."""

@@ -342,11 +342,13 @@ class _Asked:
             found = self.rows("table_version", statement)
             facts.table_version = None if found is None else ", ".join(str(row[0]) for row in found)
         if "stores" in names:
-            statement = sql.SQL("SELECT database_identity FROM {}").format(sql.Identifier(facts.schema, "stores"))
-            if found := self.rows("recorded_identity", statement):
-                facts.recorded_identity = found[0][0]
-            if found := self.rows("identity", IDENTIFY):
-                facts.identity = ":".join(found[0])
+            statement = sql.SQL("SELECT database_identity, tableoid::pg_catalog.text FROM {}").format(
+                sql.Identifier(facts.schema, "stores")
+            )
+            if stores := self.rows("recorded_identity", statement):
+                facts.recorded_identity = stores[0][0]
+            if stores and (found := self.rows("identity", IDENTIFY)):
+                facts.identity = ":".join((*found[0], stores[0][1]))
 
 
 def _beyond(server_ms: int, before_ms: int, after_ms: int) -> int:

@@ -270,7 +270,7 @@ class SQLiteBackend:
         """Return whether the file is there."""
         return Path(_path_of(url)).exists()
 
-    def identity(self, connection: Connection) -> str | None:
+    def identity(self, connection: Connection) -> str:
         """Return file system:file, by their numbers: the same after a move within one and VACUUM.
 
         Most file systems make their number of their uuid (ext4, Btrfs), so it outlives a new mount. XFS and those over
@@ -282,6 +282,10 @@ class SQLiteBackend:
             return self.identity_of(path)
         except FileNotFoundError:
             raise file_has_gone(path) from None
+
+    def running(self, connection: Connection) -> str:
+        """Return the same."""
+        return self.identity(connection)
 
     @staticmethod
     def identity_of(path: str) -> str:

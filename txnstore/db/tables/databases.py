@@ -20,7 +20,7 @@ stores: Final = table(
     column(
         "database_identity",
         String,
-        "Where that was: system identifier:oid, or file system:file; NULL if unknown.",
+        "Where that was: system identifier:oid:oid of this table, or file system:file; NULL if unknown.",
         null=True,
     ),
     column("move_state", Int16, "Of a move: 0 closed here, 1 gone from here, 2 arriving here; else NULL.", null=True),
