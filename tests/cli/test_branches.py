@@ -13,6 +13,7 @@ from txnstore.errors import (
     BranchEndedOtherwise,
     BranchUnfinished,
     InvalidRequest,
+    MissingMember,
     StoreBusy,
     StoreUnavailable,
     WrongCluster,
@@ -235,3 +236,34 @@ def test_without_a_database_or_with_one_that_cannot_vote_it_is_refused(txnstore,
     ended = txnstore("maintain", url, "--once", "--participant", "sqlite:///shop.db")
     assert ended.code == 1
     assert "databases of other kinds cannot vote" in ended.err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("transactions", "list"),
+        ("transactions", "branches"),
+        ("transactions", "list-open"),
+        ("transactions", "find-hanging"),
+        ("transactions", "abort", "--yes", "--producer-id", "7"),
+        ("groups", "list"),
+        ("topics", "list"),
+        ("dump", "journal"),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize(("refusal", "code"), [(StoreUnavailable("it is away"), 75), (MissingMember("no URL"), 1)])
+@pytest.mark.usefixtures("two_databases")
+def test_a_listing_says_which_database_it_has_left_out(txnstore, monkeypatch, command, refusal, code):
+    own = Cluster.own
+
+    def find(cluster, database_id):
+        if database_id == 2:
+            raise refusal
+        return own(cluster, database_id)
+
+    assert txnstore(*command).code == ("abort" in command)
+    monkeypatch.setattr(Cluster, "own", find)
+    ended = txnstore(*command)
+    told = [line for line in ended.err.splitlines() if line.startswith("txnstore")]
+    assert (ended.code, told) == (code, [f"txnstore: {refusal}"])

@@ -520,10 +520,24 @@ def test_what_has_ended_otherwise_is_told_though_a_database_of_the_cluster_refus
         raise StoreBusy("locked")
 
     store: Any = SimpleNamespace(read=lambda _: True)
-    cluster: Any = SimpleNamespace(is_alone=False, stores=stores)
+    cluster: Any = SimpleNamespace(is_alone=False, stores=stores, left_out={})
     once = BranchEndedOtherwise("told once")
     monkeypatch.setattr(recovery, "recover_branches", lambda *_: RecoveredBranches("a", failed=[once]))
     with pytest.raises(BranchEndedOtherwise, match="told once"):
+        recover_in_cluster(store, cluster)
+
+
+def test_a_database_of_the_cluster_that_is_away_is_still_to_be_recovered(monkeypatch):
+    away = StoreUnavailable("it is away")
+
+    def stores():
+        yield SimpleNamespace(backend=SimpleNamespace(name="postgresql"), url="postgresql://a/a")
+        cluster.left_out = {2: away}
+
+    store: Any = SimpleNamespace(read=lambda _: True)
+    cluster: Any = SimpleNamespace(is_alone=False, stores=stores, left_out={})
+    monkeypatch.setattr(recovery, "recover_branches", lambda *_: RecoveredBranches("a"))
+    with pytest.raises(StoreUnavailable, match="it is away"):
         recover_in_cluster(store, cluster)
 
 

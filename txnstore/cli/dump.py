@@ -10,7 +10,7 @@ import typer
 from sqlalchemy import Connection, bindparam, select
 
 from txnstore.cli.options import Schema, Url, complete_topic, complete_transactional_id, examples, opened
-from txnstore.cli.output import CommandFailed, json_text, printable
+from txnstore.cli.output import CommandFailed, json_text, printable, tell_and_exit
 from txnstore.cli.records import as_json as json_bytes
 from txnstore.cli.records import headers_as_json
 from txnstore.clients.brokers import at_leader_of
@@ -222,6 +222,7 @@ def journal(
                 f"| offset: {entry.entry_id} key: transaction_metadata::transactionalId={entry.transactional_id}"
                 f" payload: {payload}"
             )
+    tell_and_exit(cluster.left_out.values())
 
 
 def _found(connection: Connection, topic: str, partition: int) -> tuple[int, Any]:

@@ -13,7 +13,17 @@ import typer
 from sqlalchemy import Connection
 
 from txnstore.cli.options import FORMS, Json, Schema, Url, complete_group, examples, opened, parse_time
-from txnstore.cli.output import Column, CommandFailed, hint, list_text, say, show_facts, show_json, show_rows
+from txnstore.cli.output import (
+    Column,
+    CommandFailed,
+    hint,
+    list_text,
+    say,
+    show_facts,
+    show_json,
+    show_rows,
+    tell_and_exit,
+)
 from txnstore.clients.brokers import Reads, reads_at_leaders
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.names import DEFAULT_SCHEMA
@@ -193,6 +203,7 @@ def list_(*, as_json: Json = False, url: Url = None, schema: Schema = DEFAULT_SC
         found = [group for store in cluster.stores() for group in store.read(list_groups)]
     rows = [group_facts(group) for group in sorted(found, key=lambda group: group.group_id)]
     show_rows(rows, _COLUMNS, as_json=as_json)
+    tell_and_exit(cluster.left_out.values())
 
 
 @app.command(name="describe", epilog=examples("txnstore groups describe billing"))

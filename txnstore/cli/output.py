@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
+import typer
 from rich.cells import cell_len
 from rich.console import Console
 
@@ -78,6 +79,16 @@ def exit_code(error: Exception) -> int:
     ):
         return TRY_AGAIN_LATER
     return FAILED
+
+
+def tell_and_exit(errors: Iterable[Exception]) -> None:
+    """Return if there are none; else tell of each, once what was found is shown, and exit by the one that stays."""
+    codes = set()
+    for error in errors:
+        report(error)
+        codes.add(exit_code(error))
+    if codes:
+        raise typer.Exit(FAILED if FAILED in codes else TRY_AGAIN_LATER)
 
 
 def printable(text: str) -> str:

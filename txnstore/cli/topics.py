@@ -20,6 +20,7 @@ from txnstore.cli.output import (
     show_json,
     show_rows,
     size_text,
+    tell_and_exit,
     time_text,
 )
 from txnstore.clients.admin.configs import known_topic_config
@@ -248,6 +249,7 @@ def list_(*, as_json: Json = False, url: Url = None, schema: Schema = DEFAULT_SC
     """List the topics: their partitions, how many offsets their logs span, and the settings that were given."""
     with opened(url, schema) as cluster:
         show_rows(list_topic_rows(cluster), _COLUMNS, as_json=as_json)
+    tell_and_exit(cluster.left_out.values())
 
 
 @app.command(name="describe", epilog=examples("txnstore topics describe orders"))

@@ -25,19 +25,16 @@ from txnstore.cli.options import (
     reached,
 )
 from txnstore.cli.output import (
-    FAILED,
-    TRY_AGAIN_LATER,
     Column,
     CommandFailed,
     duration_text,
-    exit_code,
     hint,
     list_text,
-    report,
     say,
     show_facts,
     show_json,
     show_rows,
+    tell_and_exit,
     time_text,
 )
 from txnstore.clients.brokers import BROKER_ID, broker_id_of, reads_at_leaders
@@ -181,6 +178,7 @@ def list_(
         for coordinator, row in sorted(found, key=lambda each: each[1].transactional_id)
     ]
     show_rows(rows, _COLUMNS, as_json=as_json)
+    tell_and_exit(cluster.left_out.values())
 
 
 @app.command(name="describe", epilog=examples("txnstore transactions describe load-day"))
@@ -344,6 +342,7 @@ def list_open(
         held = [_held_row(each) for each in each_held(cluster, partition_ids) if each.producer_id not in named]
     columns = _OPEN_COLUMNS if not held else (*_OPEN_COLUMNS[:3], _GROUP_COLUMN, *_OPEN_COLUMNS[3:])
     show_rows([*found, *held], columns, as_json=as_json)
+    tell_and_exit(cluster.left_out.values())
 
 
 @app.command(
@@ -402,6 +401,7 @@ def find_hanging(
         if abort and found:
             _ask(f"the {len(found)} transactions above" if len(found) > 1 else "the transaction above", yes=yes)
             _abort_hanging(cluster, found)
+    tell_and_exit(cluster.left_out.values())
 
 
 @app.command(
@@ -412,6 +412,7 @@ def branches(*, as_json: Json = False, url: Url = None, schema: Schema = DEFAULT
     with opened(url, schema) as cluster:
         found = [branch for store in cluster.stores() for branch in store.read(all_branches)]
     show_rows([_branch_row(branch) for branch in found], _BRANCH_COLUMNS, as_json=as_json)
+    tell_and_exit(cluster.left_out.values())
 
 
 @app.command(name="recover", epilog=examples("txnstore transactions recover --participant postgresql://bank@db2/bank"))
@@ -447,12 +448,8 @@ def recover(
                 f"{each.database_label}: {len(each.committed)} committed, {len(each.rolled_back)} rolled back,"
                 f" {len(each.forgotten)} ended before, {len(each.open)} still open"
             )
-    errors = [error for each in found for error in each.failed] + refused
-    for error in errors:
-        report(error)
     # What has ended otherwise is told of once: whoever tries again would take the next 0 for the end of it all.
-    if codes := {exit_code(error) for error in errors}:
-        raise typer.Exit(FAILED if FAILED in codes else TRY_AGAIN_LATER)
+    tell_and_exit([error for each in found for error in each.failed] + refused)
 
 
 def _producers(connection: Connection, partition_ids: list[int]) -> dict[int, list[ProducerInPartition]]:
@@ -499,6 +496,8 @@ def _transactional_id_of(cluster: Cluster, producer_id: int) -> str:
     for store in cluster.stores():
         for row in store.read(lambda connection: list_transactions(connection, wanted)):
             return row.transactional_id
+    # Perhaps it is known there.
+    tell_and_exit(cluster.left_out.values())
     raise CommandFailed(f"no transactional id has the producer id {producer_id} now; what does `txnstore verify` say?")
 
 

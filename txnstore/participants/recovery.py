@@ -125,6 +125,8 @@ def recover_in_cluster(store: Store, cluster: Cluster | None) -> int:
     except TxnStoreError as error:
         # One that refuses, after the others: what they have said is told once.
         failed.append(error)
+    # What is prepared in one that is away is still to be ended.
+    failed += others.left_out.values()
     if failed:
         raise _gravest(failed)
     return ended_count

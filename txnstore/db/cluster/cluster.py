@@ -17,7 +17,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from sqlalchemy import Connection, bindparam, select
@@ -128,6 +127,7 @@ class Cluster:
         self._addresses = list(addresses)
         self._open = open_
         self._monotonic_seconds = monotonic_seconds
+        self.left_out: dict[int, TxnStoreError] = {}
         self._pauses: dict[int, _Pause] = {}
         self._leaders: dict[int, int] = {}
         self._closed = False
@@ -145,9 +145,7 @@ class Cluster:
         """Return the cluster."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close it."""
         self.close()
 
@@ -300,8 +298,7 @@ class Cluster:
             MissingMember: no URL of the list leads to it.
             WrongCluster: its URL leads to another database, or its copies are not of this controller.
         """
-        store = self._stores.get(database_id)
-        if store is not None:
+        if (store := self._stores.get(database_id)) is not None:
             return store
         if self._closed:
             raise StoreClosed("the cluster has been closed")
@@ -320,7 +317,7 @@ class Cluster:
         return [self._stores[database_id] for database_id in sorted(self._stores)]
 
     def stores(self) -> Iterator[Store]:
-        """Return the stores of all members that can be reached; the others are left out, with a warning.
+        """Return the stores of all members that can be reached; the others are noted in `left_out`, with a warning.
 
         Raises:
             TxnStoreError: one of them refuses; after the others.
@@ -329,10 +326,10 @@ class Cluster:
         for database_id in list(self._databases):
             try:
                 self._refuse_while_paused(database_id)
+                self.left_out.pop(database_id, None)
                 yield self.own(database_id)
             except (StoreUnavailable, MissingMember) as error:
-                fields = {"event": "database_unavailable", "database": self.label_of(database_id)}
-                _log.warning("left out: %s", error, extra=fields)
+                self._leave_out(database_id, error)
             except TxnStoreError as error:
                 refusal = refusal or error
         if refusal is not None:
@@ -351,9 +348,13 @@ class Cluster:
             try:
                 found.append((store, store.read(work, retry_timeout_ms=retry_timeout_ms)))
             except StoreUnavailable as error:
-                fields = {"event": "database_unavailable", "database": self.label_of(store.database_id)}
-                _log.warning("left out: %s", error, extra=fields)
+                self._leave_out(store.database_id, error)
         return found
+
+    def _leave_out(self, database_id: int, error: TxnStoreError) -> None:
+        self.left_out[database_id] = error
+        fields = {"event": "database_unavailable", "database": self.label_of(database_id)}
+        _log.warning("left out: %s", error, extra=fields)
 
     def write_at(
         self,
