@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from txnstore.db.store import Store
 from txnstore.errors import (
     InvalidProducerIdMapping,
     OutcomeForgotten,
+    OutcomeUnknown,
     ProducerFenced,
     RecordTooLarge,
+    StoreReadOnly,
     TransactionalIdNotFound,
 )
 from txnstore.model import ProducerIdentity
-from txnstore.transactions.outcome import Outcome, read_outcome, resolve_outcome
+from txnstore.transactions.outcome import EndRequest, Outcome, read_outcome, resolve_end, resolve_outcome
 from txnstore.transactions.protocol import TransactionState
 from txnstore.transactions.recovery import expire_transactional_ids, trim_journal
 from txnstore.transactions.transaction import abort_if_timed_out
@@ -246,6 +249,33 @@ def test_a_commit_that_the_journal_does_not_remember_is_said_to_be_unknown(own_b
     # One that was never asked for before was not made.
     with pytest.raises(ProducerFenced):
         late.commit()
+
+
+def test_a_commit_that_a_standby_has_not_heard_of_is_said_to_be_unknown(bench, monkeypatch) -> None:
+    """Connections may lead to one in the middle of a failover: an abort and a new try would be the second commit."""
+    producer = bench.started()
+    producer.send(bench.partition_ids[0], b"a")
+    late = producer.twin()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise StoreReadOnly("a standby")
+
+    with monkeypatch.context() as failover:
+        failover.setattr(Store, "write", refuse)
+        failover.setattr(Store, "commit_whole", refuse)
+        with pytest.raises(StoreReadOnly):
+            late.commit(is_repeated=True)
+        failover.setattr(type(bench.store.backend), "is_standby", lambda *_: True)
+        with pytest.raises(OutcomeUnknown):
+            late.commit(is_repeated=True)
+        request = EndRequest(late.transactional_id, late.identity)
+        with pytest.raises(OutcomeUnknown):
+            resolve_end(bench.store, request)
+    producer.commit()
+    with monkeypatch.context() as failover:
+        failover.setattr(Store, "write", refuse)
+        failover.setattr(Store, "commit_whole", refuse)
+        late.commit(is_repeated=True)
 
 
 def test_a_transaction_that_was_open_for_longer_than_the_journal_goes_back_is_answered(own_bench) -> None:

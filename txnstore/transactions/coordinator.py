@@ -304,14 +304,14 @@ class TransactionCoordinator:
             if not (commit and is_repeated) or error.retriable or error.outcome_unknown:
                 raise
             # It may have been decided by the earlier try, whose answer was lost.
-            recall = partial(
-                recall_commit,
+            ended = recall_commit(
+                self.store,
                 transactional_id=transactional_id,
                 producer=producer,
                 appends=appends,
                 is_alone=not (appends or offsets or writers),
+                retry_timeout_ms=retry_timeout_ms,
             )
-            ended = self.store.read(recall, retry_timeout_ms=retry_timeout_ms)
             if ended is None:
                 raise
             return ended

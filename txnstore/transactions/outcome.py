@@ -16,7 +16,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Final
 
 from sqlalchemy import Connection, and_, bindparam, exists, not_, or_, select, union_all
@@ -28,7 +27,9 @@ from txnstore.errors import (
     ConcurrentTransactions,
     InvalidProducerIdMapping,
     OutcomeForgotten,
+    OutcomeUnknown,
     ProducerFenced,
+    StoreReadOnly,
     TransactionalIdNotFound,
 )
 from txnstore.log.append import Append, Appended, find_appended
@@ -191,12 +192,13 @@ def _not_remembered(producer: ProducerIdentity, transactional_id: str | None) ->
 
 
 def recall_commit(
-    connection: Connection,
+    store: Store,
     *,
     transactional_id: str,
     producer: ProducerIdentity,
     appends: Sequence[Append],
     is_alone: bool,
+    retry_timeout_ms: int | None,
 ) -> Ended | None:
     """Return the answer to a commit that stands although it is refused by now; None if it was never made.
 
@@ -205,7 +207,29 @@ def recall_commit(
 
     Raises:
         OutcomeForgotten: the journal does not go back far enough.
+        OutcomeUnknown: this is a standby, which may not have heard of the commit yet.
+        TxnStoreError: the database cannot be asked.
     """
+
+    def work(connection: Connection) -> Ended | None:
+        # First: one that is promoted in between has heard of it by the time it is asked.
+        is_standby = store.backend.is_standby(connection)
+        ended = _recall(connection, transactional_id, producer, appends, is_alone=is_alone)
+        if ended is None and is_standby:
+            raise OutcomeUnknown(f"{store.url} is a standby, which may not have heard of the commit yet")
+        return ended
+
+    return store.read(work, retry_timeout_ms=retry_timeout_ms)
+
+
+def _recall(
+    connection: Connection,
+    transactional_id: str,
+    producer: ProducerIdentity,
+    appends: Sequence[Append],
+    *,
+    is_alone: bool,
+) -> Ended | None:
     if has_committed(connection, transactional_id, producer):
         # Not the same again: what it begins under the name of this transaction would be taken for committed.
         following = ProducerIdentity(producer.producer_id, producer.epoch + 1)
@@ -343,16 +367,16 @@ def resolve_end(store: Store, request: EndRequest, *, retry_timeout_ms: int | No
 
     try:
         return store.write(work, wakes_readers=True, retry_timeout_ms=retry_timeout_ms)
-    except (ProducerFenced, InvalidProducerIdMapping):
-        # The newer producer may have come after the COMMIT: the journal knows.
-        recall = partial(
-            recall_commit,
+    except (ProducerFenced, InvalidProducerIdMapping, StoreReadOnly):
+        # The newer producer, or the failover, may have come after the COMMIT: the journal knows.
+        ended = recall_commit(
+            store,
             transactional_id=request.transactional_id,
             producer=request.producer,
             appends=request.appends,
             is_alone=False,
+            retry_timeout_ms=retry_timeout_ms,
         )
-        ended = store.read(recall, retry_timeout_ms=retry_timeout_ms)
         if ended is None:
             raise
         return ResolvedEnd(ended, is_committed=True)
