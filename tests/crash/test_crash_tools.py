@@ -18,6 +18,7 @@ from tests.crash.writing_together import TOGETHER_BY_NAME
 from tests.tools.crashes import (
     Crash,
     When,
+    around_transactions,
     crash_at,
     every_crash,
     every_second_crash,
@@ -258,6 +259,23 @@ def test_a_child_is_killed_at_both_sides_of_every_statement(place: Place):
         (step, when) for step in (1, 2, 3, 4) for when in When
     ]
     assert str(kills[2]) == "killed before step 2 (SELECT 1)"
+
+
+def test_a_child_is_killed_once_where_two_sides_are_the_same_and_at_given_points_alone(place: Place):
+    with place.open() as store:
+        points = steps_of(children.look_twice, store)
+        twice = steps_of(lambda store: [children.look_twice(store) for _ in range(2)], store)
+    kills = every_kill(lambda: place.url, children.look_twice, prepare=children.open_plainly, statements_are_all=True)
+    assert [kill.point for kill in kills] == [points[0], *(each for each in points if each.when is When.AFTER)]
+    around = around_transactions(points)
+    assert around == [*points[:2], *points[-2:]]
+    # Nothing happens between two of them.
+    assert around_transactions(twice)[4:] == [twice[9], *twice[-2:]]
+    kills = every_kill(lambda: place.url, children.look_twice, prepare=children.open_plainly, points=around)
+    assert [kill.point for kill in kills] == around
+    beyond = every_kill(lambda: place.url, children.look_twice, prepare=children.open_plainly, points=twice[-1:])
+    with pytest.raises(AssertionError, match=r"was to be killed after step 8 \(COMMIT\)"):
+        list(beyond)
 
 
 def test_a_child_that_is_not_killed_comes_to_its_end(place: Place):

@@ -31,7 +31,7 @@ from sqlalchemy import (
     union_all,
 )
 
-from tests.tools.crashes import CrashPoint, When, is_commit
+from tests.tools.crashes import CrashPoint, When, around_transactions, is_commit, steps_of
 from txnstore.db.opening import open_store
 from txnstore.db.schema import (
     finished_transactions,
@@ -201,6 +201,19 @@ class Place:
             self._partition_ids.extend(topic.partition_ids)
         taken, self._partition_ids = self._partition_ids[:PARTITIONS], self._partition_ids[PARTITIONS:]
         return tuple(taken)
+
+
+def points_around_transactions(place: Place, before: Step, call: Step) -> list[CrashPoint]:
+    """Return where to kill who makes this call, where the rest is shown by others: around each BEGIN and COMMIT.
+
+    Within a database transaction it is one statement or another that is undone.
+    """
+    with place.open() as caller:
+        world = place.make(caller, before)
+        points = steps_of(lambda world: call(world, caller), world)
+        # Nothing of it stays open.
+        TransactionCoordinator(caller).init_producer_id(world.transactional_id, TIMEOUT_MS)
+    return around_transactions(points)
 
 
 def values_of(flush: str) -> tuple[bytes, ...]:

@@ -129,6 +129,7 @@ def _shortened(statement: str) -> str:
 
 
 Subject = TypeVar("Subject")
+Result = TypeVar("Result")
 Make = Callable[[], Subject]
 Action = Callable[[Subject], object]
 
@@ -226,19 +227,26 @@ def every_crash(
     who died after the one before it did, so of these two sides there is one crash. It is the one after; before a
     statement there is one where it fails, or where the last one failed, or there was none.
     """
+    yield from every_side(
+        lambda step, when: _crash_of_new(make, action, step, when), statements_are_all=statements_are_all
+    )
+
+
+def every_side(attempt: Callable[[int, When], Result | None], *, statements_are_all: bool = False) -> Iterator[Result]:
+    """Yield what the attempts at each side of each step come to, until there is no such step; see `every_crash`."""
     is_known = False
     for step in itertools.count(1):
-        before = None if is_known else _crash_of_new(make, action, step, When.BEFORE)
+        before = None if is_known else attempt(step, When.BEFORE)
         if before is not None:
             yield before
         elif not is_known:
             return
-        after = _crash_of_new(make, action, step, When.AFTER)
+        after = attempt(step, When.AFTER)
         if after is not None:
             yield after
         elif is_known:
             # It has no such step, or one that fails.
-            before = _crash_of_new(make, action, step, When.BEFORE)
+            before = attempt(step, When.BEFORE)
             if before is None:
                 return
             yield before
@@ -294,6 +302,17 @@ def steps_of(action: Action[Subject], subject: Subject) -> list[CrashPoint]:
     with at_each_step(lambda _, point: points.append(point)):
         action(subject)
     return points
+
+
+def around_transactions(points: Sequence[CrashPoint]) -> list[CrashPoint]:
+    """Of these places, keep those that each BEGIN and COMMIT has on its sides: one of two with nothing between them."""
+    last, kept = None, []
+    for point in points:
+        if point.statement.startswith("BEGIN") or is_commit(point.statement):
+            if point.when is When.AFTER or (last is None or last.step != point.step - 1):
+                kept.append(point)
+            last = point
+    return kept
 
 
 def crash_at(step: int, when: When, action: Action[Subject], subject: Subject) -> Crashed[Subject] | None:

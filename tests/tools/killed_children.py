@@ -10,7 +10,6 @@ connection that ends in the middle. Needs POSIX.
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import traceback
@@ -21,7 +20,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from sqlalchemy import Connection
 
-from tests.tools.crashes import CrashPoint, When, at_each_step
+from tests.tools.crashes import CrashPoint, When, at_each_step, every_side
 from tests.tools.fork_server import fork_server
 
 Argument = TypeVar("Argument")
@@ -58,25 +57,32 @@ def every_kill(
     *,
     prepare: Callable[[Argument], Subject] = itself,
     points: Sequence[CrashPoint] | None = None,
+    statements_are_all: bool = False,
 ) -> Iterator[Killed[Argument]]:
     """Yield what is left by a process that is killed in `action`, at each side of each of its steps, in order.
 
     `make` returns an argument for each child, which stands for fresh state. In the child `prepare` turns it into what
     the action works on; what it does is not a step. Argument and functions go to another process, so they can be
     pickled: functions are those of a module. It ends once a child has come to its end untouched. With `points` it is
-    killed there alone.
+    killed there alone; with `statements_are_all` once where two sides are the same, see `every_crash`.
 
     Raises:
         ChildFailedError: the action raised an error.
     """
-    everywhere = ((step, when) for step in itertools.count(1) for when in When)
-    for step, when in everywhere if points is None else [(point.step, point.when) for point in points]:
+
+    def attempt(step: int, when: When) -> Killed[Argument] | None:
         argument = make()
         point = kill_at(step, when, action, argument, prepare=prepare)
-        if point is not None:
-            yield Killed(argument, point)
-        elif when is When.BEFORE:
-            return
+        return None if point is None else Killed(argument, point)
+
+    if points is None:
+        yield from every_side(attempt, statements_are_all=statements_are_all)
+        return
+    for point in points:
+        killed = attempt(point.step, point.when)
+        assert killed is not None, f"the child was to be killed {point}"
+        assert killed.point == point, f"its step was another one: {killed.point}, not {point}"
+        yield killed
 
 
 def kill_at(
