@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.copies import copy_file
 from tests.spark.sink_pipeline import SECONDS, check, fill, finish, make_topics, read, start
 from tests.spark.sink_steps import SteppedDataSource, Steps
 from txnstore.db.opening import open_store
@@ -27,10 +26,10 @@ pytestmark = pytest.mark.slow
 CHECKOUT = Path(__file__).parents[2]
 #: As short a life as the session's, for each Java of a cluster.
 JAVA_OPTIONS = LOCAL_SETTINGS["spark.driver.extraJavaOptions"]
-#: Where two queries on each database are killed, in their first batch and in their second one.  In the order of a
-#: micro-batch: before its tasks write, and while they do; when they have, and when the driver has decided and Spark
-#: does not know yet.
-KILLS = {"tasks": ("before-write", "mid-write"), "driver": ("before-decision", "after-decision")}
+#: Where a query on each database is killed, in its first batch and in its second one. In the order of a micro-batch:
+#: before its tasks write, and while they do; when they have, and when the driver has decided and Spark does not know
+#: yet. What each database keeps of a client that is killed at any of its statements `tests/crash` shows.
+KILLS = {"sqlite": ("before-write", "before-decision"), "postgresql": ("mid-write", "after-decision")}
 
 
 class Driver:
@@ -112,38 +111,28 @@ class Driver:
 
 
 def test_a_driver_that_is_killed_at_every_step_of_a_batch_writes_each_record_once(
-    txnstore_sqlite_url, txnstore_postgresql_url, lent_postgresql, spark, spark_environment, forking_python, tmp_path
+    txnstore_sqlite_url, txnstore_postgresql_url, spark, spark_environment, forking_python, tmp_path
 ):
-    """One driver serves all four, and the last one is this process: a Spark takes its time to start.
+    """One driver serves both, and the last one is this process: a Spark takes its time to start.
 
     So do its Pythons: those of the cluster are started as everybody has it.
     """
-    other_sqlite_url = f"sqlite:///{tmp_path / 'other.db'}"
-    copy_file(txnstore_sqlite_url, other_sqlite_url)
     # Tasks that wait hold a core each.
     environment = {**spark_environment, "PYSPARK_PYTHON": forking_python}
     driver = Driver(tmp_path, environment, **{"spark.master": "local[4,4]"})
-    with lent_postgresql() as other_postgresql_url:
-        urls = {
-            ("tasks", "sqlite"): txnstore_sqlite_url,
-            ("driver", "sqlite"): other_sqlite_url,
-            ("tasks", "postgresql"): txnstore_postgresql_url,
-            ("driver", "postgresql"): other_postgresql_url,
-        }
-        queries = []
-        for (of, database), url in urls.items():
-            make_topics(url)
-            fill(url, 0, 120)
-            name = f"{of}-{database}"
-            queries.append((KILLS[of], url, name, driver.add(name, url, per_batch=100)))
-        for batch_id in range(2):
-            for places, _, _, steps in queries:
-                steps.at(places[batch_id], batch_id, "wait")
-            driver.kill_at([(steps, f"{places[batch_id]}-{batch_id}") for places, _, _, steps in queries])
-        for _, url, name, _ in queries:
-            finish(start(spark, url, driver.checkpoint(name)))
-            check(url)
-            assert wasted(url) > 0, "nothing was killed in the middle of its work"
+    queries = []
+    for name, url in (("sqlite", txnstore_sqlite_url), ("postgresql", txnstore_postgresql_url)):
+        make_topics(url)
+        fill(url, 0, 120)
+        queries.append((KILLS[name], url, name, driver.add(name, url, per_batch=100)))
+    for batch_id in range(2):
+        for places, _, _, steps in queries:
+            steps.at(places[batch_id], batch_id, "wait")
+        driver.kill_at([(steps, f"{places[batch_id]}-{batch_id}") for places, _, _, steps in queries])
+    for _, url, name, _ in queries:
+        finish(start(spark, url, driver.checkpoint(name)))
+        check(url)
+        assert wasted(url) > 0, "nothing was killed in the middle of its work"
 
 
 def test_a_server_that_is_killed_under_a_running_query_only_delays_it(spark, tmp_path):
