@@ -1,7 +1,8 @@
 """The process that Spark's daemons and workers in Python are forked from: it has imported what all of them need.
 
 Spark starts a daemon for each thing that Python does for it, and others for each streaming query; each forks workers,
-of which every one imports the data source anew: most of what a small query takes.
+of which every one imports the data source anew: most of what a small query takes. Each streaming query has one process
+for its source, too.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from tests.tools.program_forks import forks
 _MODULES: Final = (
     "pyarrow",
     "psycopg",
+    "pyspark.sql.datasource_internal",
+    "pyspark.sql.pandas.serializers",
+    "pyspark.sql.streaming.datasource",
     "pyspark.worker",
     "pyspark.sql.worker.commit_data_source_write",
     "pyspark.sql.worker.create_data_source",
@@ -33,10 +37,9 @@ _MODULES: Final = (
     "txnstore.spark.sink_writer",
     "txnstore.spark.source_readers",
 )
-_DAEMON: Final = "pyspark.daemon"
-#: What Spark starts in place of Python: what is no daemon is Python's.
+#: What Spark starts in place of Python: what is none of its modules is Python's.
 _PROGRAM: Final = """#!/bin/sh
-[ "$1 $2" = "-m {daemon}" ] && exec {forked} "$@"
+case "$1 $2" in "-m pyspark."*) exec {forked} "$@" ;; esac
 exec {python} "$@"
 """
 
@@ -47,6 +50,6 @@ def python_for_spark(folder: Path) -> Iterator[Path]:
     program = folder / "python-of-forks"
     # As Spark has it, a text has the same hash in all workers.
     with forks(_MODULES, {**os.environ, "PYTHONHASHSEED": "0"}) as forked:
-        program.write_text(_PROGRAM.format(python=shlex.quote(sys.executable), daemon=_DAEMON, forked=forked))
+        program.write_text(_PROGRAM.format(python=shlex.quote(sys.executable), forked=forked))
         program.chmod(0o755)
         yield program
