@@ -62,18 +62,20 @@ def told_of(pipe, portions):
 def fill(store, partition_id, chance):
     """Write records of few keys: plain ones and in transactions, committed and aborted, with values and without."""
     coordinator = TransactionCoordinator(store)
-    for number in range(BATCHES):
+
+    def record(number):
         key, value = b"key-%d" % chance.randrange(KEYS), b"value-%d" % number if chance.random() < 0.8 else None
-        record = Record(value, key=key, timestamp_ms=number)
-        if number % 10:
-            item = Append(partition_id, encode([record]))
-            store.write(lambda connection, item=item: append(connection, [item]))
-            continue
+        return Record(value, key=key, timestamp_ms=number)
+
+    for number in range(0, BATCHES, 10):
         name = f"writer-{number % 7}"
         producer = coordinator.init_producer_id(name, 60_000).identity
-        batch = encode([record], producer=producer, base_sequence=0, is_transactional=True)
+        batch = encode([record(number)], producer=producer, base_sequence=0, is_transactional=True)
         coordinator.append(name, producer, [Append(partition_id, batch)])
         coordinator.end_transaction(name, producer, commit=number % 3 > 0)
+        # A batch of its own for each record, as if they had come one after the other.
+        plain = [Append(partition_id, encode([record(each)])) for each in range(number + 1, number + 10)]
+        store.write(lambda connection, plain=plain: [append(connection, [each]) for each in plain])
 
 
 def table(store, partition_id):

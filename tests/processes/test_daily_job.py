@@ -68,8 +68,8 @@ class Job:
                     self.committed.append(value)
                 # About a day later, by the store's clock: some a moment before they are forgotten, some after.
                 due_ms = self._clock.now_ms() + DAY_MS * chance.uniform(0.96, 1.06)
-                while self._clock.now_ms() < due_ms:
-                    self._pause.wait(0.002)
+                while (left_ms := due_ms - self._clock.now_ms()) > 0:
+                    self._pause.wait(left_ms / DAY_MS * DAY_SECONDS)
 
     def _work(self, coordinator, identity, value, *, in_one):
         batch = encode([Record(value)], producer=identity, base_sequence=0, is_transactional=True)
