@@ -191,6 +191,8 @@ from pathlib import Path
 from txnstore.spark.local_spark import local_session
 
 folder, *arguments = sys.argv[1:]
+# What the driver says that its Python is, Spark starts to look for data sources and to plan.
+sys.executable = os.environ["PYSPARK_PYTHON"]
 spark = local_session("killed", folder=Path(folder))
 places = list(zip(arguments[::3], arguments[1::3], arguments[2::3]))
 all_are_there = threading.Barrier(len(places))
@@ -212,18 +214,19 @@ sys.exit(9)
 
 
 def test_a_driver_that_is_killed_in_its_first_batch_loses_nothing(
-    txnstore_sqlite_store, txnstore_postgresql_store, spark, spark_environment, tmp_path
+    txnstore_sqlite_store, txnstore_postgresql_store, spark, spark_environment, forking_python, tmp_path
 ):
     """One driver serves both databases: a Spark takes its time to start."""
     logs = {
         tmp_path / store.backend.name: SourceLog(store) for store in (txnstore_sqlite_store, txnstore_postgresql_store)
     }
     command = [sys.executable, "-c", KILLED_IN_BATCH_0, str(tmp_path)]
+    environment = {**spark_environment, "PYSPARK_PYTHON": forking_python}
     for checkpoint, log in logs.items():
         log.plain(0, b"before")
         command += [address_of(log), log.name, str(checkpoint)]
     for _ in range(TRIES):
-        child = subprocess.Popen(command, env=spark_environment, start_new_session=True, stderr=subprocess.PIPE)
+        child = subprocess.Popen(command, env=environment, start_new_session=True, stderr=subprocess.PIPE)
         _, errors = child.communicate(timeout=240)
         if child.returncode == -signal.SIGKILL:
             break
