@@ -296,7 +296,7 @@ def test_what_is_behind_the_last_stable_offset_makes_nobody_look_again_and_again
 
 
 def test_much_behind_the_last_stable_offset_is_weighed_by_its_first_batches(log, monkeypatch):
-    monkeypatch.setattr(compaction, "_WEIGHED_MAX", 2)
+    monkeypatch.setattr(storage_module, "_WEIGHED_MAX", 2)
     log.configure(min_cleanable_dirty_ratio=0.5)
     for key in (b"a", b"b", b"c", b"d"):
         log.put((key, b"1"))

@@ -37,6 +37,7 @@ from txnstore.db.schema import (
     partitions,
     record_batches,
     topic_configs,
+    topics,
 )
 from txnstore.db.statements import HotStatement
 from txnstore.db.store import LISTED_MAX, Store, server_now_ms
@@ -49,6 +50,7 @@ from txnstore.log.partition_storage import (
     STORED_BATCHES,
     PartitionStorage,
     batch_bytes,
+    bytes_behind,
     count_stored,
     last_that_fits,
     lock_storage,
@@ -63,8 +65,6 @@ from txnstore.model import ControlType
 KEYS_MAX: Final = 200_000
 #: A longer key is remembered by its hash.
 _KEY_BYTES_MAX: Final = 16
-#: How many batches are weighed that may not be compacted yet; the others are taken to be as large.
-_WEIGHED_MAX: Final = 1_000
 #: Times at which tombstones go are no nearer to each other than this part of `delete.retention.ms`.
 _HORIZONS_IN_RETENTION: Final = 24
 _NAMES: Final = (
@@ -103,6 +103,11 @@ _MAY_HAVE_GAPS: Final = HotStatement(
 _CONFIGS_OF_PARTITION: Final = _CONFIGS.join(partitions, partitions.c.topic_id == topic_configs.c.topic_id).where(
     partitions.c.partition_id == bindparam("of_partition_id")
 )
+_TOPIC_OF_PARTITION: Final = (
+    select(topics.c.topic_uuid)
+    .join(partitions, partitions.c.topic_id == topics.c.topic_id)
+    .where(partitions.c.partition_id == bindparam("of_partition_id"))
+)
 _OF_PARTITION: Final = record_batches.c.partition_id == bindparam("of_partition_id")
 _FROM: Final = record_batches.c.last_offset >= bindparam("from_offset")
 _FIRST_YOUNG: Final = (
@@ -126,16 +131,6 @@ _FIRST_MS: Final = (
 )
 _COUNT_AND_BYTES: Final = select(func.count(), func.coalesce(func.sum(record_batches.c.size_bytes), 0)).where(
     _OF_PARTITION, _FROM
-)
-_BEHIND: Final = (
-    select(record_batches.c.last_offset, record_batches.c.size_bytes)
-    .where(_OF_PARTITION, _FROM)
-    .order_by(record_batches.c.last_offset)
-    .limit(bindparam("batches_max"))
-    .subquery()
-)
-_WEIGHED: Final = select(
-    func.count(), func.coalesce(func.sum(_BEHIND.c.size_bytes), 0), func.max(_BEHIND.c.last_offset)
 )
 _THROUGH: Final = record_batches.c.last_offset <= bindparam("through_offset")
 _COMMITTED: Final = (
@@ -203,7 +198,7 @@ _DELETE_FINISHED: Final = delete(finished_transactions).where(
 
 # Named like what others use: at the interpreter's end private names go first, while a pass may still be waiting.
 class ToldOtherwise(Exception):
-    """The topic has been told since its pass was begun to keep other records, or to keep them for longer."""
+    """The topic has been told since its pass was begun to keep other records, or for longer; or it is another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +206,9 @@ class _Due:
     """A partition that is to be compacted."""
 
     partition_id: int
+    topic_uuid: str | None
+    """Whose partition it was when this was found."""
+
     settings: Settings
     dirty_ratio: float
     start_offset: int
@@ -362,7 +360,7 @@ def _due(partition_id: int, settings: Settings, now_ms: int, connection: Connect
     has_new_horizon = any(0 < from_ms <= now_ms for _, from_ms in horizons)
     dirty_ratio = 0.0
     if end_offset > dirty_offset:
-        size_bytes = max(0, storage.size_bytes - _bytes_behind(connection, storage, end_offset))
+        size_bytes = max(0, storage.size_bytes - bytes_behind(connection, storage, end_offset))
         dirty_ratio = (size_bytes - storage.compacted_bytes) / max(1, size_bytes)
         since = {"of_partition_id": partition_id, "from_offset": dirty_offset}
         since_ms = connection.execute(_FIRST_MS, since).scalar()
@@ -380,6 +378,7 @@ def _due(partition_id: int, settings: Settings, now_ms: int, connection: Connect
         deletable_offset = going_on.deletable_offset
     return _Due(
         partition_id,
+        connection.execute(_TOPIC_OF_PARTITION, {"of_partition_id": partition_id}).scalar(),
         settings,
         dirty_ratio,
         storage.first_stored_offset,
@@ -389,17 +388,6 @@ def _due(partition_id: int, settings: Settings, now_ms: int, connection: Connect
         storage.compacted_offset,
         going_on,
     )
-
-
-def _bytes_behind(connection: Connection, storage: PartitionStorage, end_offset: int) -> int:
-    """Return what is counted behind an offset; about that, where it is much: nobody passes all of it for this."""
-    behind = {"of_partition_id": storage.partition_id, "from_offset": end_offset, "batches_max": _WEIGHED_MAX}
-    count, payload_bytes, last_offset = connection.execute(_WEIGHED, behind).one()
-    weighed_bytes: int = payload_bytes + count * batch_bytes(0)
-    if count < _WEIGHED_MAX:
-        return weighed_bytes
-    all_bytes: int = weighed_bytes * (storage.counted_offset - end_offset) // (last_offset + 1 - end_offset)
-    return all_bytes
 
 
 def _end_offset(connection: Connection, bounds: Bounds, settings: Settings, now_ms: int, dirty_offset: int) -> int:
@@ -662,12 +650,18 @@ class _Pass:
     def _check_settings(self, connection: Connection) -> None:
         """Go no further by what held when the pass was begun."""
         configs = connection.execute(_CONFIGS_OF_PARTITION, {"of_partition_id": self.due.partition_id})
-        if settings_in_force(TOPIC_SETTINGS, {row.name: row.value for row in configs}) != self.due.settings:
+        told = settings_in_force(TOPIC_SETTINGS, {row.name: row.value for row in configs})
+        if told != self.due.settings or not self._is_of_its_topic(connection):
             raise ToldOtherwise
+
+    def _is_of_its_topic(self, connection: Connection) -> bool:
+        """Return whether no other topic has the number of the partition: a restored controller may give it out anew."""
+        of_partition = {"of_partition_id": self.due.partition_id}
+        return bool(connection.execute(_TOPIC_OF_PARTITION, of_partition).scalar() == self.due.topic_uuid)
 
     def _note(self, connection: Connection) -> None:
         storage = lock_storage(connection, self.due.partition_id)
-        if storage is not None:
+        if storage is not None and self._is_of_its_topic(connection):
             save_storage(connection, self._noted(storage, self._swept_offset))
 
     def _noted(self, storage: PartitionStorage, swept_offset: int) -> PartitionStorage:

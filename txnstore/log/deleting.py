@@ -138,18 +138,28 @@ _OFFSETS: Final = (
     .order_by(group_offsets.c.group_id, group_offsets.c.partition_id)
     .limit(LISTED_MAX)
 )
+#: As long as this is locked nobody strikes the partition off, and no restored controller gives its number out again.
+_LOCK_DELETED: Final = (
+    select(deleted_partitions.c.partition_id)
+    .where(deleted_partitions.c.partition_id == bindparam("of_partition_id"))
+    .with_for_update(read=True, key_share=True)
+)
+#: Whether it is still so when a row is deleted that was found before.
+_IS_DELETED: Final = exists().where(deleted_partitions.c.partition_id == bindparam("of_partition_id"))
 _DELETE_OFFSETS: Final = delete(group_offsets).where(
-    group_offsets.c.group_id == bindparam("of_group_id"), group_offsets.c.partition_id == bindparam("of_partition_id")
+    group_offsets.c.group_id == bindparam("of_group_id"),
+    group_offsets.c.partition_id == bindparam("of_partition_id"),
+    _IS_DELETED,
 )
 
 
 def _of_gone(table: Table) -> tuple[Select[Any], Delete]:
     """Return what finds rows of deleted partitions, and the deletion of one, of a table that has few rows of each."""
     key = list(table.primary_key)
-    gone = select(deleted_partitions.c.partition_id)
-    some = select(*(column.label(f"of_{column.name}") for column in key))
+    is_gone = table.c.partition_id.in_(select(deleted_partitions.c.partition_id))
+    some = select(*(column.label(f"of_{column.name}") for column in key)).where(is_gone)
     this = (column == bindparam(f"of_{column.name}") for column in key)
-    return some.where(table.c.partition_id.in_(gone)).limit(bindparam("rows_max")), delete(table).where(*this)
+    return some.limit(bindparam("rows_max")), delete(table).where(*this, _IS_DELETED)
 
 
 #: What streaming queries have read of them.
@@ -171,6 +181,9 @@ class _Purge:
 
     def delete_portion(self, portions: Portions, connection: Connection) -> int:
         """Delete the next portion; return how many rows."""
+        if connection.execute(_LOCK_DELETED, {"of_partition_id": self.partition_id}).first() is None:
+            # Somebody else was faster: what has the number now is of another topic.
+            return 0
         these = {"of_partition_id": self.partition_id, "from_offset": self.from_key}
         found = connection.execute(self.rows.oldest, {**these, "rows_max": portions.rows}).all()
         if not found:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Final
 
-from sqlalchemy import Connection, bindparam, select, update
+from sqlalchemy import Connection, bindparam, func, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from txnstore.db.portions import Portions
@@ -26,6 +26,8 @@ from txnstore.log.partition_rows import lock_heads
 BATCH_HEADER_BYTES: Final = 61
 #: How many batches are counted under one lock.
 _COUNTED_AT_ONCE: Final = 500
+#: How many batches behind an offset are weighed; the others are taken to be as large.
+_WEIGHED_MAX: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,17 @@ STORED_BATCHES: Final = (
     .where(record_batches.c.last_offset < bindparam("end_offset"))
     .order_by(record_batches.c.last_offset)
     .limit(bindparam("batches_max"))
+)
+_BEHIND: Final = (
+    select(record_batches.c.last_offset, record_batches.c.size_bytes)
+    .where(record_batches.c.partition_id == bindparam("of_partition_id"))
+    .where(record_batches.c.last_offset >= bindparam("from_offset"))
+    .order_by(record_batches.c.last_offset)
+    .limit(bindparam("batches_max"))
+    .subquery()
+)
+_WEIGHED: Final = select(
+    func.count(), func.coalesce(func.sum(_BEHIND.c.size_bytes), 0), func.max(_BEHIND.c.last_offset)
 )
 
 
@@ -126,6 +139,17 @@ def next_horizons(
             kept.pop()
         kept.append(new)
     return [(deletable_offset, 0), *kept] if deletable_offset > 0 else kept
+
+
+def bytes_behind(connection: Connection, storage: PartitionStorage, end_offset: int) -> int:
+    """Return what is counted behind an offset; about that, where it is much: nobody passes all of it for this."""
+    behind = {"of_partition_id": storage.partition_id, "from_offset": end_offset, "batches_max": _WEIGHED_MAX}
+    count, payload_bytes, last_offset = connection.execute(_WEIGHED, behind).one()
+    weighed_bytes: int = payload_bytes + count * batch_bytes(0)
+    if count < _WEIGHED_MAX:
+        return weighed_bytes
+    all_bytes: int = weighed_bytes * (storage.counted_offset - end_offset) // (last_offset + 1 - end_offset)
+    return all_bytes
 
 
 def last_that_fits(found: Sequence[Any], size_bytes_max: int) -> int:
