@@ -5,14 +5,22 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import Connection, insert, update
 
-from tests.cluster.conftest import Bench
+from tests.cluster.conftest import Bench, Site, read
 from txnstore.cli import maintenance
 from txnstore.cli.output import FAILED
-from txnstore.db.cluster.cluster import Cluster
+from txnstore.db.cluster.cluster import Cluster, repaired
 from txnstore.db.cluster.membership import CONTROLLER_ID
+from txnstore.db.opening import open_store
 from txnstore.db.schema import databases, partitions
-from txnstore.errors import WrongCluster
+from txnstore.errors import UnknownTopicOrPartition, WrongCluster
+from txnstore.log import topics as topic_rows
+from txnstore.log.append import Append, append
+from txnstore.log.cluster_topics import bring_up_to_date, create_topic
+from txnstore.log.codec import encode
+from txnstore.log.deleting import purge_deleted_partitions
 from txnstore.maintenance.duties import DUTIES
+from txnstore.model import Record
+from txnstore.testing.invariants import assert_cluster_sound
 
 LOST = "restored from an older backup, or a failover has lost its last changes"
 
@@ -40,3 +48,37 @@ def test_a_database_that_refuses_keeps_nobody_from_the_others(bench: Bench, caps
     told = capsys.readouterr()
     assert told.out == f"0 {DUTIES[0].name}\n"
     assert LOST in told.err
+
+
+def write(cluster: Cluster, number: int) -> None:
+    batch = Append(number, encode([Record(b"a")]))
+    leader = cluster.leader_of_partition(number)
+    repaired(cluster, leader, lambda store: store.write(lambda connection: append(connection, [batch])))
+
+
+def assert_written_once_nothing_is_deleted_by_its_number(cluster: Cluster, number: int) -> None:
+    """Until then nobody writes there, and what is written then stays."""
+    store = cluster.own(cluster.leader_of_partition(number))
+    for _ in range(2):
+        with pytest.raises(UnknownTopicOrPartition):
+            write(cluster, number)
+    assert bring_up_to_date(store, cluster) == 0
+    assert purge_deleted_partitions(store, rows_max=100)
+    assert [bring_up_to_date(store, cluster) for _ in range(2)] == [1, 0]
+    write(cluster, number)
+    assert read(cluster, number) == [b"a"]
+    assert purge_deleted_partitions(store, rows_max=100) == 0
+    assert read(cluster, number) == [b"a"]
+    assert_cluster_sound(cluster, at_rest=True)
+
+
+def test_a_database_that_still_deletes_by_numbers_of_its_own_gets_others_with_these_numbers_later(site: Site):
+    with open_store(site.urls[1]) as store:
+        topic = store.write(lambda connection: topic_rows.create_topic(connection, "mine"))
+        batch = Append(topic.partition_ids[0], encode([Record(b"old")]))
+        store.write(lambda connection: append(connection, [batch]))
+        store.write(lambda connection: topic_rows.delete_topic(connection, "mine"))
+    with site.open() as cluster:
+        made = create_topic(cluster, "orders", config={"txnstore.placement": cluster.label_of(2)})
+        assert made.partition_ids == topic.partition_ids
+        assert_written_once_nothing_is_deleted_by_its_number(cluster, made.partition_ids[0])

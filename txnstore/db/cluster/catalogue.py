@@ -7,7 +7,7 @@ snapshot, and never back to an older one.  So a copy may be made by anybody, at 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Connection, Select, Table, and_, bindparam, delete, insert, select, update
@@ -67,6 +67,7 @@ OF_PARTITIONS: Final = (
 )
 
 _GONE: Final = select(deleted_partitions.c.partition_id)
+_STILL_DELETED: Final = _GONE.where(deleted_partitions.c.partition_id.not_in(select(partitions.c.partition_id)))
 # Whoever copies at the same time waits here.
 _LOCK_COPY: Final = (
     select(databases.c.catalogue_version).where(databases.c.database_id == CONTROLLER_ID).with_for_update()
@@ -113,7 +114,8 @@ def apply_catalogue(connection: Connection, catalogue: Catalogue, database_id: i
     """Bring a member's copies to the controller's state; False if nothing was to be changed.
 
     Partitions that live here get their heads; those that the controller has deleted go, with all that is in them.
-    What is older than the copies changes nothing.
+    What is older than the copies changes nothing.  A partition with a number by which this database still deletes
+    comes once that is over: its records would be deleted as well.
 
     Raises:
         WrongCluster: the database belongs to another cluster, or is used by itself.
@@ -125,6 +127,7 @@ def apply_catalogue(connection: Connection, catalogue: Catalogue, database_id: i
     present_version = int(connection.execute(_LOCK_COPY).scalar_one())
     if present_version > catalogue.version:
         return False
+    catalogue = _without_still_deleted(connection, catalogue, present_version)
     changed = is_new
     for table, key in COPIED:
         # A stale snapshot may lack rows that are there: only a newer one says that something is gone.
@@ -140,6 +143,22 @@ def apply_catalogue(connection: Connection, catalogue: Catalogue, database_id: i
         first = (database_id - 1) << PRODUCER_ID_BITS
         connection.execute(update(stores).where(stores.c.next_producer_id < first).values(next_producer_id=first))
     return changed
+
+
+def _without_still_deleted(connection: Connection, catalogue: Catalogue, present_version: int) -> Catalogue:
+    """Return the catalogue without new partitions whose numbers were given out before, and are still deleted by here.
+
+    By a controller that was restored to an older state; or here, before this database joined.  The copies stay behind
+    until the rest has come.
+    """
+    wanted = catalogue.rows["partitions"]
+    left_out = wanted.keys() & {tuple(row) for row in connection.execute(_STILL_DELETED)}
+    if not left_out:
+        return catalogue
+    ready = {key: row for key, row in wanted.items() if key not in left_out}
+    members = dict(catalogue.rows["databases"])
+    members[CONTROLLER_ID,] = {**members[CONTROLLER_ID,], "catalogue_version": present_version}
+    return replace(catalogue, rows={**catalogue.rows, "partitions": ready, "databases": members})
 
 
 def check_history(member: Store, controller: Store, *, retry_timeout_ms: int) -> None:
