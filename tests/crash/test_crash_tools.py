@@ -262,9 +262,12 @@ def test_a_child_is_killed_at_both_sides_of_every_statement(place: Place):
 
 
 def test_a_child_is_killed_once_where_two_sides_are_the_same_and_at_given_points_alone(place: Place):
+    def look_four_times(store: Store) -> None:
+        children.look_twice(store)
+        children.look_twice(store)
+
     with place.open() as store:
-        points = steps_of(children.look_twice, store)
-        twice = steps_of(lambda store: [children.look_twice(store) for _ in range(2)], store)
+        points, twice = steps_of(children.look_twice, store), steps_of(look_four_times, store)
     kills = every_kill(lambda: place.url, children.look_twice, prepare=children.open_plainly, statements_are_all=True)
     assert [kill.point for kill in kills] == [points[0], *(each for each in points if each.when is When.AFTER)]
     around = around_transactions(points)
