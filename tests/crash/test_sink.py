@@ -35,11 +35,11 @@ from tests.crash.worlds import (
     written,
 )
 from tests.crash.writing_together import in_turn, writes
-from tests.tools.made_up_input import assert_sound_but_for_input
 from txnstore.db.store import Store
 from txnstore.errors import ProducerFenced
 from txnstore.groups.offsets import read_offsets
 from txnstore.spark.sink_coordination import TIMEOUT_MS_DEFAULT
+from txnstore.testing.invariants import assert_sound
 from txnstore.transactions.recovery import recover
 
 pytestmark = [pytest.mark.slow_on_postgresql, pytest.mark.crashes]
@@ -68,7 +68,7 @@ def task_is_tried_again(place: Place, world: World, store: Store) -> None:
 def driver_aborts_again(place: Place, world: World, store: Store) -> None:
     """Whether or not the run is over by then, it is after this, and the next one does the batch."""
     aborts_batch(world, store)
-    assert_sound_but_for_input(store, at_rest=True, partition_ids=world.partition_ids)
+    assert_sound(store, at_rest=True, partition_ids=world.partition_ids)
     with pytest.raises(ProducerFenced, match="is over"):
         opens()(world, store)
     next_run_replays(place, world, store)
@@ -89,7 +89,7 @@ def nobody_comes_for_long(place: Place, world: World, store: Store) -> None:
     """The run is dead; its transaction is aborted in time, and readers go on."""
     place.clock.advance(TIMEOUT_MS_DEFAULT + 1)
     recover(store)
-    assert_sound_but_for_input(store, at_rest=True, partition_ids=world.partition_ids)
+    assert_sound(store, at_rest=True, partition_ids=world.partition_ids)
     next_run_replays(place, world, store)
 
 
@@ -107,7 +107,7 @@ def test_a_batch_counts_once_and_with_what_it_read_whoever_dies_at_whichever_ste
         assert standing(world, store) == (DONE if is_done else NOT_DONE)
         life(place, world, store)
         assert standing(world, store) == DONE
-        assert_sound_but_for_input(store, at_rest=True, partition_ids=world.partition_ids)
+        assert_sound(store, at_rest=True, partition_ids=world.partition_ids)
         # Whatever comes now is a replay.
         for run_id in (RUN, NEXT_RUN, "run 3"):
             with suppress(ProducerFenced):

@@ -87,7 +87,7 @@ FLUSHES: Final = ("first", "second")
 LATER: Final = "later"
 RECORDS_PER_FLUSH: Final = 2
 OLD_OFFSET: Final = 1
-NEW_OFFSET: Final = 7
+NEW_OFFSET: Final = 2
 
 _DECISION: Final = select(transaction_log.c.state).where(rows.HOLDS_DECISION).order_by(transaction_log.c.entry_id)
 
