@@ -273,12 +273,8 @@ def test_nor_are_those_of_several_servers_taken_for_one_another(original, same):
     assert max(first, second, third, fourth) < 0
 
 
-@pytest.mark.parametrize("may_ask", [True, False])
-def test_a_connection_to_a_copy_is_none_to_the_store(original, clock, copied, txnstore_empty_url, monkeypatch, may_ask):
+def test_a_connection_to_a_copy_is_none_to_the_store(original, clock, copied, txnstore_empty_url):
     """What the producer commits on it would be in the copy, and nowhere else."""
-    if not may_ask and original.backend.name == "postgresql":
-        # The right may be taken away from everybody.
-        monkeypatch.setattr(type(original.backend), "identity", lambda *_: None)
     with opened(copied(txnstore_empty_url), clock) as copy:
         ask = select(stores.c.store_uuid)
         for store in (original, copy):

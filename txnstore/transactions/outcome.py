@@ -214,7 +214,12 @@ def recall_commit(
     def work(connection: Connection) -> Ended | None:
         # First: one that is promoted in between has heard of it by the time it is asked.
         is_standby = store.backend.is_standby(connection)
-        ended = _recall(connection, transactional_id, producer, appends, is_alone=is_alone)
+        try:
+            ended = _recall(connection, transactional_id, producer, appends, is_alone=is_alone)
+        except OutcomeForgotten:
+            if not is_standby:
+                raise
+            ended = None
         if ended is None and is_standby:
             raise OutcomeUnknown(f"{store.url} is a standby, which may not have heard of the commit yet")
         return ended

@@ -11,8 +11,6 @@ import pytest
 from tests.clients.consumer.log_writer import PATIENCE_SECONDS, eventually, polled_until, texts
 from txnstore import OFFSET_INVALID, ConsumerGroupTopicPartitions, KafkaError, KafkaException, Message, TopicPartition
 from txnstore.admin import AdminClient
-from txnstore.clients.consumer.events import MessageEvent
-from txnstore.deadline import Deadline
 from txnstore.log.topics import delete_topic
 
 TP = TopicPartition
@@ -147,18 +145,20 @@ def test_what_a_call_has_gathered_when_the_consumer_is_closed_comes_again(gather
     assert texts(reader().consume(8, PATIENCE_SECONDS)) == [b"%d" % number for number in range(2, 10)]
 
 
-def test_an_event_is_gathered_under_the_lock_for_another_thread_may_be_taking_out_what_it_gives_back(reader):
-    consumer, taken = reader(), list[bool]()
-    core = consumer._core
+def test_what_is_gathered_while_another_thread_takes_out_what_it_gives_back_stays(reader, log):
+    consumer, told = reader(), Message("t", 0, error=KafkaError(KafkaError._FAIL))
+    subscription = consumer._core.subscription
 
-    class Gathered(list[Message]):
-        def append(self, message):
-            taken.append(core.lock._is_owned())
-            super().append(message)
+    class Taken(Message):
+        def topic(self):
+            if len(gathered) == 1:
+                gathered.append(told)
+            return "t"
 
-    core.inbox.put(MessageEvent(Message("t", 0, error=KafkaError(KafkaError._FAIL))))
-    consumer._gather(Gathered(), 1, Deadline(0))
-    assert taken == [True]
+    gathered: list[Message] = [Taken("t", 0, 0, None, b"record")]
+    subscription.gathered[id(gathered)] = gathered, {consumer._core.find(TP("t", 0)): 0}
+    subscription.remove("t", 0)
+    assert [id(message) for message in gathered] == [id(told)]
 
 
 def test_a_call_does_not_return_what_it_has_gathered_of_a_partition_that_another_thread_gives_back(gathers, log):

@@ -235,8 +235,7 @@ class Consumer(Polls):
                     return
                 message = self._serve_one()
                 if message is not None:
-                    with core.lock:  # not while another thread takes out what was given back
-                        messages.append(message)
+                    messages.append(message)
             elif not self._take_or_wait(messages, count, deadline):
                 return
 

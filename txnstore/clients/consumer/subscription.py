@@ -251,8 +251,9 @@ class Subscription:
             self.withheld.discard(partition)
             for messages, begins in self.gathered.values():
                 if begins.pop(partition, None) is not None:
-                    # Its next owner gets them: they are not stored.
-                    messages[:] = (it for it in messages if (it.topic(), it.partition()) != (topic, number))
+                    # Its next owner gets them: they are not stored. Another thread adds what it is told meanwhile.
+                    end = len(messages)
+                    messages[:end] = [it for it in messages[:end] if (it.topic(), it.partition()) != (topic, number)]
         return partition
 
     def clear(self) -> list[AssignedPartition]:
@@ -274,9 +275,9 @@ class Subscription:
 
     def pause(self, partition: AssignedPartition, by: str = "application") -> None:
         """Stop handing out records of the partition until the same one resumes it; what is buffered stays."""
+        # No call in between, so that an interrupt finds both done, or nothing.
         partition.paused_by |= {by}
-        if by == "application":
-            self.paused.add((partition.topic, partition.number))
+        self.paused |= {(partition.topic, partition.number)} if by == "application" else set()
         self._unready(partition)
 
     def resume(self, partition: AssignedPartition, by: str = "application") -> None:

@@ -229,11 +229,11 @@ class ConsumerMember:
             # What is being given back is the group's once that is done, and it leaves then.
             kept = self._protocol.owned - self._protocol.revoked
             events, told = self._inbox.events, (self._event(RebalanceKind.REVOKE, kept),) if kept else ()
+            untold = self._untold + told
             self._lock.notify_all()
-            # No call in between: an interrupt finds all of this done, or nothing.
-            self._topics, self._stage = (), MemberStage.LEAVING
-            self._untold += told
+            # No call in between: an interrupt finds all of this done, or nothing. What takes memory comes first.
             events += told
+            self._topics, self._stage, self._untold = (), MemberStage.LEAVING, untold
 
     def leave_now(self) -> None:
         """Leave for good, without asking the application."""
