@@ -96,7 +96,7 @@ def test_a_commit_in_the_background_that_stands_cannot_be_aborted(ready, hold_da
         future = ready.commit_transaction_async()
         assert error_of(ready.abort_transaction, 0.05).code() == KafkaError._TIMED_OUT
     assert error_of(ready.abort_transaction, PATIENCE_SECONDS).code() == KafkaError._STATE
-    assert future.result(0) is None
+    assert future.result(PATIENCE_SECONDS) is None
     left(ready, topic, b"after").result(PATIENCE_SECONDS)
     assert values(read_to_end(url, topic)) == [b"before", b"written", b"after"]
 
@@ -322,7 +322,7 @@ def test_a_connection_is_enlisted_behind_the_commits_before(ready, hold_database
             assert (error.code(), error.retriable()) == (KafkaError._TIMED_OUT, True)
             assert "the commits before" in error.str()
         ready.enlist(connection, PATIENCE_SECONDS)
-        assert future.result(0) is None
+        assert future.result(PATIENCE_SECONDS) is None
         ready.commit_transaction(PATIENCE_SECONDS)
     engine.dispose()
     assert values(read_to_end(url, topic)) == [b"before", b"1", b"2"]
