@@ -128,6 +128,7 @@ class Cluster:
         self._open = open_
         self._monotonic_seconds = monotonic_seconds
         self.left_out: dict[int, TxnStoreError] = {}
+        """Those that could not be reached when all were last asked, and why."""
         self._pauses: dict[int, _Pause] = {}
         self._leaders: dict[int, int] = {}
         self._closed = False
@@ -309,8 +310,7 @@ class Cluster:
         with self._state:
             opening = self._opening.setdefault(database_id, threading.Lock())
         with opening:
-            store = self._stores.get(database_id)
-            return store if store is not None else self._find(database_id)
+            return self._stores.get(database_id) or self._find(database_id)
 
     def opened(self) -> list[Store]:
         """Return the stores that have been opened; asks nobody."""
