@@ -18,6 +18,7 @@ from txnstore.db.schema import (
     offset_producers,
     outbox,
     producer_states,
+    relay_positions,
     sink_batches,
     sink_inputs,
     sink_positions,
@@ -197,6 +198,10 @@ def leave_deleted_topics(connection: Connection, now_ms: int) -> None:
     connection.execute(insert(sink_positions), [{**position, "sink_id": f"query:{n}"} for n in range(OTHERS)])
     connection.execute(insert(sink_inputs), inputs(now_ms, partition_id, DUE))
     connection.execute(insert(sink_inputs), inputs(now_ms, partition_id + 1, OTHERS))
+    stands = {"topic": "gone", "topic_uuid": "gone", "next_offset": 1}
+    for relay_id, count in (("to/kafka/relay", DUE), ("from/kafka/relay", OTHERS)):
+        relay = [{**stands, "relay_id": relay_id, "partition_number": number} for number in range(count)]
+        connection.execute(insert(relay_positions), relay)
     delete_topic(connection, "gone")
 
 

@@ -19,9 +19,11 @@ from txnstore.cli.relay import ends_soon
 from txnstore.db.opening import open_store
 from txnstore.db.schema import outbox
 from txnstore.log.topics import get_topic
+from txnstore.model import PartitionName
 from txnstore.relay.errors import PAUSE_FIRST_SECONDS, PAUSE_LAST_SECONDS, KafkaUnavailable, Patience, RelayFailed
 from txnstore.relay.kafka_cluster import KafkaCluster, consumer_settings, producer_settings
-from txnstore.relay.options import check_leaders, relay_id_from, relay_id_to, transactional_id_of
+from txnstore.relay.options import check_leaders, relay_id_from, relay_id_to, start_id_of, transactional_id_of
+from txnstore.relay.positions import RelayPosition, begin_relay_positions, read_relay_positions
 
 SECRET = "Hunter2SecretWord"
 
@@ -63,12 +65,53 @@ def test_alone_it_moves_the_rows_of_the_outbox(relay, url, store):
         (["--to", "a:1", "--config-file", "/no/such/file"], "cannot be read"),
         (["--to", "a:1", "--start", "middle"], "middle"),
         (["--to", "a:1", "--on-gap", "ignore"], "ignore"),
+        (["--to", "a:1", "--forget", "x"], "--forget goes with --topic"),
+        (["--forget", "x", "--outbox"], "--forget goes with --topic"),
+        (["--forget", "x", "--name", "y"], "--forget goes with --topic"),
+        (["--forget", "x", "--once"], "--forget goes with --topic"),
+        (["--forget", "x", "-X", "a=b"], "--forget goes with --topic"),
     ],
 )
 def test_a_wrong_call_ends_with_2(relay, txnstore_sqlite_url, arguments, said):
     code, out, err = relay(txnstore_sqlite_url, *arguments)
     assert (code, out) == (2, "")
     assert said in " ".join(err.replace("│", " ").split())
+
+
+def test_a_relay_that_was_given_up_is_forgotten(relay, url, store):
+    code, _, err = relay(url, "--forget", "a")
+    assert (code, err.endswith("a is no relay that stands anywhere in this store: there is none\n")) == (1, True)
+    to_one, to_two, from_one = relay_id_to("one", "a"), relay_id_to("two", "a"), relay_id_from("one", "b")
+    for relay_id in (to_one, start_id_of(to_one), to_two, from_one):
+        at = {PartitionName(topic, number): RelayPosition("uuid", 7) for topic in ("t", "u") for number in (0, 1)}
+        store.write(lambda connection, of=relay_id, at=at: begin_relay_positions(connection, of, at))
+
+    def left():
+        return store.read(
+            lambda connection: {
+                of: {partition.topic for partition in read_relay_positions(connection, of)}
+                for of in (to_one, start_id_of(to_one), to_two, from_one)
+            }
+        )
+
+    code, out, err = relay(url, "--forget", "a")
+    assert (code, out) == (1, "")
+    assert err.endswith("a is the name of several relays; say which: to/one/a, to/two/a\n")
+    assert relay(url, "--forget", "c")[2].endswith("in this store: from/one/b, to/one/a, to/two/a\n")
+    assert set(map(len, left().values())) == {2}
+    assert relay(url, "--forget", "to/one/a", "--topic", "t") == (
+        0,
+        "the positions in 2 partitions were forgotten\n",
+        "",
+    )
+    both = {"t", "u"}
+    assert left() == {to_one: {"u"}, start_id_of(to_one): {"u"}, to_two: both, from_one: both}
+    assert relay(url, "--forget", "to/one/a") == (0, "the positions in 2 partitions were forgotten\n", "")
+    assert left() == {to_one: set(), start_id_of(to_one): set(), to_two: both, from_one: both}
+    # There is one of this name left.
+    assert relay(url, "--forget", "a") == (0, "the positions in 4 partitions were forgotten\n", "")
+    assert relay(url, "--forget", "b") == (0, "the positions in 4 partitions were forgotten\n", "")
+    assert not any(left().values())
 
 
 def test_a_line_of_the_file_that_is_no_setting_is_not_shown(relay, txnstore_sqlite_url, tmp_path):

@@ -19,10 +19,13 @@ from txnstore.db.schema import relay_positions
 from txnstore.db.store import Store
 from txnstore.errors import OutcomeUnknown, RecordTooLarge
 from txnstore.log.append import append as append_records
+from txnstore.log.deleting import purge_deleted_partitions
 from txnstore.log.topics import create_topic, get_topic, grow_topic
 from txnstore.relay.errors import RelayFailed
 from txnstore.relay.from_kafka import FromKafka
+from txnstore.relay.kafka_cluster import KafkaCluster
 from txnstore.relay.options import OnGap, RelayOptions, RelayStart
+from txnstore.relay.positions import forget_relay
 
 
 class Place(NamedTuple):
@@ -306,6 +309,56 @@ def test_nothing_is_read_at_the_position_in_a_topic_that_was_made_anew_meanwhile
             relay.run(threading.Event())
     assert read(store, "shop") == {0: numbered(2)}
     assert positions(store) == [2]
+
+
+@pytest.mark.parametrize("left_in", ["Kafka", "store", "nowhere"])
+def test_a_position_is_forgotten_once_its_topic_is_nowhere(store, stand_in, delete_topic, left_in):
+    side = stand_in.side
+    for topic in ("other", "shop"):
+        side.create(topic, 1)
+        side.send(topic, numbered(2))
+    copy(store, stand_in.cluster())
+    if left_in != "Kafka":
+        side.delete("shop")
+    if left_in != "store":
+        delete_topic(store, "shop")
+        purge_deleted_partitions(store, rows_max=100)
+    # Who asks for one topic does not know of the others.
+    assert copy(store, stand_in.cluster(), topics=["other"]) == 0
+    assert positions(store) == [2]
+    assert copy(store, stand_in.cluster()) == 0
+    assert positions(store) == ([] if left_in == "nowhere" else [2])
+
+
+def test_a_broker_that_knows_of_no_topic_makes_nothing_forgotten(store, stand_in, delete_topic, monkeypatch):
+    stand_in.side.create("shop", 1)
+    stand_in.side.send("shop", numbered(2))
+    copy(store, stand_in.cluster())
+    delete_topic(store, "shop")
+    with monkeypatch.context() as patched:
+        patched.setattr(KafkaCluster, "topics", lambda *_: {})
+        copy(store, stand_in.cluster())
+    assert positions(store) == [2]
+
+
+def test_a_relay_that_is_forgotten_while_it_runs_copies_nothing_twice(store, stand_in):
+    stand_in.side.create("shop", 1)
+    stand_in.side.send("shop", numbered(2))
+    relay = FromKafka(store, stand_in.cluster(), RelayOptions())
+
+    def run(stop):
+        with pytest.raises(RelayFailed, match="shop-0: the relay's position was forgotten while it ran"):
+            relay.run(stop)
+        return relay.copied_count
+
+    with beside(run) as runs:
+        wait_until(lambda: relay.copied_count == 2)
+        cluster_id = stand_in.cluster().cluster_id()
+        assert store.write(lambda connection: forget_relay(connection, cluster_id)) == 1
+        stand_in.side.send("shop", numbered(1, 2))
+        wait_until(runs[0].done)
+    assert read(store, "shop") == {0: numbered(2)}
+    assert copy(store, stand_in.cluster()) == 3
 
 
 def test_a_topic_with_fewer_partitions_in_the_store_is_refused(store, stand_in):

@@ -19,9 +19,10 @@ from tests.relay.stand_in import CALLS, CrashingLibrary
 from tests.relay.store_side import begin, copy, make_topic, make_topic_with, numbered, put, read, ship
 from tests.tools.crashes import Crash, CrashPoint, When
 from txnstore.db.opening import open_store
-from txnstore.db.schema import partition_heads
+from txnstore.db.schema import partition_heads, relay_positions
 from txnstore.db.store import server_now_ms
 from txnstore.errors import StoreUnavailable
+from txnstore.log.deleting import purge_deleted_partitions
 from txnstore.log.topics import grow_topic
 from txnstore.relay.errors import KafkaUnavailable, RelayFailed, RelayFenced
 from txnstore.relay.options import OnGap, RelayOptions, RelayStart
@@ -273,6 +274,43 @@ def test_a_lost_position_is_noticed_also_if_the_relay_died_after_its_first_commi
     stand_in.side.admin.delete_consumer_groups(["txnstore-relay-x"])["txnstore-relay-x"].result(60)
     with pytest.raises(RelayFailed, match="Kafka has lost its position"):
         ship(store, stand_in.cluster(), name="x")
+
+
+def test_positions_go_with_their_topic(store, stand_in, delete_topic):
+    for topic in ("goes", "stays"):
+        make_topic(store, topic, 2)
+        put(store, topic, numbered(2))
+    ship(store, stand_in.cluster(), start=RelayStart.LATEST)
+    ship(store, stand_in.cluster(), name="other")
+    assert stands_in(store) == ["goes"] * 6 + ["stays"] * 6
+    delete_topic(store, "goes")
+    # Under the same name there is another one: what stands in the one before is of no use there.
+    make_topic(store, "goes", 2)
+    assert purge_deleted_partitions(store, rows_max=100) >= 6
+    assert stands_in(store) == ["stays"] * 6
+    put(store, "stays", numbered(1, 2))
+    assert ship(store, stand_in.cluster(), topics=["stays"]) == 1
+
+
+def test_a_lost_position_is_noticed_also_in_a_topic_that_was_made_anew(store, stand_in, delete_topic):
+    """Its relay came before whoever deletes what the topic of this name before has left."""
+    make_topic(store, "shop")
+    put(store, "shop", numbered(2))
+    ship(store, stand_in.cluster(), name="x")
+    delete_topic(store, "shop")
+    make_topic(store, "shop")
+    put(store, "shop", numbered(3, 10))
+    assert ship(store, stand_in.cluster(), name="x", on_gap=OnGap.EARLIEST) == 3
+    purge_deleted_partitions(store, rows_max=100)
+    stand_in.side.admin.delete_consumer_groups(["txnstore-relay-x"])["txnstore-relay-x"].result(60)
+    with pytest.raises(RelayFailed, match="Kafka has lost its position"):
+        ship(store, stand_in.cluster(), name="x")
+
+
+def stands_in(store) -> list[str]:
+    """Return the topic of each position of a relay."""
+    statement = select(relay_positions.c.topic).order_by(relay_positions.c.topic)
+    return list(store.read(lambda connection: connection.execute(statement).scalars().all()))
 
 
 def test_a_store_that_is_older_than_its_relay_is_noticed(store, stand_in, delete_topic):

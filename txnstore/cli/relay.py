@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Final
@@ -23,12 +23,14 @@ from txnstore.relay.from_kafka import FromKafka
 from txnstore.relay.kafka_cluster import KafkaCluster
 from txnstore.relay.options import OnGap, RelayOptions, RelayStart
 from txnstore.relay.outbox_loop import outbox_beside, relay_outbox
+from txnstore.relay.positions import forget_relay
 from txnstore.relay.to_kafka import ToKafka
 
 EXAMPLES: Final = examples(
     "txnstore relay sqlite:///shop.db",
     "txnstore relay sqlite:///shop.db --to kafka.example:9092 --topic orders",
     "txnstore relay --from kafka.example:9092 --topic payments --config-file kafka.properties --once",
+    "txnstore relay sqlite:///shop.db --forget old-name",
 )
 
 #: A round reads several partitions at once.
@@ -90,6 +92,15 @@ def relay(
             help="A file with such settings, one a line; for passwords, which a command line would show.",
         ),
     ] = None,
+    forget: Annotated[
+        str | None,
+        typer.Option(
+            "--forget",
+            metavar="NAME",
+            help="Do nothing but forget where the relay of this name stands, with --topic in these topics only: it was"
+            " given up, and begins anew if it is ever started again.",
+        ),
+    ] = None,
     schema: Schema = DEFAULT_SCHEMA,
 ) -> None:
     r"""Move the rows of the outbox into their topics; or copy topics to or from Kafka, each record once.
@@ -100,6 +111,11 @@ def relay(
     if to is not None and from_ is not None:
         raise typer.BadParameter("give only one direction: --to or --from")
     bootstrap = to or from_
+    if forget is not None:
+        if bootstrap is not None or outbox or name is not None or once or config or config_file is not None:
+            raise typer.BadParameter("--forget goes with --topic and nothing else")
+        _forget(url, schema, forget, topic or [])
+        return
     if bootstrap is None and (topic or name is not None or config or config_file is not None):
         raise typer.BadParameter("--topic, --name, --config and --config-file need --to or --from")
     settings = _settings(config or [], config_file)
@@ -120,6 +136,15 @@ def relay(
                 say(f"{count} records were {'shipped' if to is not None else 'copied'}")
     except RelayFailed as error:
         raise CommandFailed(str(error), code=TRY_AGAIN_LATER if error.may_pass else FAILED) from None
+
+
+def _forget(url: str, schema: str, relay: str, topics: Sequence[str]) -> None:
+    with open_store(url, schema=schema, create=False) as store:
+        try:
+            count = store.write(lambda connection: forget_relay(connection, relay, topics))
+        except RelayFailed as error:
+            raise CommandFailed(str(error), code=FAILED) from None
+    say(f"the positions in {count} partitions were forgotten")
 
 
 @contextmanager

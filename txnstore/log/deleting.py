@@ -33,9 +33,11 @@ from sqlalchemy import (
     Select,
     Table,
     bindparam,
+    cast,
     delete,
     exists,
     literal,
+    or_,
     select,
     tuple_,
     update,
@@ -50,8 +52,10 @@ from txnstore.db.schema import (
     partition_heads,
     producer_states,
     record_batches,
+    relay_positions,
     sink_inputs,
     sink_positions,
+    topics,
 )
 from txnstore.db.store import LISTED_MAX, ROWS_AT_ONCE, Store, chunks, must_hit
 from txnstore.errors import OffsetOutOfRange, TxnStoreError
@@ -153,17 +157,34 @@ _DELETE_OFFSETS: Final = delete(group_offsets).where(
 )
 
 
+def _some_and_one(
+    table: Table, key: Sequence[ColumnElement[Any]], is_gone: ColumnElement[bool]
+) -> tuple[Select[Any], Delete]:
+    """Return what finds rows that are to go, and the deletion of one by its key, of a table that has few of them."""
+    some = select(*(column.label(f"of_{column.key}") for column in key)).where(is_gone)
+    this = (column == bindparam(f"of_{column.key}") for column in key)
+    return some.limit(bindparam("rows_max")), delete(table).where(*this)
+
+
 def _of_gone(table: Table) -> tuple[Select[Any], Delete]:
-    """Return what finds rows of deleted partitions, and the deletion of one, of a table that has few rows of each."""
-    key = list(table.primary_key)
     is_gone = table.c.partition_id.in_(select(deleted_partitions.c.partition_id))
-    some = select(*(column.label(f"of_{column.name}") for column in key)).where(is_gone)
-    this = (column == bindparam(f"of_{column.name}") for column in key)
-    return some.limit(bindparam("rows_max")), delete(table).where(*this, _IS_DELETED)
+    some, one = _some_and_one(table, list(table.primary_key), is_gone)
+    return some, one.where(_IS_DELETED)
 
 
-#: What streaming queries have read of them.
-_READ: Final = tuple(map(_of_gone, (sink_positions, sink_inputs)))
+def _of_relays() -> tuple[Select[Any], Delete]:
+    """Return the same for where relays to Kafka stand: by the identity of the topic, which never comes again.
+
+    A relay from Kafka stands in a topic of Kafka's, which has another identity: the relay itself looks after it.
+    """
+    of = relay_positions.c
+    to_kafka = or_(of.relay_id.startswith("to/"), of.relay_id.startswith("start/to/"))
+    is_gone = of.topic_uuid.not_in(select(cast(topics.c.topic_uuid, String)))
+    return _some_and_one(relay_positions, [*relay_positions.primary_key, of.topic_uuid], to_kafka & is_gone)
+
+
+#: How far streaming queries and relays have read them.
+_READ: Final = (*map(_of_gone, (sink_positions, sink_inputs)), _of_relays())
 _STRIKE_OFF: Final = delete(deleted_partitions).where(
     deleted_partitions.c.partition_id.in_(bindparam("partition_ids", expanding=True))
 )
@@ -341,7 +362,7 @@ def _purges(store: Store) -> Iterator[_Purge]:
 
 
 def _purge_read(store: Store, portions: Portions, *, rows_max: int) -> tuple[int, bool]:
-    """Delete what queries have read of deleted partitions; return how many rows, and whether that was all.
+    """Delete how far queries and relays have read deleted partitions; return how many rows, and whether that was all.
 
     No index finds it, and nothing comes to what is gone: no writer waits while it is looked for.
     """

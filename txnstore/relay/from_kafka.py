@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
@@ -38,6 +38,7 @@ from txnstore.relay.positions import (
     RelayPosition,
     begin_relay_positions,
     check_one_way,
+    forget_gone_topics,
     move_relay_positions,
     read_relay_positions,
 )
@@ -207,6 +208,7 @@ class FromKafka:
             check_leaders(topic, self._store.database_id)
         known = self._store.read(lambda connection: read_relay_positions(connection, self._relay_id))
         bounds = self._bounds(consumer, found)
+        self._check_not_forgotten(bounds, known)
         # What comes up while somebody relays, or beside what was relayed, has records that nobody has seen.
         begun = set(found) if self._found is not None else {partition.topic for partition in known}
         new = {
@@ -225,6 +227,7 @@ class FromKafka:
         before = self._positions.keys()
         self._positions = {partition: known[partition].next_offset for partition in bounds}
         self._tell_of_gone({partition: known[partition].next_offset for partition in before - self._positions.keys()})
+        self._forget_gone(found, known)
         self._close_gaps({partition: low for partition, (low, _) in bounds.items()}, bounds)
         if self._options.once and self._found is None:
             self._ends = {partition: high for partition, (_, high) in bounds.items()}
@@ -262,6 +265,22 @@ class FromKafka:
             topic = found.get(partition.topic)
             if topic is not None and topic.topic_uuid != position.topic_uuid:
                 raise _made_anew(partition.topic)
+
+    def _check_not_forgotten(self, there: Collection[PartitionName], known: Collection[PartitionName]) -> None:
+        """Refuse to begin once more in what it has copied: somebody has forgotten it, who took it for given up."""
+        for partition in self._positions:
+            if partition in there and partition not in known:
+                raise RelayFailed(f"{partition}: the relay's position was forgotten while it ran")
+
+    def _forget_gone(self, found: Collection[str], known: Collection[PartitionName]) -> None:
+        """Delete positions in topics that neither Kafka nor the store has: nothing of them can come twice.
+
+        Where only some topics are asked for, nobody knows of the others; and a broker that has just started may know
+        of none.
+        """
+        names = {partition.topic for partition in known} - set(found)
+        if names and found and not self._options.topics:
+            self._store.write(lambda connection: forget_gone_topics(connection, self._relay_id, names))
 
     def _close_gaps(self, lows: Mapping[PartitionName, int], bounds: Mapping[PartitionName, tuple[int, int]]) -> None:
         """Refuse, or skip, what is no longer in Kafka."""

@@ -52,6 +52,7 @@ IsStopped = Callable[[], bool]
 
 _NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,100}")
 _PREFIX: Final = "txnstore-relay"
+_START: Final = "start/"
 
 
 def check_relay_name(name: str) -> str:
@@ -78,7 +79,12 @@ def relay_id_to(cluster_id: str, name: str) -> str:
 
 def start_id_of(relay_id: str) -> str:
     """Return under what `relay_positions` holds where a relay to Kafka is to begin, before Kafka holds its position."""
-    return f"start/{relay_id}"
+    return f"{_START}{relay_id}"
+
+
+def relay_of(relay_id: str) -> str:
+    """Return the relay that stands in `relay_positions` under this id, its own or `start_id_of` it."""
+    return relay_id.removeprefix(_START)
 
 
 def relay_id_from(cluster_id: str, name: str) -> str:

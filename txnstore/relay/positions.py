@@ -6,35 +6,38 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import Connection, bindparam, select, update
+from sqlalchemy import Connection, bindparam, delete, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 
+from txnstore.db import schema
 from txnstore.db.schema import relay_positions
 from txnstore.model import PartitionName
 from txnstore.relay.errors import RelayFailed
-from txnstore.relay.options import opposite_relay
+from txnstore.relay.options import opposite_relay, relay_of, start_id_of
 
+_IS_NAMED: Final = relay_positions.c.topic.in_(bindparam("topics", expanding=True))
 _ALL: Final = select(relay_positions).where(relay_positions.c.relay_id == bindparam("of_relay_id"))
 _TOPICS: Final = select(relay_positions.c.relay_id, relay_positions.c.topic).distinct()
 # Two relays of one name copy one after the other: the second one finds that the position has moved on.
 _LOCK: Final = (
-    _ALL.where(relay_positions.c.topic.in_(bindparam("topics", expanding=True)))
-    .order_by(relay_positions.c.topic, relay_positions.c.partition_number)
-    .with_for_update()
+    _ALL.where(_IS_NAMED).order_by(relay_positions.c.topic, relay_positions.c.partition_number).with_for_update()
 )
 # DO NOTHING: of two relays that begin at once, both go on from where the first one began.
 _BEGIN: Final = upsert(relay_positions).on_conflict_do_nothing(
     index_elements=[relay_positions.c.relay_id, relay_positions.c.topic, relay_positions.c.partition_number]
 )
-_MOVE: Final = (
-    update(relay_positions)
-    .where(
-        relay_positions.c.relay_id == bindparam("of_relay_id"),
-        relay_positions.c.topic == bindparam("of_topic"),
-        relay_positions.c.partition_number == bindparam("of_partition_number"),
-    )
-    .values(next_offset=bindparam("to_offset"))
+_THIS: Final = (
+    relay_positions.c.relay_id == bindparam("of_relay_id"),
+    relay_positions.c.topic == bindparam("of_topic"),
+    relay_positions.c.partition_number == bindparam("of_partition_number"),
 )
+_MOVE: Final = update(relay_positions).where(*_THIS).values(next_offset=bindparam("to_offset"))
+_FORGET_FORMER: Final = delete(relay_positions).where(
+    *_THIS, relay_positions.c.topic_uuid != bindparam("present_topic_uuid")
+)
+_FORGET: Final = delete(relay_positions).where(relay_positions.c.relay_id.in_(bindparam("relay_ids", expanding=True)))
+_FORGET_SOME: Final = _FORGET.where(_IS_NAMED)
+_FORGET_GONE: Final = _FORGET_SOME.where(relay_positions.c.topic.not_in(select(schema.topics.c.name)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +64,17 @@ def check_one_way(connection: Connection, relay_id: str, topics: Collection[str]
     """Refuse topics that another relay copies in the other direction: their records would go round and round.
 
     Raises:
-        RelayFailed: there is one; it may have been given up, but nobody has deleted its positions.
+        RelayFailed: there is one; it may have been given up, but nobody has forgotten its positions.
     """
     opposite = opposite_relay(relay_id)
     rows = connection.execute(_TOPICS).all()
-    round_about = sorted({row.topic for row in rows if row.topic in topics and row.relay_id.startswith(opposite)})
-    if round_about:
+    found = [row for row in rows if row.topic in topics and row.relay_id.startswith(opposite)]
+    if found:
         raise RelayFailed(
-            f"topic {', '.join(round_about)}: another relay copies it in the other direction, between this store and"
-            " the same Kafka cluster, and its records would go round and round; choose others with --topic, or, if that"
-            f" relay is given up for good, delete its rows from relay_positions (relay_id {opposite}...)"
+            f"topic {', '.join(sorted({row.topic for row in found}))}: another relay copies it in the other direction,"
+            " between this store and the same Kafka cluster, and its records would go round and round; choose others"
+            " with --topic, or, if that relay is given up for good, have it forgotten: txnstore relay --forget"
+            f" {min(row.relay_id for row in found)}"
         )
 
 
@@ -117,3 +121,38 @@ def move_relay_positions(connection: Connection, relay_id: str, moves: Mapping[P
             for partition, (_, to_offset) in moves.items()
         ],
     )
+
+
+def forget_former_position(connection: Connection, relay_id: str, partition: PartitionName, topic_uuid: str) -> None:
+    """Delete where a relay stands in a topic of another identity than this, which the topic had before."""
+    connection.execute(
+        _FORGET_FORMER,
+        {
+            "of_relay_id": relay_id,
+            "of_topic": partition.topic,
+            "of_partition_number": partition.partition,
+            "present_topic_uuid": topic_uuid,
+        },
+    )
+
+
+def forget_gone_topics(connection: Connection, relay_id: str, topics: Collection[str]) -> None:
+    """Delete where a relay stands in those of these topics, at least one, that the store has not got."""
+    connection.execute(_FORGET_GONE, {"relay_ids": [relay_id], "topics": list(topics)})
+
+
+def forget_relay(connection: Connection, relay: str, topics: Collection[str] = ()) -> int:
+    """Delete where the one relay with this id or name stands, in these topics or in all; return in how many partitions.
+
+    Raises:
+        RelayFailed: there is no such relay, or there are several.
+    """
+    relay_ids = sorted({relay_of(row.relay_id) for row in connection.execute(_TOPICS)})
+    found = [relay_id for relay_id in relay_ids if relay in (relay_id, relay_id.rpartition("/")[2])]
+    if len(found) != 1:
+        why = "is the name of several relays; say which" if found else "is no relay that stands anywhere in this store"
+        raise RelayFailed(f"{relay} {why}: {', '.join(found or relay_ids) or 'there is none'}")
+    (relay_id,) = found
+    statement, of = (_FORGET_SOME, {"topics": list(topics)}) if topics else (_FORGET, {})
+    connection.execute(statement, {"relay_ids": [start_id_of(relay_id)], **of})
+    return connection.execute(statement, {"relay_ids": [relay_id], **of}).rowcount

@@ -42,7 +42,13 @@ from txnstore.relay.options import (
     start_id_of,
     transactional_id_of,
 )
-from txnstore.relay.positions import RelayPosition, begin_relay_positions, check_one_way, read_relay_positions
+from txnstore.relay.positions import (
+    RelayPosition,
+    begin_relay_positions,
+    check_one_way,
+    forget_former_position,
+    read_relay_positions,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -139,11 +145,16 @@ class ShippedPartition:
             position = int(answer.offset)
         else:
             position = self._after_gap(bounds, "its topic has been deleted and recreated in the store")
-        if self.partition not in known:
+        if self.partition not in known or known[self.partition].topic_uuid != self.topic_uuid:
             # After Kafka has it, and also for a relay that died in between: a position that is lost later is noticed.
-            begun = {self.partition: RelayPosition(self.topic_uuid, position)}
-            self._store.write(lambda connection: begin_relay_positions(connection, self._relay_id, begun))
+            self._store.write(partial(self._begin, position))
         return self._within(bounds, position)
+
+    def _begin(self, position: int, connection: Connection) -> None:
+        # That of the topic before goes with that one: it does not stand for this one.
+        forget_former_position(connection, self._relay_id, self.partition, self.topic_uuid)
+        begun = {self.partition: RelayPosition(self.topic_uuid, position)}
+        begin_relay_positions(connection, self._relay_id, begun)
 
     def _first_position(self, bounds: Bounds, consumer: Any, *, has_begun: bool) -> int:
         """Return where the relay begins, and have Kafka know it."""
