@@ -19,7 +19,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, select
 
 from txnstore.db.cluster.catalogue import read_store_settings
-from txnstore.db.portions import FOUND_MAX, Portions
+from txnstore.db.portions import FOUND_MAX, Portions, write_without_a_break
 from txnstore.db.store import Store, note_change, server_now_ms
 from txnstore.errors import InvalidTimestamp, StoreBusy, UnknownTopicOrPartition
 from txnstore.log.append import append
@@ -106,7 +106,8 @@ def sequence_outbox(store: Store, *, waits: bool = False, retry_timeout_ms: int 
     """
     for tries_left in reversed(range(_TRIES)):
         try:
-            return store.write(
+            return write_without_a_break(
+                store,
                 lambda connection: _round(connection, waits=waits),
                 wakes_readers=True,
                 retry_timeout_ms=retry_timeout_ms,
