@@ -44,10 +44,10 @@ def opened_both_ways(*arguments: Any) -> tuple[Any, Any]:
         (True, opening.open_in_c, columns._ascending_in_c),
         (False, opening.open_in_python, columns._ascending_in_python),
     ):
-        own = message_module(in_c=in_c).Message
+        own = message_module(in_c=in_c)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(opening, "Message", own)
-            patch.setattr(opening, "_new", own.__new__)
+            patch.setattr(opening, "Message", own.Message)
+            patch.setattr(opening, "message_of", own.message_of)
             patch.setattr(columns, "_ascending", ascending)
             found.append(outcome(lambda: [everything(each) for each in open_batch(*arguments)]))  # noqa: B023 - called at once
     return found[0], found[1]

@@ -14,7 +14,7 @@ from txnstore.clients.consumer.opening import Chunk, Committed, PageRead
 from txnstore.clients.consumer.positions import Positions
 from txnstore.clients.consumer.subscription import FetchPosition
 from txnstore.clients.model.errors import KafkaError
-from txnstore.clients.model.message import NO_MARKER, Message, RecordSource
+from txnstore.clients.model.message import NO_MARKER, Message, RecordSource, message_of
 from txnstore.errors import CorruptBatch
 from txnstore.log.bounds import Bounds
 from txnstore.model import ProducerIdentity
@@ -26,7 +26,7 @@ Batch = tuple[int, int, int, int, bool]
 
 def records(source: RecordSource, first: int, last: int):
     rows = ((offset, 1000, None, b"", ()) for offset in range(first, last + 1))
-    return iter([Message.from_record(source, row) for row in rows])
+    return iter([message_of(source, row) for row in rows])
 
 
 @dataclass

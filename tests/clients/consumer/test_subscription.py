@@ -10,7 +10,7 @@ from tests.clients.moments import attempt, every_interrupt, is_no_moment_for_sig
 from txnstore.clients.consumer.opening import Chunk, PageRead
 from txnstore.clients.consumer.subscription import Subscription
 from txnstore.clients.model.errors import KafkaError
-from txnstore.clients.model.message import Message, RecordSource
+from txnstore.clients.model.message import RecordSource, message_of
 from txnstore.clients.model.topic_partition import OFFSET_INVALID, OFFSET_STORED
 from txnstore.errors import CorruptBatch
 from txnstore.log.bounds import Bounds
@@ -18,7 +18,7 @@ from txnstore.log.bounds import Bounds
 
 def records(source, first, last):
     rows = ((offset, 1000, None, b"%d" % offset, ()) for offset in range(first, last + 1))
-    return iter([Message.from_record(source, row) for row in rows])
+    return iter([message_of(source, row) for row in rows])
 
 
 def chunk(first, last, *, next_offset=None, topic="t", number=0, size_bytes=1, open_=None):

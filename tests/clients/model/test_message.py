@@ -15,6 +15,7 @@ from txnstore.clients.model.message import (
     TIMESTAMP_LOG_APPEND_TIME,
     Message,
     RecordSource,
+    message_of,
     messages_in_python,
 )
 from txnstore.model import StoredRecord
@@ -51,7 +52,7 @@ def test_the_constructor_takes_everything_by_position():
 
 
 def test_a_record_becomes_a_message():
-    message = Message.from_record(SOURCE, RECORD)
+    message = message_of(SOURCE, RECORD)
     assert everything(message) == (
         *("orders", 3, 7, b"k", b"value"),
         [("h", b"1"), ("h", None)],
@@ -64,22 +65,22 @@ def test_a_record_becomes_a_message():
 
 def test_a_plain_tuple_of_the_log_becomes_a_message_as_well():
     row = (RECORD.offset, RECORD.timestamp_ms, RECORD.key, RECORD.value, RECORD.headers)
-    assert Message.from_record(SOURCE, row) == Message.from_record(SOURCE, RECORD)
+    assert message_of(SOURCE, row) == message_of(SOURCE, RECORD)
 
 
 def test_a_record_without_headers_has_none():
-    assert Message.from_record(SOURCE, RECORD._replace(headers=())).headers() is None
+    assert message_of(SOURCE, RECORD._replace(headers=())).headers() is None
 
 
 def test_offset_partition_and_timestamp_zero_are_told():
-    message = Message.from_record(RecordSource("t", 0, 1), StoredRecord(0, 0, None, None))
+    message = message_of(RecordSource("t", 0, 1), StoredRecord(0, 0, None, None))
     assert (message.partition(), message.offset(), message.timestamp()) == (0, 0, (1, 0))
 
 
 def test_null_and_empty_are_not_the_same():
-    message = Message.from_record(SOURCE, StoredRecord(0, 0, b"", b""))
+    message = message_of(SOURCE, StoredRecord(0, 0, b"", b""))
     assert (message.key(), message.value(), len(message)) == (b"", b"", 0)
-    assert message != Message.from_record(SOURCE, StoredRecord(0, 0, None, None))
+    assert message != message_of(SOURCE, StoredRecord(0, 0, None, None))
 
 
 def test_a_delivery_report_has_latency_and_no_headers():
@@ -172,7 +173,7 @@ def test_arguments_of_a_wrong_type_are_refused(arguments):
 
 
 def test_each_part_can_be_set_and_leaves_the_others():
-    message = Message.from_record(SOURCE, RECORD)
+    message = message_of(SOURCE, RECORD)
     message.set_topic("other")
     message.set_key("key")
     message.set_value({"deserialized": True})
@@ -187,7 +188,7 @@ def test_each_part_can_be_set_and_leaves_the_others():
 
 
 def test_setting_a_part_of_one_message_leaves_its_neighbour_alone():
-    one, other = Message.from_record(SOURCE, RECORD), Message.from_record(SOURCE, RECORD)
+    one, other = message_of(SOURCE, RECORD), message_of(SOURCE, RECORD)
     one.set_topic("other")
     one.set_value(b"changed")
     headers = one.headers()
@@ -204,7 +205,7 @@ def test_the_length_is_the_values():
 
 
 def test_a_tombstone_is_false_and_not_none():
-    tombstone = Message.from_record(SOURCE, StoredRecord(0, 0, b"k", None))
+    tombstone = message_of(SOURCE, StoredRecord(0, 0, b"k", None))
     assert not tombstone
     assert tombstone is not None
 
@@ -269,8 +270,8 @@ def test_a_message_has_no_hash():
     [
         Message(),
         Message(**FULL, latency=0.5, delivery_count=4),
-        Message.from_record(SOURCE, RECORD),
-        Message.from_record(SOURCE, RECORD._replace(headers=())),
+        message_of(SOURCE, RECORD),
+        message_of(SOURCE, RECORD._replace(headers=())),
         made_of(Message, SOURCE, (7, 1234, b"k", b"v", None), (None, 0.25, -1, -1)),
     ],
     ids=["empty", "full", "record", "without headers", "report"],
@@ -280,6 +281,6 @@ def test_a_copy_has_everything(copied, message):
 
 
 def test_the_text_of_a_message_shows_where_it_is_and_no_payload():
-    text = repr(Message.from_record(SOURCE, StoredRecord(7, 0, b"secret-key", b"secret-value", (("h", b"secret"),))))
+    text = repr(message_of(SOURCE, StoredRecord(7, 0, b"secret-key", b"secret-value", (("h", b"secret"),))))
     assert "orders[3]@7" in text
     assert "secret" not in text

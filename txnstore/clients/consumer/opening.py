@@ -9,15 +9,13 @@ from itertools import repeat
 from typing import Any, Final, TypeVar
 
 from txnstore import bulk
-from txnstore.clients.model.message import NO_DETAILS, Message, RecordSource, RecordTuple
+from txnstore.clients.model.message import NO_DETAILS, Message, RecordSource, message_of
 from txnstore.log.bounds import Bounds
 from txnstore.log.codec import RecordBatch
 from txnstore.log.columns import BytesColumn
 from txnstore.model import OffsetAndMetadata, PartitionName, ProducerIdentity
 
 _T = TypeVar("_T")
-
-_new: Final = Message.__new__
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +98,6 @@ class PageRead:
     """The number of the reading, where the consumer gets transactions from all partitions at once."""
 
 
-def _message_of(source: RecordSource, record: RecordTuple) -> Message:
-    """Return what `Message.from_record` does, in less time: it is called for each record."""
-    message = _new(Message)
-    message._source = source  # noqa: SLF001 - readers make very many of them
-    message._record = record  # noqa: SLF001 - (above)
-    message._details = NO_DETAILS  # noqa: SLF001 - (above)
-    return message
-
-
 def open_in_python(source: RecordSource, batch: RecordBatch, from_offset: int) -> Iterator[Message]:
     """Return the messages of the records from `from_offset` on, in order; a marker has none.
 
@@ -116,7 +105,7 @@ def open_in_python(source: RecordSource, batch: RecordBatch, from_offset: int) -
         CorruptBatch: a column does not hold what it must.
         UnsupportedCompression: the package that implements the codec is not installed.
     """
-    return map(_message_of, repeat(source), batch.rows(from_offset))
+    return map(message_of, repeat(source), batch.rows(from_offset))
 
 
 def open_in_c(source: RecordSource, batch: RecordBatch, from_offset: int) -> Iterator[Message]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, SupportsFloat, Support
 from txnstore import bulk
 from txnstore.clients.model.errors import KafkaError
 from txnstore.clients.model.topic_partition import OFFSET_INVALID
-from txnstore.model import Header, StoredRecord
+from txnstore.model import Header
 
 #: The first item of `Message.timestamp()`: no timestamp, the producer's clock, the store's clock at the append.
 TIMESTAMP_NOT_AVAILABLE: Final = 0
@@ -170,15 +170,6 @@ class Message(_Parts):
         self._record = (operator.index(offset), milliseconds, key, value, headers)
         self._details = (error, float(latency), operator.index(leader_epoch), operator.index(delivery_count))
 
-    @classmethod
-    def from_record(cls, source: RecordSource, record: StoredRecord | RecordTuple) -> Message:
-        """Return the message of a record of the log; this is what readers call for each record."""
-        message = _new(cls)
-        message._source = source  # noqa: SLF001 - it is one of these
-        message._record = record  # noqa: SLF001 - it is one of these
-        message._details = NO_DETAILS  # noqa: SLF001 - it is one of these
-        return message
-
     @property
     def marker_offset(self) -> int | None:
         """In commit order, the offset of the marker that the record is delivered at, or -1; None in offset order."""
@@ -278,6 +269,15 @@ def _checked_timestamp(timestamp: object) -> tuple[int, int]:
     if not isinstance(timestamp, tuple) or len(timestamp) != len(_NO_TIMESTAMP):
         raise TypeError("timestamp must be a tuple of (int, int)")
     return operator.index(timestamp[0]), operator.index(timestamp[1])
+
+
+def message_of(source: RecordSource, record: RecordTuple) -> Message:
+    """Return the message of a record of the log: this is called for each record."""
+    message = _new(Message)
+    message._source = source  # noqa: SLF001 - readers make very many of them
+    message._record = record  # noqa: SLF001 - (above)
+    message._details = NO_DETAILS  # noqa: SLF001 - (above)
+    return message
 
 
 def messages_in_python(
