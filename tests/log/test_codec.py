@@ -23,7 +23,6 @@ from txnstore.log.codec import (
     RecordBatch,
     checksum,
     control_columns,
-    control_record_bytes,
     decode,
     encode,
 )
@@ -247,13 +246,6 @@ def test_a_marker_has_no_records_and_keeps_what_it_is() -> None:
     assert read.is_control
     assert (read.control_type, read.coordinator_epoch, read.producer) == (ControlType.COMMIT, 3, ProducerIdentity(9, 2))
     assert list(read.records()) == []
-
-
-@pytest.mark.parametrize("control_type", ControlType)
-def test_a_marker_can_be_shown_as_kafka_writes_it(control_type: ControlType) -> None:
-    key, value = control_record_bytes(control_type, 258)
-    assert key == struct.pack(">hh", 0, control_type)
-    assert value == b"\0\0\0\0\x01\x02"
 
 
 @pytest.mark.parametrize("control_type", ControlType)

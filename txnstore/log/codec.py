@@ -71,11 +71,6 @@ _T = TypeVar("_T")
 RecordRow = tuple[int, int, bytes | None, bytes | None, Sequence[Header]]
 TIMESTAMP_MS_MAX: Final = 2**63 - 1
 _INTEGERS: Final = {int}
-#: Kafka's control record: the key is a version and the type, the value a version and the coordinator's epoch
-#: (ControlRecordType, EndTransactionMarker).
-_CONTROL_KEY: Final = struct.Struct(">hh")
-_CONTROL_VALUE: Final = struct.Struct(">hi")
-_CONTROL_VERSION: Final = 0
 
 
 class ChecksummedColumns(Protocol):
@@ -549,14 +544,6 @@ def decode(row: RecordBatchRow) -> RecordBatch:
         return _open(row)
     except (ValueError, TypeError):
         raise corrupt_batch(row, "a column holds a number without a meaning") from None
-
-
-def control_record_bytes(control_type: ControlType, coordinator_epoch: int) -> tuple[bytes, bytes]:
-    """Return the key and the value that Kafka's log would hold for a marker."""
-    return (
-        _CONTROL_KEY.pack(_CONTROL_VERSION, control_type),
-        _CONTROL_VALUE.pack(_CONTROL_VERSION, coordinator_epoch),
-    )
 
 
 def _check_timestamps(timestamps_ms: Sequence[int]) -> tuple[int, int]:
