@@ -73,16 +73,6 @@ def upgrade_sql(*, kind: str, schema: str = DEFAULT_SCHEMA, from_version: int = 
     return printed.getvalue()
 
 
-def newest_version() -> int:
-    """Return the number of the newest migration."""
-    with _alone_and_quiet():
-        from alembic.script import ScriptDirectory
-
-    head = ScriptDirectory(str(migrations_folder())).get_current_head()
-    assert head is not None
-    return int(head)
-
-
 def include_name(
     name: str | None, type_: str, parent_names: dict[str, str | None], *, schema: str = DEFAULT_SCHEMA
 ) -> bool:
