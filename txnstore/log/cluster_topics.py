@@ -141,16 +141,12 @@ def refuse_if_in_use(cluster: Cluster, partition_ids: Collection[int]) -> None:
     Raises:
         InvalidTransactionState: there is such a transaction.
     """
-    for store, holder in cluster.read_all(partial(_holder_of, list(partition_ids))):
+    for store, holder in cluster.read_all(partial(topics.holder_of, partition_ids=list(partition_ids))):
         # The controller looks by itself, under its locks.
         if holder is not None and store.database_id != CONTROLLER_ID:
             raise InvalidTransactionState(
                 f"an open transaction of {holder[:80]!r} has written to the topic; end it first, then delete the topic"
             )
-
-
-def _holder_of(partition_ids: list[int], connection: Connection) -> str | None:
-    return topics.holder_of(connection, partition_ids)
 
 
 def _learned(cluster: Cluster, topic: Topic) -> Topic:

@@ -65,9 +65,6 @@ class Sequenced:
     moved_count: int = 0
     """How many rows have become records."""
 
-    refused_count: int = 0
-    """How many rows cannot become records: the column `refusal` says why, and nobody looks at them again."""
-
     is_busy: bool = False
     """Whether somebody else is sequencing at this moment."""
 
@@ -160,7 +157,8 @@ def delete_refused(store: Store, portions: Portions | None = None) -> int:
         fitting = [outbox_id for outbox_id, _ in left[: portions.rows]]
         some = fitting[: fitting.index(last_that_fits(left[: portions.rows], portions.size_bytes)) + 1]
         left = left[len(some) :]
-        deleted += portions.write_unless_busy(store, partial(_delete_refused, some, before_ms), 0)
+        delete = partial(delete_refused_rows, outbox_ids=some, before_ms=before_ms)
+        deleted += portions.write_unless_busy(store, delete, 0)
         if portions.is_over:
             break
     if deleted:
@@ -171,10 +169,6 @@ def delete_refused(store: Store, portions: Portions | None = None) -> int:
             extra={"event": "outbox_rows_deleted", "store": str(store.url), "count": deleted},
         )
     return deleted
-
-
-def _delete_refused(outbox_ids: Sequence[int], before_ms: int, connection: Connection) -> int:
-    return delete_refused_rows(connection, outbox_ids, before_ms)
 
 
 def _round(connection: Connection, *, waits: bool) -> Sequenced:
@@ -285,7 +279,7 @@ def _mark(store: Store, refused: _Refused, retry_timeout_ms: int | None) -> Sequ
             "outbox_id": number,
         },
     )
-    return Sequenced(refused_count=len(refused.refusals), has_more=True)
+    return Sequenced(has_more=True)
 
 
 class OutboxPoller:
