@@ -228,7 +228,7 @@ class FromKafka:
         self._positions = {partition: known[partition].next_offset for partition in bounds}
         self._tell_of_gone({partition: known[partition].next_offset for partition in before - self._positions.keys()})
         self._forget_gone(found, known)
-        self._close_gaps({partition: low for partition, (low, _) in bounds.items()}, bounds)
+        self._close_gaps(bounds)
         if self._options.once and self._found is None:
             self._ends = {partition: high for partition, (_, high) in bounds.items()}
         self._found = found
@@ -282,7 +282,7 @@ class FromKafka:
         if names and found and not self._options.topics:
             self._store.write(lambda connection: forget_gone_topics(connection, self._relay_id, names))
 
-    def _close_gaps(self, lows: Mapping[PartitionName, int], bounds: Mapping[PartitionName, tuple[int, int]]) -> None:
+    def _close_gaps(self, bounds: Mapping[PartitionName, tuple[int, int]]) -> None:
         """Refuse, or skip, what is no longer in Kafka."""
         moves = {}
         for partition, position in self._positions.items():
