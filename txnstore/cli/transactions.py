@@ -554,42 +554,30 @@ def _partition_ids(topic: str | None, partition: int | None) -> Callable[[Connec
 
 
 def _open_row(one: OpenTransaction) -> dict[str, Any]:
-    client = one.client
-    return {
-        "topic": one.partition.topic,
-        "partition": one.partition.partition,
+    return _row(one) | {
         "first_offset": one.first_offset,
-        "group": None,
-        "pending_offset": None,
         "is_oldest": one.is_oldest,
-        "transactional_id": one.transactional_id,
-        "state": "hanging" if one.is_hanging else None if one.state is None else one.state.kafka_name,
-        "client": _client_text(client),
-        "client_id": None if client is None else client.client_id,
-        "client_host": None if client is None else client.host,
-        "client_process_id": None if client is None else client.process_id,
-        "open_for_ms": one.age_ms,
-        "timeout_ms": one.timeout_ms,
-        "started_ms": one.started_ms,
         "last_write_ms": one.last_write_ms,
         "prepared_gids": list(one.prepared_gids),
         "backend_pid": one.backend_pid,
-        "freed_by": one.freed_by,
-        "producer_id": one.producer_id,
-        "producer_epoch": one.producer_epoch,
         "coordinator_epoch": one.coordinator_epoch,
-        "coordinator": broker_id_of(one.coordinator_database_id),
+        **({"state": "hanging"} if one.is_hanging else {}),
     }
 
 
 def _held_row(one: HeldOffsets) -> dict[str, Any]:
+    return _row(one) | {"group": one.group_id, "pending_offset": one.pending_offset, "last_write_ms": one.sent_ms}
+
+
+def _row(one: OpenTransaction | HeldOffsets) -> dict[str, Any]:
+    """Return what both have, and nothing for what only one of them has."""
     client = one.client
     return {
         "topic": one.partition.topic,
         "partition": one.partition.partition,
         "first_offset": None,
-        "group": one.group_id,
-        "pending_offset": one.pending_offset,
+        "group": None,
+        "pending_offset": None,
         "is_oldest": False,
         "transactional_id": one.transactional_id,
         "state": None if one.state is None else one.state.kafka_name,
@@ -600,7 +588,7 @@ def _held_row(one: HeldOffsets) -> dict[str, Any]:
         "open_for_ms": one.age_ms,
         "timeout_ms": one.timeout_ms,
         "started_ms": one.started_ms,
-        "last_write_ms": one.sent_ms,
+        "last_write_ms": None,
         "prepared_gids": [],
         "backend_pid": None,
         "freed_by": one.freed_by,

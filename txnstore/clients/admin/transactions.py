@@ -22,7 +22,7 @@ from txnstore.db.store import Store
 from txnstore.errors import TransactionalIdNotFound
 from txnstore.log.partition_rows import producers_of_partition
 from txnstore.log.sequences import ProducerInPartition
-from txnstore.model import OFFSET_MAX, ProducerIdentity
+from txnstore.model import OFFSET_MAX, ClientProcess, ProducerIdentity
 from txnstore.transactions import listing, rows
 from txnstore.transactions.administration import OpenInPartition, abort_open_transaction
 from txnstore.transactions.coordinator import TransactionCoordinator, check_transactional_id
@@ -450,9 +450,7 @@ def find_open(
             found.is_oldest,
             found.transactional_id,
             found.state,
-            None if found.client is None else found.client.client_id,
-            None if found.client is None else found.client.host,
-            None if found.client is None else found.client.process_id,
+            *_process_of(found.client),
             found.age_ms,
             found.timeout_ms,
             found.started_ms,
@@ -482,9 +480,7 @@ def find_pending_offsets(
             TopicPartition(found.partition.topic, found.partition.partition, found.pending_offset),
             found.transactional_id,
             found.state,
-            None if found.client is None else found.client.client_id,
-            None if found.client is None else found.client.host,
-            None if found.client is None else found.client.process_id,
+            *_process_of(found.client),
             found.age_ms,
             found.timeout_ms,
             found.started_ms,
@@ -516,6 +512,10 @@ def _producer_state(state: ProducerInPartition) -> ProducerState:
         _epoch_or_none(state.coordinator_epoch),
         state.transaction_first_offset,
     )
+
+
+def _process_of(client: ClientProcess | None) -> tuple[str | None, str | None, int | None]:
+    return (None, None, None) if client is None else (client.client_id, client.host, client.process_id)
 
 
 def _epoch_or_none(epoch: int) -> int | None:
