@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from copy import copy
 from dataclasses import replace
@@ -22,6 +22,7 @@ from txnstore.errors import StoreBusy, WriteConflict
 from txnstore.late_import import collecting_later
 
 Result = TypeVar("Result")
+Place = TypeVar("Place")
 
 #: About how many bytes of batches one portion changes at most: SQLite frees them page by page.
 BYTES_AT_ONCE: Final = 1024 * 1024
@@ -168,6 +169,32 @@ class Portions:
             if not self.is_bounded:
                 raise
             return busy
+
+    def forget(
+        self,
+        store: Store,
+        find: Callable[[Connection], Mapping[Place, Sequence[int]]],
+        forget: Callable[[Place, Sequence[int]], Callable[[Connection], int]],
+        *,
+        rows_max: int,
+    ) -> int:
+        """Do away with what is found, each portion within one place; return how many rows.
+
+        At least `rows_max`, which one look finds, or all that there are, or what there is time for.
+        """
+        forgotten = 0
+        while forgotten < rows_max:
+            before = forgotten
+            found = store.read(find)
+            for place, left in found.items():
+                while left:
+                    some, left = left[: self.rows], left[self.rows :]  # noqa: PLW2901 - what is left of it
+                    forgotten += self.write_unless_busy(store, forget(place, some), 0)
+                    if self.is_over:
+                        return forgotten
+            if sum(map(len, found.values())) < rows_max or forgotten == before:
+                break
+        return forgotten
 
     def _adapt(self, held_seconds: float) -> None:
         if held_seconds > 2 * self._held_seconds:

@@ -150,21 +150,13 @@ def forget_offset_producers(store: Store, portions: Portions | None = None, *, b
     Raises:
         TxnStoreError: the database refused; what was forgotten before stays so.
     """
-    portions = portions or Portions()
     of = {"before_ms": before_ms, "before_minute": before_ms // MINUTE_MS, "rows_max": rows_max}
-    forgotten = 0
-    while forgotten < rows_max:
-        before = forgotten
-        found = store.read(lambda connection: connection.execute(_DUE_PRODUCERS, of).scalars().all())
-        left = found
-        while left:
-            some, left = left[: portions.rows], left[portions.rows :]
-            forgotten += portions.write_unless_busy(store, partial(_forget_producers, some, before_ms), 0)
-            if portions.is_over:
-                return forgotten
-        if len(found) < rows_max or forgotten == before:
-            break
-    return forgotten
+    return (portions or Portions()).forget(
+        store,
+        lambda connection: {None: connection.execute(_DUE_PRODUCERS, of).scalars().all()},
+        lambda _, some: partial(_forget_producers, some, before_ms),
+        rows_max=rows_max,
+    )
 
 
 def _forget_producers(producer_ids: Sequence[int], before_ms: int, connection: Connection) -> int:

@@ -380,26 +380,18 @@ def forget_producers(store: Store, portions: Portions | None = None, *, before_m
     Raises:
         TxnStoreError: the database refused; what was forgotten before stays so.
     """
-    portions = portions or Portions()
     of = {"before_ms": before_ms, "before_minute": before_ms // MINUTE_MS, "rows_max": rows_max}
-    forgotten = 0
-    while forgotten < rows_max:
-        before = forgotten
-        found = store.read(lambda connection: connection.execute(_DUE, of).all())
+
+    def find(connection: Connection) -> dict[int, list[int]]:
+        # A partition at a time: who waits for one head keeps no other one from anybody.
         ids_of: dict[int, list[int]] = {}
-        for partition_id, producer_id in found:
+        for partition_id, producer_id in connection.execute(_DUE, of):
             ids_of.setdefault(partition_id, []).append(producer_id)
-        for partition_id, producer_ids in ids_of.items():
-            # A partition at a time: who waits for one head keeps no other one from anybody.
-            left: Sequence[int] = producer_ids
-            while left:
-                some, left = left[: portions.rows], left[portions.rows :]
-                forgotten += portions.write_unless_busy(store, partial(_forget_in, partition_id, some, before_ms), 0)
-                if portions.is_over:
-                    return forgotten
-        if len(found) < rows_max or forgotten == before:
-            break
-    return forgotten
+        return ids_of
+
+    return (portions or Portions()).forget(
+        store, find, lambda partition_id, some: partial(_forget_in, partition_id, some, before_ms), rows_max=rows_max
+    )
 
 
 def _forget_in(partition_id: int, producer_ids: Sequence[int], before_ms: int, connection: Connection) -> int:
