@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Final
 
 from scripts.draw_folders import draw_files, draw_imports
+from scripts.table_growth import GROWTH
 from txnstore.clients.configuration.keys import KEYS
 from txnstore.clients.producer.state import ALLOWED_IN, RESUMABLE, TransactionCall, TransactionStage
 from txnstore.config import STORE_SETTINGS, TOPIC_SETTINGS, Setting
-from txnstore.db.growth import GROWTH
 from txnstore.db.open_transactions_view import OPEN_TRANSACTIONS_COLUMNS, PENDING_OFFSETS_COLUMNS
 from txnstore.db.schema import metadata
 from txnstore.doctor.postgresql import POSTGRESQL_CHECKS

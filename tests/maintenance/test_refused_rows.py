@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import insert, select, update
 
+from scripts.table_growth import GROWTH
 from txnstore.db.cluster.catalogue import change_store_settings
-from txnstore.db.growth import GROWTH
 from txnstore.db.portions import Portions
 from txnstore.db.schema import metadata, outbox
 from txnstore.log.outbox.sequencer import delete_refused, drain_outbox

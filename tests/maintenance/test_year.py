@@ -7,12 +7,12 @@ from functools import partial
 import pytest
 from sqlalchemy import func, insert, select
 
+from scripts.table_growth import GROWTH
 from tests.tools.made_up_input import assert_sound_but_for_input
 from txnstore import Consumer, Producer, TopicPartition
 from txnstore.admin import AdminClient, NewTopic
 from txnstore.clients import upkeep
 from txnstore.db.cluster.catalogue import change_store_settings
-from txnstore.db.growth import GROWTH
 from txnstore.db.opening import open_store
 from txnstore.db.schema import metadata, outbox, outbox_sequencers
 from txnstore.log.append import Append
