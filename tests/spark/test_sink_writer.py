@@ -22,7 +22,7 @@ from txnstore.errors import (
 from txnstore.log.fetch import fetch
 from txnstore.log.topics import create_topic, find_topics
 from txnstore.model import IsolationLevel
-from txnstore.spark import sink_retries, sink_task, sink_writer, stores
+from txnstore.spark import sink_coordination, sink_task, sink_writer, stores
 from txnstore.spark.sink_inputs import SinkInput, note_inputs
 from txnstore.spark.sink_writer import batch_writer, stream_writer
 from txnstore.transactions import writers
@@ -315,7 +315,7 @@ def test_no_database_transaction_is_open_while_rows_are_pulled(query, out, monke
 
 def test_lost_answers_change_nothing(query, out, monkeypatch):
     """Every step is done, its answer lost, and done again."""
-    monkeypatch.setattr(sink_retries, "_PAUSE_FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(sink_coordination, "_PAUSE_FIRST_SECONDS", 0.0)
     lost = []
 
     def losing(step):
@@ -339,7 +339,7 @@ def test_lost_answers_change_nothing(query, out, monkeypatch):
 
 def test_an_append_of_many_batches_is_recognised_when_it_is_repeated(query, out, monkeypatch):
     """The log remembers the last five batches of a writer in each partition, and no more."""
-    monkeypatch.setattr(sink_retries, "_PAUSE_FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(sink_coordination, "_PAUSE_FIRST_SECONDS", 0.0)
     append = writers.append_as_writer
 
     def twice(*arguments, **keywords):
@@ -362,9 +362,9 @@ def test_a_step_whose_outcome_stays_unknown_is_given_up_in_time(monkeypatch):
 
     # Time passes in the pauses alone.
     pauses: list[float] = []
-    monkeypatch.setattr(sink_retries, "time", SimpleNamespace(monotonic=lambda: sum(pauses), sleep=pauses.append))
+    monkeypatch.setattr(sink_coordination, "time", SimpleNamespace(monotonic=lambda: sum(pauses), sleep=pauses.append))
     with pytest.raises(OutcomeUnknown):
-        sink_retries.repeat_while_unknown(unknown, 300)
+        sink_coordination.repeat_while_unknown(unknown, 300)
     assert 2 <= len(tries) <= 3
     assert tries == sorted(tries, reverse=True)
     assert tries[0] <= 300

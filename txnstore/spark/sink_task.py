@@ -22,9 +22,8 @@ from txnstore.log.append import Append
 from txnstore.log.sequences import increment_sequence
 from txnstore.log.topics import Topic, find_topics
 from txnstore.spark.sink_batches import BatchLimits, BatchMaker, PartitionOfRows, UnsentBatch
-from txnstore.spark.sink_coordination import open_writer
+from txnstore.spark.sink_coordination import Result, open_writer, repeat_while_unknown
 from txnstore.spark.sink_options import SinkColumns, SinkOptions
-from txnstore.spark.sink_retries import Result, repeat_while_unknown
 from txnstore.spark.sink_run import SinkRun
 from txnstore.spark.stores import check_are_here
 from txnstore.transactions.writers import TransactionWriter, append_as_writer

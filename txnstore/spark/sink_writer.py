@@ -19,9 +19,8 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from txnstore.errors import InvalidConfiguration, InvalidRequest, TxnStoreError
-from txnstore.spark.sink_coordination import abort, decide
+from txnstore.spark.sink_coordination import abort, decide, repeat_while_unknown
 from txnstore.spark.sink_options import SinkOptions, find_columns, sink_options
-from txnstore.spark.sink_retries import repeat_while_unknown
 from txnstore.spark.sink_run import SinkRun, run_of_job, run_of_query
 from txnstore.spark.stores import check_store_uuid, store_at
 from txnstore.spark.worker_process import spare_what_is_loaded

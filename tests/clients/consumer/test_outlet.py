@@ -27,10 +27,9 @@ from txnstore import OFFSET_BEGINNING, Consumer, DeserializingConsumer, KafkaExc
 from txnstore.clients.consumer.events import MessageEvent
 from txnstore.clients.consumer.opening import Chunk, PageRead, open_batch
 from txnstore.clients.consumer.subscription import Subscription
-from txnstore.clients.membership.lease import lease_seconds
 from txnstore.clients.model.errors import KafkaError
 from txnstore.clients.model.message import NO_DETAILS, Message, RecordSource, error_message
-from txnstore.clients.outlet import Polls, new_outlet, short_in_c
+from txnstore.clients.outlet import Polls, lease_seconds, new_outlet, short_in_c
 from txnstore.log.bounds import Bounds
 from txnstore.log.codec import decode, encode
 from txnstore.model import Record

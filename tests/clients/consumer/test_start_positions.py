@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from txnstore.clients.consumer.start_positions import start_position
+from txnstore.clients.consumer.positions import start_position
 from txnstore.log.bounds import Bounds
 
 BOUNDS = Bounds(1, log_start_offset=5, high_watermark=20, last_stable_offset=15)

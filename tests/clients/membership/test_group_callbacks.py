@@ -24,8 +24,8 @@ from tests.clients.membership.steps import (
 from tests.clients.moments import attempt, every_interrupt
 from txnstore import OFFSET_INVALID, KafkaError
 from txnstore.clients.consumer.events import Listener, RebalanceEvent, RebalanceKind
-from txnstore.clients.membership.lease import lease_seconds
 from txnstore.clients.membership.member import MemberStage
+from txnstore.clients.outlet import lease_seconds
 from txnstore.groups.group import AnswerStatus, MemberAnswer
 from txnstore.model import PartitionName
 

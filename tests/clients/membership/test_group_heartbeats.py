@@ -8,9 +8,9 @@ import pytest
 
 from tests.clients.consumer.log_writer import eventually
 from txnstore.clients.membership import member as membership
-from txnstore.clients.membership.lease import lease_seconds
 from txnstore.clients.membership.member import ConsumerMember
 from txnstore.clients.membership.requests import GroupRequests
+from txnstore.clients.outlet import lease_seconds
 from txnstore.groups import rows
 
 #: Nothing comes of itself while a test runs.

@@ -1,4 +1,4 @@
-"""The positions of a consumer: one number each, which grows as it reads, in either order of delivery.
+"""The positions of a consumer: one number each, which grows as it reads, in either order of delivery; where it starts.
 
 In offset order it is the offset of the next record.  In commit order a position is a pair: the place where something
 is delivered, and the offset of the next record within the transaction at that place.  Outside this module nobody takes
@@ -20,6 +20,7 @@ from txnstore.clients.model.topic_partition import (
     OFFSET_STORED,
     TopicPartition,
 )
+from txnstore.log.bounds import Bounds
 from txnstore.log.commit_order import CommitPosition
 from txnstore.model import OffsetAndMetadata
 
@@ -29,6 +30,7 @@ _MASK: Final = (1 << _BITS) - 1
 
 #: Offsets from here on downwards count from the end: OFFSET_TAIL_BASE - n is n records before it.
 OFFSET_TAIL_BASE: Final = -2000
+NOTHING_COMMITTED: Final = "no previously committed offset available: Local: No offset stored"
 _LOGICAL_OFFSETS: Final = frozenset({OFFSET_BEGINNING, OFFSET_END, OFFSET_STORED, OFFSET_INVALID})
 
 
@@ -127,3 +129,49 @@ def position_behind(message: Message, topic: str, number: int, offset: int) -> T
     if marker_offset == NO_MARKER:
         return TopicPartition(topic, number, offset + 1, None, leader_epoch, offset_in_transaction=0)
     return TopicPartition(topic, number, marker_offset, None, leader_epoch, offset_in_transaction=offset + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class StartPosition:
+    """Where to begin."""
+
+    position: int | None
+    """None: there is no such offset, because auto.offset.reset is "error"."""
+
+    why: str = ""
+    """Why auto.offset.reset had to decide."""
+
+
+def start_position(
+    wanted: int,
+    bounds: Bounds,
+    end_offset: int,
+    committed: int | None,
+    reset: str,
+    *,
+    positions: Positions = OFFSET_ORDER,
+) -> StartPosition:
+    """Return where to begin if `wanted` is a position or one of the constants; `reset` is earliest, latest or error."""
+    said, given = "offset", wanted
+    if wanted == OFFSET_STORED:
+        if committed is None:
+            return _reset(bounds.log_start_offset, end_offset, reset, NOTHING_COMMITTED, positions)
+        said, given = "the committed offset", committed
+    why = f"{said} {positions.place(given)} is not in the log: Broker: Offset out of range"
+    place, within = positions.place(given), positions.offset_in_transaction(given) or 0
+    place = {OFFSET_BEGINNING: bounds.log_start_offset, OFFSET_END: end_offset}.get(place, place)
+    if given <= OFFSET_TAIL_BASE:
+        place = max(bounds.log_start_offset, end_offset - (OFFSET_TAIL_BASE - given))
+    if not bounds.log_start_offset <= place <= bounds.high_watermark:
+        return _reset(bounds.log_start_offset, end_offset, reset, why, positions)
+    if 0 < within < bounds.log_start_offset:
+        # It stands in a transaction of which the next records are deleted: the earliest ones are those that are left.
+        if reset == "earliest":
+            return StartPosition(positions.at(place, bounds.log_start_offset), why)
+        return _reset(bounds.log_start_offset, end_offset, reset, why, positions)
+    return StartPosition(positions.at(place, within))
+
+
+def _reset(earliest: int, latest: int, reset: str, why: str, positions: Positions) -> StartPosition:
+    place = {"earliest": earliest, "latest": latest}.get(reset)
+    return StartPosition(None if place is None else positions.at(place), why)

@@ -31,12 +31,11 @@ from txnstore.clients.consumer.events import (
     RebalanceKind,
     unknown_topic,
 )
-from txnstore.clients.membership.lease import Lease, lease_seconds
 from txnstore.clients.membership.protocol import MemberProtocol, MemberRequest
 from txnstore.clients.membership.requests import GroupRequests, SubscribedTopics
 from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.model.message import error_message
-from txnstore.clients.outlet import Outlet
+from txnstore.clients.outlet import Lease, Outlet, lease_seconds
 from txnstore.clients.worker import Worker
 from txnstore.errors import FencedInstance, IllegalGeneration, TxnStoreError, UnknownMember
 from txnstore.groups.group import MemberAnswer, Partitions
