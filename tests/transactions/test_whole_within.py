@@ -53,7 +53,7 @@ from txnstore.testing.manual_clock import ManualClock
 from txnstore.testing.postgres_server import connection_string
 from txnstore.transactions.branch_rows import RegisteredBranch
 from txnstore.transactions.outcome import Ended, EndRequest, end_within
-from txnstore.transactions.whole_within import end_whole_within
+from txnstore.transactions.whole_statements import end_whole_within
 from txnstore.transactions.writers import (
     TransactionWriter,
     append_as_writer,

@@ -11,12 +11,13 @@ transaction, and the commit behind them ends it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 from sqlalchemy import Connection, and_, bindparam, case, delete, exists, func, insert, literal, or_, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 
+from txnstore.db.backend import WholeTransaction
 from txnstore.db.ddl import Int64
 from txnstore.db.schema import (
     finished_transactions,
@@ -27,7 +28,7 @@ from txnstore.db.schema import (
     transaction_writers,
     transactions,
 )
-from txnstore.db.statements import HotStatement
+from txnstore.db.statements import HotStatement, run_on_driver
 from txnstore.db.store import note_change
 from txnstore.errors import TxnStoreError
 from txnstore.groups.offsets import add_pending_offsets, commit_offsets, finish_pending_offsets, journal_text
@@ -36,9 +37,11 @@ from txnstore.log.codec import control_columns
 from txnstore.log.partition_rows import Head, lock_heads, number_of_entry, save_heads
 from txnstore.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, ControlType, OffsetAndMetadata, ProducerIdentity
 from txnstore.transactions import rows
+from txnstore.transactions.outcome import Ended, EndRequest
 from txnstore.transactions.protocol import AT_REST, EPOCH_EXHAUSTED, TIMEOUT_NEVER_MS, TransactionState
-from txnstore.transactions.whole import WholeRequest
+from txnstore.transactions.whole import WholeRequest, whole_request
 
+_SAVEPOINT: Final = "txnstore_whole"
 _OF_TRANSACTION: Final = transactions.c.transactional_id == bindparam("of_transactional_id")
 _OF_ITS_PRODUCER: Final = and_(
     _OF_TRANSACTION,
@@ -196,6 +199,35 @@ def write_whole(connection: Connection, request: WholeRequest) -> list[int]:
         sent_offsets=journal_text(committed) if committed else None,
     )
     return places
+
+
+def end_whole_within(
+    connection: Connection, request: EndRequest, commit_whole: Callable[[WholeTransaction], list[int] | None] | None
+) -> Ended | None:
+    """Commit the transaction with the database transaction that is open on `connection`; its owner commits that.
+
+    It is `outcome.end_within` on the short way: all of it at once, or nothing, and the owner's rows, which came before,
+    stay as they are.  By the database's own function; without one by statements.  None: nothing was changed, for it is
+    not a usual one.
+
+    Raises:
+        DBAPIError: the database transaction has to be rolled back.
+    """
+    whole = whole_request(request.transactional_id, request.producer, request.appends, request.offsets, request.writers)
+    if whole is None:
+        return None
+    if commit_whole is not None:
+        places = commit_whole(whole.transaction())
+        if places is None:
+            return None
+        note_change(connection, partition_ids=[partition_id for partition_id, _ in whole.batches.partitions])
+        return whole.ended(places)
+    run_on_driver(connection, f"SAVEPOINT {_SAVEPOINT}")
+    try:
+        return whole.ended(write_whole(connection, whole))
+    except UnusualError:
+        run_on_driver(connection, f"ROLLBACK TO {_SAVEPOINT}")
+        return None
 
 
 def _change_transaction(connection: Connection, request: WholeRequest, now_ms: int) -> None:

@@ -34,7 +34,7 @@ from txnstore.db.store import Store, take_changes
 from txnstore.deadline import Deadline
 from txnstore.errors import BranchEndedOtherwise, BranchUnfinished, InvalidRequest, TransactionAbortable, TxnStoreError
 from txnstore.transactions.outcome import Ended, EndRequest, ResolvedEnd, end_within, resolve_end
-from txnstore.transactions.whole_within import end_whole_within
+from txnstore.transactions.whole_statements import end_whole_within
 
 # These bring psycopg along, which few producers need on SQLite: they are imported once something is enlisted.
 if TYPE_CHECKING:
