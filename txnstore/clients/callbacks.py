@@ -100,7 +100,10 @@ PERIOD_SECONDS: Final = 1.0
 
 
 class RepeatedTrouble:
-    """Knows which trouble was told a moment ago; whoever shares one among threads holds a lock."""
+    """Knows which trouble was told a moment ago; whoever shares one among threads holds a lock.
+
+    What `error_cb` hears goes by it (`ErrorReporter`), and what a poll() returns, which has no callback, less often.
+    """
 
     def __init__(self, period_seconds: float) -> None:
         """Let the same trouble be told at most once in this time."""

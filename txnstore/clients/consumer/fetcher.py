@@ -409,6 +409,7 @@ class FetchThread:
         vain_reads = self._vain_reads - VAIN_READS_MAX
         if vain_reads < 0:
             return
+        # No `Backoff`: it counts from the last read, and is the shortest that helps: nothing has failed.
         rest_seconds = min(VAIN_FIRST_SECONDS * 2 ** min(vain_reads, 10), VAIN_LAST_SECONDS) - (now - self._read_at)
         with self._wanted:
             if rest_seconds > 0 and not (self._closing or self._has_fresh_work()):

@@ -24,7 +24,7 @@ from txnstore.clients.outlet import Outlet, new_outlet
 from txnstore.errors import CorruptBatch, TxnStoreError, UnsupportedCompression
 from txnstore.log.bounds import Bounds
 
-#: A partition that cannot be read is tried again after this long at first, and less and less often up to the last.
+#: The pauses before a partition that cannot be read is tried again; the time is the caller's, so they are no `Backoff`.
 RETRY_FIRST_SECONDS: Final = 0.1
 RETRY_LAST_SECONDS: Final = 2.0
 #: An error that persists is reported again after this long.
