@@ -14,6 +14,8 @@ from txnstore.testing.manual_clock import ManualClock
 from txnstore.transactions.protocol import DECIDED, TransactionMetadata, TransactionState
 from txnstore.transactions.transaction import SentOffsets
 
+pytest.register_assert_rewrite("tests.transactions.whole_worlds")
+
 
 @pytest.fixture
 def bench(shared_store: Store, shared_clock: ManualClock) -> Bench:

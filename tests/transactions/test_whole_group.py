@@ -18,8 +18,8 @@ from sqlalchemy import select
 from tests.tools.campaigns import times
 from tests.tools.crashes import every_crash, noting
 from tests.tools.interleaving import Scenario, before_locks, explore
-from tests.transactions.test_whole import World, Worlds, assert_same, happens, worlds
 from tests.transactions.whole_steps import CELLS, COMMITS, PRODUCERS, STEPS
+from tests.transactions.whole_worlds import World, Worlds, assert_same, happens, worlds
 from txnstore.db.schema import finished_transactions
 from txnstore.db.store import Store
 from txnstore.errors import TxnStoreError

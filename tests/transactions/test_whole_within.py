@@ -23,10 +23,9 @@ from sqlalchemy import make_url
 
 from tests.clients.callers import ledger_of, make_ledger, open_driver
 from tests.log.histories import EXAMPLES
-from tests.transactions.test_whole import (
-    ELSEWHERE,
-    UNUSUAL,
-    USUAL,
+from tests.transactions.test_whole import ELSEWHERE, UNUSUAL, USUAL
+from tests.transactions.whole_steps import STEPS
+from tests.transactions.whole_worlds import (
     World,
     Worlds,
     assert_all_are_the_same,
@@ -35,7 +34,6 @@ from tests.transactions.test_whole import (
     happens,
     lived_through,
 )
-from tests.transactions.whole_steps import STEPS
 from txnstore.db.backend import Limits
 from txnstore.db.callers.connections import callers_connection
 from txnstore.db.callers.enlisted import EnlistedConnection
