@@ -108,8 +108,13 @@ def longest_chain(paths: set[str]) -> list[str]:
     while ready := [path for path in imports.keys() - chains.keys() if chains.keys() >= set(imports[path])]:
         for path in ready:
             chains[path] = [path, *max((chains[other] for other in imports[path]), key=len, default=[])]
-    if imports.keys() > chains.keys():
-        sys.exit(f"these files import each other in a circle: {sorted(imports.keys() - chains.keys())}")
+    if rest := sorted(imports.keys() - chains.keys()):
+        # Some of them only import what is in a circle: from file to file the way ends in it.
+        passed, path = [], rest[0]
+        while path not in passed:
+            passed.append(path)
+            path = next(other for other in imports[path] if other in rest)
+        sys.exit(f"these files import each other in a circle: {' > '.join(passed[passed.index(path) :])}")
     return max(chains.values(), key=len)
 
 
