@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 
+from txnstore.db.portions import Portions
 from txnstore.db.store import Store
 from txnstore.log.append import Append, append
 from txnstore.log.codec import encode
@@ -124,6 +125,20 @@ def test_forgetting_takes_the_silent_ones_and_leaves_open_transactions(store: St
     assert [state.producer_id for state in states(store, partition_id)] == [2, 3]
     assert forget(at_ms) == 1
     assert [state.producer_id for state in states(store, partition_id)] == [2]
+
+
+def test_whoever_has_little_time_forgets_one_portion(store: Store, clock) -> None:
+    partition_id = store.write(lambda connection: create_topic(connection, "orders")).partition_ids[0]
+    for producer_id in range(5):
+        write(store, partition_id, producer_id, 0, 1)
+    portions = Portions(seconds=0.0)
+    portions.rows = 2
+    forgotten = [
+        forget_producers(store, these, before_ms=clock.now_ms(), rows_max=rows_max)
+        for these, rows_max in ((portions, 100), (None, 1), (None, 100))
+    ]
+    assert forgotten == [2, 1, 2]
+    assert states(store, partition_id) == []
 
 
 def test_who_returns_between_the_look_and_the_lock_is_not_forgotten(store: Store, clock) -> None:
