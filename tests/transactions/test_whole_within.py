@@ -20,6 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import make_url
+from sqlalchemy.exc import DBAPIError
 
 from tests.clients.callers import ledger_of, make_ledger, open_driver
 from tests.log.histories import EXAMPLES
@@ -40,7 +41,7 @@ from txnstore.db.callers.enlisted import EnlistedConnection
 from txnstore.db.callers.on_caller_connection import is_same_store
 from txnstore.db.opening import open_store
 from txnstore.db.postgresql import commit_function
-from txnstore.errors import InvalidRequest, StoreBusy, TxnStoreError, WriteConflict
+from txnstore.errors import InvalidRequest, StoreBusy, TransactionPoisoned, TxnStoreError, WriteConflict
 from txnstore.log.append import Append
 from txnstore.log.codec import encode
 from txnstore.log.topics import create_topic
@@ -331,6 +332,24 @@ def test_the_callers_settings_are_left_as_they_are(txnstore_postgresql_url, monk
         assert found == {name: SETTINGS[name][1] for name in names} | {"search_path": "elsewhere, public"}
         assert driver.execute("SHOW synchronous_commit").fetchone() == ("off",)
         driver.close()
+
+
+def test_a_failed_statement_that_nobody_told_of_is_noticed_before_the_commit(txnstore_postgresql_url) -> None:
+    """PostgreSQL answers such a COMMIT without an error, and rolls back."""
+    with open_store(txnstore_postgresql_url) as store:
+        world = started(store, txnstore_postgresql_url)
+        taken = world.application.begin(world)
+
+        def last(connection: Any) -> None:
+            with contextlib.suppress(DBAPIError):
+                connection.exec_driver_sql("SELECT 1 / 0")
+
+        with pytest.raises(TransactionPoisoned):
+            taken.commit(last, timeout_seconds=1)
+        assert not taken.is_committed
+        assert not taken.outcome_unknown
+        taken.let_go()
+        world.application.driver.close()
 
 
 def test_a_repeatable_read_goes_the_general_way(txnstore_postgresql_url) -> None:

@@ -131,6 +131,8 @@ class CallersConnection(ABC):
 
     #: The name of the backend that it belongs to.
     backend_name: ClassVar[str]
+    #: Whether its database keeps prepared transactions: only then it can vote (two-phase commit).
+    keeps_prepared: ClassVar[bool]
 
     def __init__(self, given: object, driver: Any, owner: Connection | None, session: Session | None) -> None:
         """Use `callers_connection` instead."""
@@ -170,6 +172,13 @@ class CallersConnection(ABC):
             TransactionPoisoned: its database transaction has failed and can only be rolled back.
         """
 
+    def check_endable(self) -> None:  # noqa: B027 - most can be ended by others
+        """Refuse a connection whose database transaction others than its owner cannot commit.
+
+        Raises:
+            InvalidRequest: SQLite: a savepoint is open, or the driver has it open always.
+        """
+
     @abstractmethod
     def cursor(self) -> Any:
         """Return a cursor that none of the caller's settings change."""
@@ -202,6 +211,7 @@ class CallersConnection(ABC):
 
 class _PsycopgConnection(CallersConnection):
     backend_name = "postgresql"
+    keeps_prepared = True
 
     @property
     def is_closed(self) -> bool:
@@ -272,6 +282,7 @@ def _value_of(result: Any) -> bytes | None:
 
 class _SQLiteConnection(CallersConnection):
     backend_name = "sqlite"
+    keeps_prepared = False
 
     @property
     def is_closed(self) -> bool:
@@ -297,6 +308,20 @@ class _SQLiteConnection(CallersConnection):
             raise InvalidRequest(
                 "this SQLite connection commits each statement by itself and no database transaction is open: run"
                 " BEGIN (better: BEGIN IMMEDIATE) first, or leave sqlite3's isolation_level as it is"
+            )
+
+    def check_endable(self) -> None:
+        if self.owner is not None and self.owner.in_nested_transaction():
+            # A savepoint without a BEGIN is a database transaction to SQLite: its release would commit the rows alone.
+            raise InvalidRequest(
+                "a savepoint is open on this SQLite connection (begin_nested(), or a session that joined with one): its"
+                " end would end what is enlisted; enlist before it, or after it"
+            )
+        if getattr(self.driver, "autocommit", None) is False:
+            # Its own commit() begins the next database transaction; after one of ours each statement would be its own.
+            raise InvalidRequest(
+                "a sqlite3 connection with autocommit=False (Python 3.12) always has a database transaction open, which"
+                " only its owner can end; leave autocommit as it is, and isolation_level"
             )
 
     def cursor(self) -> Any:

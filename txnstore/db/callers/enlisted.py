@@ -23,7 +23,6 @@ from functools import partial
 from typing import Any, Final, NoReturn, TypeVar
 
 import psycopg
-from psycopg.pq import TransactionStatus
 from sqlalchemy import Connection, TwoPhaseTransaction, column, event, false, text, update
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
@@ -155,20 +154,8 @@ class EnlistedConnection:
             TxnStoreError: the database refuses.
         """
         self.callers.check_usable()
-        owner = self.callers.owner
         check_not_two_phase(self.callers)
-        if owner is not None and owner.in_nested_transaction() and self.callers.backend_name == "sqlite":
-            # A savepoint without a BEGIN is a database transaction to SQLite: its release would commit the rows alone.
-            raise InvalidRequest(
-                "a savepoint is open on this SQLite connection (begin_nested(), or a session that joined with one): its"
-                " end would end what is enlisted; enlist before it, or after it"
-            )
-        if self.callers.backend_name == "sqlite" and getattr(self.callers.driver, "autocommit", None) is False:
-            # Its own commit() begins the next database transaction; after one of ours each statement would be its own.
-            raise InvalidRequest(
-                "a sqlite3 connection with autocommit=False (Python 3.12) always has a database transaction open, which"
-                " only its owner can end; leave autocommit as it is, and isolation_level"
-            )
+        self.callers.check_endable()
         with joined_connection(self._store, self.callers) as connection:
             if self.callers.backend_name == "postgresql":
                 self._name = _NAME_OF_TRANSACTION.value(connection)
@@ -329,7 +316,6 @@ class EnlistedConnection:
                 is_ours = True
                 if result is None:
                     result = last(connection)
-                self._check_committable()
                 stage = Stage.COMMIT
                 self._send_commit(connection, deadline)
                 self.is_committed, self.result = True, result
@@ -359,18 +345,10 @@ class EnlistedConnection:
                 raise self._ended() from None
             raise
 
-    def _check_committable(self) -> None:
-        """Look once more: COMMIT of a failed database transaction is answered without an error."""
-        driver = self.callers.driver
-        is_open = (
-            driver.info.transaction_status == TransactionStatus.INTRANS
-            if self.callers.backend_name == "postgresql"
-            else self.callers.is_in_transaction
-        )
-        if not is_open:
-            raise TransactionPoisoned
-
     def _send_commit(self, connection: Connection, deadline: float) -> None:
+        # Of one that has failed PostgreSQL's answer tells.
+        if not self.callers.is_in_transaction:
+            raise TransactionPoisoned
         while True:
             try:
                 run_on_driver(connection, "COMMIT")
