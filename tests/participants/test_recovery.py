@@ -15,6 +15,7 @@ from sqlalchemy import delete, update
 from tests.participants.bank import Bank
 from txnstore.db.opening import open_store
 from txnstore.db.postgresql import branches as postgresql_branches
+from txnstore.db.postgresql.backend import PostgreSQLBackend
 from txnstore.db.postgresql.branches import end_prepared, list_prepared
 from txnstore.db.postgresql.exchange import AnswerKind, ServerAnswer, exchange
 from txnstore.db.schema import transaction_branches, transactions
@@ -516,7 +517,7 @@ def test_a_new_producer_of_the_id_decides_and_anybody_ends(bank):
 
 def test_what_has_ended_otherwise_is_told_though_a_database_of_the_cluster_refuses_afterwards(monkeypatch):
     def stores():
-        yield SimpleNamespace(backend=SimpleNamespace(name="postgresql"), url="postgresql://a/a")
+        yield SimpleNamespace(backend=PostgreSQLBackend(), url="postgresql://a/a")
         raise StoreBusy("locked")
 
     store: Any = SimpleNamespace(read=lambda _: True)
@@ -531,7 +532,7 @@ def test_a_database_of_the_cluster_that_is_away_is_still_to_be_recovered(monkeyp
     away = StoreUnavailable("it is away")
 
     def stores():
-        yield SimpleNamespace(backend=SimpleNamespace(name="postgresql"), url="postgresql://a/a")
+        yield SimpleNamespace(backend=PostgreSQLBackend(), url="postgresql://a/a")
         cluster.left_out = {2: away}
 
     store: Any = SimpleNamespace(read=lambda _: True)

@@ -27,7 +27,6 @@ from txnstore.db.schema import (
     transactions,
 )
 from txnstore.db.store import Store
-from txnstore.observability.store_figures import storage_sizes
 from txnstore.transactions.protocol import DECIDED, TransactionState
 
 EXAMPLES: Final = examples("txnstore info", "txnstore info --json | jq .counts.open_transactions")
@@ -90,15 +89,15 @@ def _facts(store: Store, connection: Connection) -> dict[str, Any]:
         "store_uuid": row.store_uuid,
         "database": str(store.url),
         "kind": store.backend.name,
-        "server": _server(store, connection),
+        "server": store.backend.version(connection),
         "schema_version": row.schema_version,
         "oldest_writer_version": row.oldest_writer_version,
         "txnstore_version": version(),
         "created_ms": row.created_ms,
         "counts": _counts(connection),
-        "sizes_bytes": storage_sizes(store, connection),
+        "sizes_bytes": store.backend.storage_sizes(connection, store.schema),
         "settings": [
-            {"name": name, "value": config.get(name, _text(setting.default)), "is_default": name not in config}
+            {"name": name, "value": config.get(name, setting.default_text), "is_default": name not in config}
             for name, setting in STORE_SETTINGS.items()
         ],
     }
@@ -123,7 +122,7 @@ def _add_others(cluster: Cluster, facts: dict[str, Any]) -> None:
 
 
 def _held(store: Store, connection: Connection) -> tuple[dict[str, int], dict[str, int]]:
-    return _counts(connection), storage_sizes(store, connection)
+    return _counts(connection), store.backend.storage_sizes(connection, store.schema)
 
 
 def _counts(connection: Connection) -> dict[str, int]:
@@ -135,13 +134,3 @@ def _counts(connection: Connection) -> dict[str, int]:
     counts["open_transactions"] = states.get(TransactionState.ONGOING, 0)
     counts["decided_transactions"] = sum(states.get(state, 0) for state in DECIDED)
     return counts
-
-
-def _server(store: Store, connection: Connection) -> str:
-    if store.backend.name == "postgresql":
-        return f"PostgreSQL {connection.exec_driver_sql('SHOW server_version').scalar_one()}"
-    return f"SQLite {connection.exec_driver_sql('SELECT sqlite_version()').scalar_one()}"
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

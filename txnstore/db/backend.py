@@ -388,6 +388,18 @@ class Backend(Protocol):
         """
         ...
 
+    def version(self, connection: Connection) -> str:
+        """Return what the database is and its version, as people call it."""
+        ...
+
+    def storage_sizes(self, connection: Connection, schema: str) -> dict[str, int]:
+        """Return the sizes in bytes of what holds the tables, by what it is; it may hold tables of others as well."""
+        ...
+
+    def prepare_place(self, connection: Connection, schema: str) -> None:
+        """Make the place ready in which the tables are about to be created."""
+        ...
+
     def table_names(self, connection: Connection, schema: str) -> frozenset[str]:
         """Return the names, without prefix, of the tables and views that stand where ours would."""
         ...

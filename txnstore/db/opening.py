@@ -9,7 +9,7 @@ import uuid
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, Select, literal_column, select, text
+from sqlalchemy import Connection, Row, Select, literal_column, select
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from txnstore.clock import Clock
@@ -21,7 +21,6 @@ from txnstore.db.names import DEFAULT_SCHEMA, VERSION_TABLE, VIEWS
 from txnstore.db.schema import (
     OLDEST_WRITER_VERSION,
     SCHEMA_VERSION,
-    SQLITE_APPLICATION_ID,
     databases,
     metadata,
     partitions,
@@ -323,10 +322,7 @@ def _create_if_empty(store: Store, connection: Connection) -> FirstLook:
     finding = _look(store, connection)
     if finding.found is not Found.NOTHING:
         return finding
-    if store.backend.name == "postgresql":
-        _create_schema_if_absent(connection, store.schema)
-    else:
-        _mark_file(connection)
+    store.backend.prepare_place(connection, store.schema)
     migrating.upgrade(connection, kind=store.backend.name, schema=store.schema)
     # A client of another store that stood here before knows partitions by numbers that this one does not give out.
     store.backend.set_next_key(
@@ -353,19 +349,3 @@ def _upgrade(store: Store, connection: Connection) -> None:
     if _look(store, connection).schema_version < SCHEMA_VERSION:
         migrating.upgrade(connection, kind=store.backend.name, schema=store.schema)
         record_identity(store, connection)
-
-
-def _create_schema_if_absent(connection: Connection, schema: str) -> None:
-    # CREATE SCHEMA IF NOT EXISTS asks for the right to create schemas even if there is nothing to create.
-    present = connection.execute(
-        text("SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = :schema"), {"schema": schema}
-    ).one_or_none()
-    if present is None:
-        connection.exec_driver_sql(f"CREATE SCHEMA {connection.dialect.identifier_preparer.quote(schema)}")
-
-
-def _mark_file(connection: Connection) -> None:
-    """Mark a file that holds nothing else as ours, for `file` and the like; an application's own mark stays."""
-    (tables,) = connection.exec_driver_sql("SELECT count(*) FROM sqlite_master").one()
-    if tables == 0:
-        connection.exec_driver_sql(f"PRAGMA application_id = {SQLITE_APPLICATION_ID}")

@@ -41,7 +41,6 @@ __all__ = [
     "MINUTE_MS",
     "OLDEST_WRITER_VERSION",
     "SCHEMA_VERSION",
-    "SQLITE_APPLICATION_ID",
     "TEN_SECONDS_MS",
     "databases",
     "deleted_partitions",
@@ -84,8 +83,6 @@ __all__ = [
 SCHEMA_VERSION: Final = 1
 #: The oldest version of the code that may write to tables of SCHEMA_VERSION.
 OLDEST_WRITER_VERSION: Final = 1
-#: "TXNS": marks an SQLite file that txnstore created (PRAGMA application_id).
-SQLITE_APPLICATION_ID: Final = 0x54584E53
 
 
 @event.listens_for(metadata, "before_create")

@@ -6,7 +6,6 @@ and positions of groups are found by their keys and partial indexes, and everyth
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -280,7 +279,7 @@ def _others(
         outbox_waiting=_count(connection, _WAITING, limits),
         outbox_refused=_count(connection, _REFUSED, limits),
         outbox_sequenced=int(connection.execute(_SEQUENCED).scalar() or 0),
-        sizes_bytes=storage_sizes(store, connection),
+        sizes_bytes=store.backend.storage_sizes(connection, store.schema),
     )
 
 
@@ -388,31 +387,3 @@ def _named(figures: StoreFigures, names: Mapping[int, tuple[str, int]]) -> Store
     ]
     oldest_ms = max([one.holder.age_ms for one in partitions if one.holder is not None], default=0)
     return replace(figures, partitions=partitions, oldest_open_age_ms=max(figures.oldest_open_age_ms, oldest_ms))
-
-
-# --- sizes ---------------------------------------------------------------------------------------------------------
-
-_TABLES: Final = (
-    "SELECT pg_database_size(current_database()), sum(pg_total_relation_size(oid))"
-    " FROM pg_catalog.pg_class WHERE relkind = 'r' AND relnamespace ="
-    " (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = %s)"
-)
-
-
-def storage_sizes(store: Store, connection: Connection) -> dict[str, int]:
-    """Return the sizes in bytes: of a SQLite file and what stands beside it, of a PostgreSQL database and the tables.
-
-    The database may hold tables of others as well.
-    """
-    if store.backend.name == "postgresql":
-        database, tables = connection.exec_driver_sql(_TABLES, (store.schema,)).one()
-        return {"database": int(database), "tables": int(tables or 0)}
-    path = connection.exec_driver_sql("SELECT file FROM pragma_database_list WHERE name = 'main'").scalar_one()
-    return {"file": _file_size(path), **{f"{name}_file": _file_size(f"{path}-{name}") for name in ("wal", "shm")}}
-
-
-def _file_size(path: str) -> int:
-    try:
-        return os.stat(path).st_size  # noqa: PTH116 - the text is SQLite's own
-    except OSError:
-        return 0

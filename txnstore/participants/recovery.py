@@ -110,7 +110,7 @@ def recover_in_cluster(store: Store, cluster: Cluster | None) -> int:
     failed: list[TxnStoreError] = []
     try:
         for member in others.stores():
-            if member.backend.name != "postgresql":
+            if not member.backend.keeps_prepared:
                 continue
             try:
                 recovered = recover_branches(store, member.url, others)

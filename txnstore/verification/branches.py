@@ -89,7 +89,7 @@ def _prepared(store: Store, participants: Sequence[DatabaseUrl]) -> set[str]:
     """Return the gids of this store that are prepared in the databases that can be asked."""
     prefix = gid_prefix(store.store_uuid)
     gids: set[str] = set()
-    if store.backend.name == "postgresql":
+    if store.backend.keeps_prepared:
         gids.update(store.read(lambda connection: connection.execute(_PREPARED_HERE, {"prefix": prefix}).scalars()))
     for url in participants:
         driver = connect_participant(url)

@@ -101,7 +101,7 @@ class EnlistedBranches:
         from txnstore.db.callers.enlisted import CallerGuards, check_not_two_phase
         from txnstore.participants.branches import Branches
 
-        if callers.backend_name == "sqlite":
+        if not callers.keeps_prepared:
             raise InvalidRequest(
                 "this connection is on another SQLite file than the producer's; only one to the same database can be"
                 " enlisted: for others, write to an outbox there"
@@ -363,9 +363,9 @@ class Enlistment:
         return self._enlisted is not None or self._ending is not None
 
     @property
-    def holds_sqlite(self) -> bool:
+    def keeps_others_out(self) -> bool:
         """Whether the connection keeps all others from writing to the log."""
-        return self._enlisted is not None and self._enlisted.store.backend.name == "sqlite"
+        return self._enlisted is not None and self._enlisted.store.backend.has_one_writer
 
     def refuse(self, reason: str) -> None:
         """Refuse what cannot be done with a connection."""
@@ -435,7 +435,7 @@ class Enlistment:
             raise InvalidRequest(
                 "another connection to the same database is enlisted already: one of them has to do all the writing"
             )
-        size_bytes_max = math.inf if store.backend.name == "sqlite" else REQUEST_BYTES_MAX
+        size_bytes_max = math.inf if store.backend.has_one_writer else REQUEST_BYTES_MAX
         hold = partial(self._hold_work, size_bytes_max)
         waiting: Future[bool] | None = None
         taken = EnlistedConnection(store, callers, refused_ending)
@@ -613,8 +613,8 @@ class Enlistment:
     def _let_branches_vote(self, enlisted: _Enlisted, ending: _Ending, deadline: Deadline) -> None:
         try:
             self._branches.vote(timeout_ms=max(TRY_TIMEOUT_MS, int(1000 * deadline.left_seconds())))
-            if enlisted.store.backend.name == "postgresql":
-                enlisted.taken.callers.cursor().execute(_MAKE_DURABLE)
+            # Of PostgreSQL: where the connection keeps all others out, nothing votes.
+            enlisted.taken.callers.cursor().execute(_MAKE_DURABLE)
         except Exception as error:
             told = error
             if not isinstance(told, TxnStoreError):

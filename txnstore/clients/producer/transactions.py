@@ -398,13 +398,13 @@ class ProducerTransactions:
                 callers.check_usable()
                 store = self._sender.session.connection.store()
                 if self._can_hold_everything(store, callers):
-                    if self._branches.connections and store.backend.name == "sqlite":
+                    if self._branches.connections and store.backend.has_one_writer:
                         raise InvalidRequest(SQLITE_HOLDS)
                     self._enlistment.take(store, callers, timeout_seconds)
                 else:
                     if self._two_phase_commit:
                         raise InvalidRequest(NEVER_TIMES_OUT)
-                    if self._enlistment.holds_sqlite and callers.backend_name != "sqlite":
+                    if self._enlistment.keeps_others_out and callers.keeps_prepared:
                         raise InvalidRequest(SQLITE_HOLDS)
                     self._branches.enlist(callers)
             except TxnStoreError as error:
@@ -418,7 +418,7 @@ class ProducerTransactions:
             return False
         if self._sender.session.connection.is_alone:
             return True
-        if callers.backend_name == "sqlite":
+        if not callers.keeps_prepared:
             raise InvalidRequest(
                 "the store is spread over several SQLite files: no database transaction of one of them can hold the"
                 " records of all, and none can vote; write to the outbox in one of them instead"

@@ -180,6 +180,11 @@ _HIDDEN: Final = text("""
                 AND (of_role = 0 OR pg_catalog.pg_has_role(of_role, 'USAGE'))
         )
 """)
+_SIZES: Final = (
+    "SELECT pg_database_size(current_database()), sum(pg_total_relation_size(oid))"
+    " FROM pg_catalog.pg_class WHERE relkind = 'r' AND relnamespace ="
+    " (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = %s)"
+)
 _SEQUENCE: Final = text("SELECT pg_catalog.pg_get_serial_sequence(:of_table, :of_column)")
 _MAY_READ_SEQUENCE: Final = text("SELECT pg_catalog.has_sequence_privilege(CAST(:sequence AS regclass), 'SELECT')")
 _SET_SEQUENCE: Final = text("SELECT pg_catalog.setval(CAST(:sequence AS regclass), :key, false)")
@@ -489,6 +494,24 @@ class PostgreSQLBackend:
                 f"the database has the encoding {encoding}, which does not hold all text; txnstore needs a database"
                 " made with ENCODING 'UTF8'"
             )
+
+    def version(self, connection: Connection) -> str:
+        """Return the server's version."""
+        return f"PostgreSQL {connection.exec_driver_sql('SHOW server_version').scalar_one()}"
+
+    def storage_sizes(self, connection: Connection, schema: str) -> dict[str, int]:
+        """Return the sizes of the database, and of the tables with their indexes."""
+        database, tables = connection.exec_driver_sql(_SIZES, (schema,)).one()
+        return {"database": int(database), "tables": int(tables or 0)}
+
+    def prepare_place(self, connection: Connection, schema: str) -> None:
+        """Create the schema unless it is there."""
+        # CREATE SCHEMA IF NOT EXISTS asks for the right to create schemas even if there is nothing to create.
+        present = connection.execute(
+            text("SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = :schema"), {"schema": schema}
+        ).one_or_none()
+        if present is None:
+            connection.exec_driver_sql(f"CREATE SCHEMA {connection.dialect.identifier_preparer.quote(schema)}")
 
     def table_names(self, connection: Connection, schema: str) -> frozenset[str]:
         """Return the tables and views of the schema."""

@@ -54,6 +54,8 @@ from txnstore.errors import (
     TxnStoreError,
 )
 
+#: "TXNS": marks a file that txnstore created.
+APPLICATION_ID: Final = 0x54584E53
 #: Result codes by name, longest match first: https://www.sqlite.org/rescode.html
 ERRORS_BY_NAME: Final[dict[str, type[TxnStoreError]]] = {
     "SQLITE_BUSY": StoreBusy,
@@ -321,6 +323,23 @@ class SQLiteBackend:
                 " statement. Drop it, if you know where it is from"
             )
 
+    def version(self, connection: Connection) -> str:
+        """Return the library's version."""
+        return f"SQLite {connection.exec_driver_sql('SELECT sqlite_version()').scalar_one()}"
+
+    def storage_sizes(self, connection: Connection, schema: str) -> dict[str, int]:
+        """Return the sizes of the file and of what stands beside it."""
+        del schema
+        path = connection.exec_driver_sql("SELECT file FROM pragma_database_list WHERE name = 'main'").scalar_one()
+        return {"file": _file_size(path), **{f"{name}_file": _file_size(f"{path}-{name}") for name in ("wal", "shm")}}
+
+    def prepare_place(self, connection: Connection, schema: str) -> None:
+        """Mark a file that holds nothing else as ours, for `file` and the like; an application's own mark stays."""
+        del schema
+        (tables,) = connection.exec_driver_sql("SELECT count(*) FROM sqlite_master").one()
+        if tables == 0:
+            connection.exec_driver_sql(f"PRAGMA application_id = {APPLICATION_ID}")
+
     def table_names(self, connection: Connection, schema: str) -> frozenset[str]:
         """Return the names behind our prefix."""
         del schema
@@ -347,6 +366,13 @@ class SQLiteBackend:
         del schema, column
         connection.execute(_FORGET_KEY, {"of_table": SQLITE_PREFIX + table})
         connection.execute(_ENTER_KEY, {"of_table": SQLITE_PREFIX + table, "last": key - 1})
+
+
+def _file_size(path: str) -> int:
+    try:
+        return os.stat(path).st_size  # noqa: PTH116 - the text is SQLite's own
+    except OSError:
+        return 0
 
 
 def _opener(path: str) -> Callable[[], SQLiteConnection]:
