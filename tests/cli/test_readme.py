@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -17,6 +18,8 @@ from tests.tools.readmes import TOP, block_of
 from txnstore import Producer
 from txnstore.db.identity import check_original
 from txnstore.db.opening import open_store
+
+MINUTE_MS = 60_000
 
 
 @pytest.fixture(scope="module")
@@ -75,12 +78,15 @@ def test_the_session_prints_what_stands_there(terminal):
 @pytest.mark.slow
 def test_the_operations_chapter_prints_what_stands_there(terminal):
     folder, run = terminal
-    (folder / "import.py").write_text(block_of(__file__, "A session").text)
+    (folder / "import.py").write_text(block_of(__file__, "When readers stand still").text)
     session = block_of(__file__, "When readers stand still", "console").text
     commands = re.findall(r"^\$ (.*)$", session, re.MULTILINE)
     printed = run("\n".join(f"printf '%s\\n' {_quoted(f'$ {command}')}\n{command}" for command in commands))
     assert f"importer ({socket.gethostname()}, process " in printed
     assert without_processes(printed) == without_processes(session)
+    left = run(f"{commands[0]}\npython import.py\ntxnstore transactions list-open --json")
+    # Whoever reads on for some minutes still has something to free.
+    assert [row["timeout_ms"] for row in json.loads(left)] == [15 * MINUTE_MS]
 
 
 def without_processes(text):

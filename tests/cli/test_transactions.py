@@ -6,11 +6,13 @@ import os
 import socket
 
 import pytest
+from sqlalchemy import select
 
 from txnstore.clients.model.errors import KafkaException
 from txnstore.clients.producer.producer import Producer
 from txnstore.db.opening import open_store
 from txnstore.db.schema import producer_states
+from txnstore.db.store import server_now_ms
 from txnstore.log.append import Append, append
 from txnstore.log.codec import encode
 from txnstore.log.partition_rows import allocate_producer_id
@@ -109,12 +111,17 @@ def test_what_hangs_is_ended_in_one_go(url, done, run):
     with open_store(url) as store:
         for partition_id in store.read(lambda connection: get_topic(connection, "orders")).partition_ids:
             producer = ProducerIdentity(store.write(allocate_producer_id), 0)
-            # Of no transaction that a coordinator knows, as only damage leaves it; and it is an hour old.
+            # Of no transaction that a coordinator knows, as only damage leaves it; and then it is old.
             batch = encode([Record(b"x")], producer=producer, base_sequence=0, is_transactional=True)
             items = [Append(partition_id, batch)]
             store.write(lambda c, items=items: append(c, items, coordinated=True))
-        store.write(lambda c: c.execute(producer_states.update().values(last_timestamp_ms=1_000)))
-    assert run("transactions", "find-hanging", "--abort", stdin=b"n\n").code == 1
+        # What is younger than 20 minutes is only ended by its own command.
+        assert len(done("transactions", "find-hanging", "--abort", "--yes").splitlines()) == 1
+        assert len(done("transactions", "list-open").splitlines()) == 3
+        for minutes, code in ((19, 0), (21, 1)):
+            moment_ms = store.read(lambda c: c.execute(select(server_now_ms())).scalar_one()) - minutes * 60_000
+            store.write(lambda c, then=moment_ms: c.execute(producer_states.update().values(last_timestamp_ms=then)))
+            assert run("transactions", "find-hanging", "--abort", stdin=b"n\n").code == code
     ended = run("transactions", "find-hanging", "--abort", "--yes")
     assert (ended.code, ended.err) == (0, "2 transactions were aborted\n")
     assert len(ended.out.splitlines()) == 3
