@@ -137,6 +137,12 @@ STORE_SETTINGS: Final = _table(
         "How long a partition remembers the sequence numbers of a producer that is silent.",
     ),
     Setting(
+        "producer.id.expiration.check.interval.ms",
+        600_000,
+        _integer(1, _INT32_MAX),
+        "How often silent producers are looked for that are to be forgotten.",
+    ),
+    Setting(
         "transaction.abort.timed.out.transaction.cleanup.interval.ms",
         10_000,
         _integer(1, _INT32_MAX),
@@ -146,7 +152,8 @@ STORE_SETTINGS: Final = _table(
         "transaction.remove.expired.transaction.cleanup.interval.ms",
         3_600_000,
         _integer(1, _INT32_MAX),
-        "How often transactional ids and producer ids that have expired are removed.",
+        "How often transactional ids that have expired are removed, and what else is old: entries of the journal,"
+        " refused rows of the outbox, silent sinks of Spark.",
     ),
     Setting(
         "transaction.two.phase.commit.enable",
@@ -228,7 +235,12 @@ TOPIC_SETTINGS: Final = _table(
         _one_of("producer", "uncompressed", "none", "gzip", "snappy", "lz4", "zstd"),
         "The codec of new batches; `producer` keeps what the producer chose.",
     ),
-    Setting("delete.retention.ms", 86_400_000, _integer(0, _INT64_MAX), "How long compaction keeps tombstones."),
+    Setting(
+        "delete.retention.ms",
+        86_400_000,
+        _integer(0, _INT64_MAX),
+        "How long compaction keeps tombstones, and the markers of transactions without records.",
+    ),
     Setting(
         "max.message.bytes", 1_048_588, _integer(0, _INT32_MAX), "The largest record batch, in bytes of its payload."
     ),
@@ -315,6 +327,25 @@ TOPIC_SETTINGS: Final = _table(
     Setting("message.timestamp.difference.max.ms", _INT64_MAX, _integer(0, _INT64_MAX)),
 )
 
+#: What Kafka's brokers have for topics that say nothing themselves (ServerTopicConfigSynonyms.java): a store has none.
+_DEFAULTS_OF_BROKERS: Final = MappingProxyType(
+    {
+        "log.cleanup.policy": "cleanup.policy",
+        "compression.type": "compression.type",
+        "log.cleaner.delete.retention.ms": "delete.retention.ms",
+        "message.max.bytes": "max.message.bytes",
+        "log.message.timestamp.type": "message.timestamp.type",
+        "log.message.timestamp.before.max.ms": "message.timestamp.before.max.ms",
+        "log.message.timestamp.after.max.ms": "message.timestamp.after.max.ms",
+        "log.cleaner.max.compaction.lag.ms": "max.compaction.lag.ms",
+        "log.cleaner.min.cleanable.ratio": "min.cleanable.dirty.ratio",
+        "log.cleaner.min.compaction.lag.ms": "min.compaction.lag.ms",
+        "log.retention.bytes": "retention.bytes",
+        "log.retention.ms": "retention.ms",
+        "log.retention.minutes": "retention.ms",
+        "log.retention.hours": "retention.ms",
+    }
+)
 
 #: The values in force, by name.
 Settings = Mapping[str, Any]
@@ -378,6 +409,8 @@ def check_setting_name(table: Mapping[str, Setting], name: str) -> Setting:
         if table is TOPIC_SETTINGS:
             # The text that tools look for; without the line breaks of something that is not a name.
             raise InvalidConfiguration(f"Unknown topic config name: {ascii(str(name)[:80])[1:-1]}{hint}")
+        if (of_topics := _DEFAULTS_OF_BROKERS.get(name)) is not None:
+            hint = f": a store has no defaults for topics, each has a {of_topics} of its own"
         raise InvalidConfiguration(f"there is no setting {str(name)[:80]!r}{hint}")
     return setting
 

@@ -10,6 +10,7 @@ from sqlalchemy import func, select
 
 from tests.tools.elsewhere import Elsewhere
 from txnstore.db.opening import open_store
+from txnstore.db.portions import Portions
 from txnstore.db.schema import group_offsets, groups, producer_states, transaction_log, transactions
 from txnstore.groups import coordinator
 from txnstore.groups.group import MemberDetails, Report
@@ -20,6 +21,7 @@ from txnstore.log.fetch import fetch
 from txnstore.log.topics import create_topic
 from txnstore.maintenance.duties import DUTIES
 from txnstore.maintenance.loop import Maintenance
+from txnstore.maintenance.turns import look_for_due, take_turn
 from txnstore.model import GroupMembership, OffsetAndMetadata, ProducerIdentity, Record
 from txnstore.testing.postgres_server import connection_string
 from txnstore.transactions import recovery
@@ -28,7 +30,7 @@ from txnstore.transactions.coordinator import TransactionCoordinator
 NAMES = [duty.name for duty in DUTIES]
 SEQUENCED, COMPLETED, ABORTED, ENDED, FORGOTTEN, SILENT, TRIMMED, REFUSED, SINKS, *OTHERS = NAMES
 PURGED, EXPIRED, COMPACTED, LEFT, UNUSED, COPIED = OTHERS
-DAY_MS = 86_400_000
+MINUTE_MS, DAY_MS = 60_000, 86_400_000
 
 
 @pytest.fixture
@@ -98,6 +100,15 @@ def test_more_transactions_than_one_look_finds_are_all_aborted(store, clock, par
         begin(store, partition_id, f"abandoned-{number}", 1_000)
     clock.advance(2_000)
     assert Maintenance(store).run_once()[ABORTED] == 8
+
+
+def test_silent_producers_are_looked_for_as_often_as_their_own_setting_says(store, clock):
+    """Every ten minutes, as in Kafka, not with the transactional ids once an hour."""
+    take_turn(store, None, DUTIES, Portions(), forced=True)
+    clock.advance(10 * MINUTE_MS - 1)
+    assert SILENT not in look_for_due(store, DUTIES).due
+    clock.advance(1)
+    assert {SILENT, FORGOTTEN} & set(look_for_due(store, DUTIES).due) == {SILENT}
 
 
 def test_what_has_expired_is_forgotten(store, clock, partition_id):

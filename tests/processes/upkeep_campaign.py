@@ -73,6 +73,7 @@ SETTINGS: Final = {
     "offsets.retention.minutes": "1",
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "50",
     "transaction.remove.expired.transaction.cleanup.interval.ms": "30",
+    "producer.id.expiration.check.interval.ms": "30",
     "offsets.retention.check.interval.ms": "200",
 }
 #: How long until the next trouble, how long who was sent away is away, how long who is stopped stands still.

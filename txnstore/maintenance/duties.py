@@ -18,6 +18,7 @@ from txnstore.maintenance.turns import MaintenanceDuty, Portion, Work
 COMPACTION_INTERVAL: Final = "log.cleaner.backoff.ms"
 LOG_INTERVAL: Final = "log.retention.check.interval.ms"
 ABORT_INTERVAL: Final = "transaction.abort.timed.out.transaction.cleanup.interval.ms"
+PRODUCERS_INTERVAL: Final = "producer.id.expiration.check.interval.ms"
 REMOVE_INTERVAL: Final = "transaction.remove.expired.transaction.cleanup.interval.ms"
 RETENTION_INTERVAL: Final = "offsets.retention.check.interval.ms"
 
@@ -167,7 +168,7 @@ DUTIES: Final = (
     MaintenanceDuty("timed out transactions aborted", ABORT_INTERVAL, _timed_out, interval_max_seconds=1.0),
     MaintenanceDuty("branches ended in the databases of the cluster", ABORT_INTERVAL, _cluster_branches),
     MaintenanceDuty("expired transactional ids forgotten", REMOVE_INTERVAL, _by_newest_settings(_transactional_ids)),
-    MaintenanceDuty("silent producers forgotten", REMOVE_INTERVAL, _by_newest_settings(_producers)),
+    MaintenanceDuty("silent producers forgotten", PRODUCERS_INTERVAL, _by_newest_settings(_producers)),
     MaintenanceDuty("journal entries deleted", REMOVE_INTERVAL, _by_newest_settings(_journal)),
     MaintenanceDuty("refused rows of the outbox deleted", REMOVE_INTERVAL, _by_newest_settings(_refused)),
     MaintenanceDuty("silent sinks of Spark forgotten", REMOVE_INTERVAL, _by_newest_settings(_sinks)),

@@ -14,7 +14,7 @@ from txnstore.admin import (
     NewTopic,
     ResourceType,
 )
-from txnstore.config import STORE_SETTINGS, TOPIC_SETTINGS
+from txnstore.config import _DEFAULTS_OF_BROKERS, STORE_SETTINGS, TOPIC_SETTINGS
 
 PATIENCE_SECONDS = 60
 SET, DELETE = AlterConfigOpType.SET, AlterConfigOpType.DELETE
@@ -233,6 +233,15 @@ def test_settings_that_contradict_each_other_are_refused(admin):
 def test_an_error_says_what_kafkas_says(admin, operation, name, text):
     (future,) = admin.incremental_alter_configs([changed(TOPIC, (name, "1", operation))]).values()
     assert future.exception(PATIENCE_SECONDS).args[0].str() == text
+
+
+@pytest.mark.parametrize(("name", "of_topics"), _DEFAULTS_OF_BROKERS.items())
+def test_what_a_broker_has_for_its_topics_is_named_as_topics_have_it(admin, name, of_topics):
+    assert of_topics in TOPIC_SETTINGS
+    assert name not in STORE_SETTINGS
+    (future,) = admin.incremental_alter_configs([changed(BROKER, (name, "1", SET))]).values()
+    told = f"there is no setting {name!r}: a store has no defaults for topics, each has a {of_topics} of its own"
+    assert future.exception(PATIENCE_SECONDS).args[0].str() == told
 
 
 @pytest.mark.parametrize(
