@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from sqlalchemy import update
+from sqlalchemy import select, update
 from sqlalchemy.engine import make_url
 
 from tests.copies import copy_file
@@ -25,9 +25,10 @@ from txnstore.db.postgresql import facts as postgresql_facts
 from txnstore.db.postgresql.facts import PostgreSQLFacts, Standby
 from txnstore.db.roles import grants
 from txnstore.db.roles.rights import Kind
-from txnstore.db.schema import stores
+from txnstore.db.schema import maintenance_duties, stores
 from txnstore.db.sqlite import facts as sqlite_facts
 from txnstore.db.sqlite.facts import SQLiteFacts, file_system_of
+from txnstore.db.store import server_now_ms
 from txnstore.doctor import postgresql, sqlite
 from txnstore.doctor.checks import Grade, findings
 from txnstore.doctor.examination import examine
@@ -35,6 +36,7 @@ from txnstore.doctor.postgresql import POSTGRESQL_CHECKS, is_remote
 from txnstore.doctor.sqlite import SQLITE_CHECKS
 from txnstore.errors import InvalidUrl
 from txnstore.log.topics import create_topic
+from txnstore.maintenance.loop import Maintenance
 from txnstore.testing.postgres_server import connection_string
 from txnstore.testing.private_cluster import PrivateCluster
 
@@ -44,6 +46,7 @@ OF_THE_MACHINE = {
     "fsync",
 }
 PATIENCE_SECONDS = 60.0
+HOUR_MS = 3_600_000
 #: Where no server is.
 AWAY = "postgresql://app@127.0.0.1:1/shop"
 
@@ -108,6 +111,30 @@ def test_a_place_without_a_store_is_looked_at_and_nothing_is_made(tmp_path, txns
 def test_the_program_in_the_readme_prints_problems(tmp_path, capsys):
     exec(block_of(__file__, "The doctor").text, {"url": f"sqlite:///{tmp_path}/missing/store.db"})
     assert "there is no such folder" in capsys.readouterr().out
+
+
+def was_there_long(store):
+    """Let a store be three hours old, and return when it was made."""
+
+    def work(connection):
+        created_ms = connection.execute(select(stores.c.created_ms)).scalar_one()
+        connection.execute(update(stores).values(created_ms=server_now_ms() - 3 * HOUR_MS - 1_000))
+        return created_ms
+
+    return store.write(work)
+
+
+def test_a_store_is_maintained_whoever_did_it_last_and_one_that_has_moved_need_not_be(url):
+    with open_store(url) as store:
+        was_there_long(store)
+        assert seen(url) == {"nobody-maintains": "nobody has done any of the maintenance for 3 hours"}
+        Maintenance(store).run_once()
+        assert seen(url) == {}
+        late = update(maintenance_duties).values(turn_ms=maintenance_duties.c.turn_ms - 2 * HOUR_MS - 60_000)
+        store.write(lambda connection: connection.execute(late))
+        assert seen(url) == {"nobody-maintains": "nobody has done any of the maintenance for 2 hours"}
+        store.write(lambda connection: connection.execute(update(stores).values(move_state=1)))
+        assert seen(url) == {}
 
 
 # --- SQLite -----------------------------------------------------------------------------------------------------------
@@ -214,6 +241,13 @@ def that_was_copied(tmp_path, monkeypatch):
     return copy
 
 
+def that_nobody_maintains(tmp_path, monkeypatch):
+    url = sqlite_store(tmp_path)
+    with open_store(url) as store:
+        was_there_long(store)
+    return url
+
+
 def of_an_old_library(tmp_path, monkeypatch):
     # A stand-in: this Python has one SQLite.
     monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 36, 0))
@@ -234,6 +268,7 @@ ON_SQLITE = [
     (of_another_version, "tables", "the tables are of version '0002', this txnstore is for 0001"),
     (that_is_no_database, "damage", "SQLite answers SQLITE_NOTADB"),
     (that_was_copied, "copy", "the tables were made in "),
+    (that_nobody_maintains, "nobody-maintains", "nobody has done any of the maintenance for 3 hours"),
     (of_an_old_library, "old-sqlite", "this Python has SQLite 3.36.0, txnstore needs 3.37.0"),
 ]
 
@@ -487,6 +522,14 @@ def tables_from_elsewhere(url, monkeypatch):
 
 
 @contextmanager
+def maintenance_that_nobody_does(url, monkeypatch):
+    with open_store(url) as store:
+        created_ms = was_there_long(store)
+        yield "nobody has done any of the maintenance for 3 hours"
+        store.write(lambda connection: connection.execute(update(stores).values(created_ms=created_ms)))
+
+
+@contextmanager
 def clock_that_is_behind(url, monkeypatch):
     # A stand-in for this machine's clock: both are the same in a test.
     actual = time.time_ns
@@ -510,6 +553,7 @@ ON_POSTGRESQL = {
     few_connections: "connections",
     older_tables: "tables",
     tables_from_elsewhere: "copy",
+    maintenance_that_nobody_does: "nobody-maintains",
     clock_that_is_behind: "clock",
     many_transactions: "wraparound",
 }

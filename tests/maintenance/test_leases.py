@@ -86,6 +86,26 @@ def test_when_a_duty_may_be_taken(lease, due_in_ms):
     assert lease.due_in_ms(100_000, INTERVAL_MS) == due_in_ms
 
 
+@pytest.mark.parametrize(
+    ("lease", "overdue_ms"),
+    [
+        (DutyLease("d", 1_000), 89_000),
+        (DutyLease("d", 90_000), 0),
+        (DutyLease("d", 95_000), 0),
+        # Somebody is at it.
+        (DutyLease("d", 1_000, held_until_ms=100_001), 0),
+        (DutyLease("d", 1_000, held_until_ms=100_000), 89_000),
+        # What is left of a round is due at once, and has waited since somebody left it.
+        (DutyLease("d", 1_000, is_unfinished=True, turn_ms=97_000), 3_000),
+        # The clock was put back.
+        (DutyLease("d", 100_001), 0),
+        (DutyLease("d", 1_000, is_unfinished=True, turn_ms=100_001), 0),
+    ],
+)
+def test_how_long_a_duty_has_waited_for_somebody(lease, overdue_ms):
+    assert lease.overdue_ms(100_000, INTERVAL_MS) == overdue_ms
+
+
 def test_in_a_new_store_nothing_is_due_before_its_interval_has_passed(store, clock, second):
     assert second.look().due == []
     assert second.look().next_ms == INTERVAL_MS

@@ -94,6 +94,16 @@ COPY_CONSEQUENCE: Final = "The copy would act for its original on other database
 COPY_REMEDY: Final = (
     "`txnstore adopt` makes it a store of its own; `txnstore adopt --same` says that it is the original, moved."
 )
+#: Short enough for a `txnstore maintain --once` of each hour; all clients look every ten seconds.
+UNMAINTAINED_SECONDS_MAX: Final = 7_200
+UNMAINTAINED_CONSEQUENCE: Final = (
+    "Once clients are at work: nothing that is old is deleted or compacted, and what a client that died has left open"
+    " or decided holds readers back until somebody who may end it comes."
+)
+UNMAINTAINED_REMEDY: Final = (
+    "If clients are at work there, they may not (their roles are limited), or were told not to"
+    " (txnstore.maintenance=false): keep `txnstore maintain` running, as a role of `txnstore roles grant coordinator`."
+)
 
 
 def wrong_version(names: Iterable[str], ours: frozenset[str], version: str | None, has_version: bool) -> Iterable[str]:
@@ -113,6 +123,12 @@ def other_place(recorded: str | None, actual: str | None) -> Iterable[str]:
     """Say that the tables were made elsewhere, by the identities of the databases."""
     if recorded is not None and actual is not None and recorded != actual:
         yield f"the tables were made in {recorded}, and this is {actual}"
+
+
+def unmaintained(seconds: int | None) -> Iterable[str]:
+    """Say that nobody has done a duty of the maintenance for so long."""
+    if seconds is not None and seconds > UNMAINTAINED_SECONDS_MAX:
+        yield f"nobody has done any of the maintenance for {seconds_text(seconds)}"
 
 
 def _some(names: Iterable[str]) -> str:

@@ -14,6 +14,9 @@ from txnstore.db.schema import metadata
 from txnstore.doctor.checks import (
     COPY_CONSEQUENCE,
     COPY_REMEDY,
+    UNMAINTAINED_CONSEQUENCE,
+    UNMAINTAINED_REMEDY,
+    UNMAINTAINED_SECONDS_MAX,
     VERSION_CONSEQUENCE,
     VERSION_REMEDY,
     Check,
@@ -21,6 +24,7 @@ from txnstore.doctor.checks import (
     other_place,
     seconds_text,
     size_text,
+    unmaintained,
     wrong_version,
 )
 
@@ -267,6 +271,10 @@ def _tables(facts: PostgreSQLFacts) -> Iterator[str]:
     assert facts.relations is not None
     names = [relation.name for relation in facts.relations]
     yield from wrong_version(names, _OURS, facts.table_version, VERSION_TABLE in names)
+
+
+def _unmaintained(facts: PostgreSQLFacts) -> Iterator[str]:
+    yield from unmaintained(facts.unmaintained_seconds)
 
 
 def _copy(facts: PostgreSQLFacts) -> Iterator[str]:
@@ -536,6 +544,15 @@ POSTGRESQL_CHECKS: Final = (
         VERSION_REMEDY,
         ("relations",),
         _tables,
+    ),
+    Check(
+        "nobody-maintains",
+        Grade.ADVICE,
+        f"maintenance_duties: when anybody last did one, more than {seconds_text(UNMAINTAINED_SECONDS_MAX)} ago",
+        UNMAINTAINED_CONSEQUENCE,
+        UNMAINTAINED_REMEDY,
+        ("unmaintained_seconds",),
+        _unmaintained,
     ),
     Check(
         "copy",

@@ -13,12 +13,17 @@ from txnstore.db.sqlite.facts import SQLiteFacts
 from txnstore.doctor.checks import (
     COPY_CONSEQUENCE,
     COPY_REMEDY,
+    UNMAINTAINED_CONSEQUENCE,
+    UNMAINTAINED_REMEDY,
+    UNMAINTAINED_SECONDS_MAX,
     VERSION_CONSEQUENCE,
     VERSION_REMEDY,
     Check,
     Grade,
     other_place,
+    seconds_text,
     size_text,
+    unmaintained,
     wrong_version,
 )
 
@@ -109,6 +114,10 @@ def _unused(facts: SQLiteFacts) -> Iterator[str]:
 def _tables(facts: SQLiteFacts) -> Iterator[str]:
     assert facts.tables is not None
     yield from wrong_version(facts.tables, _OURS, facts.table_version, VERSION_TABLE in facts.tables)
+
+
+def _unmaintained(facts: SQLiteFacts) -> Iterator[str]:
+    yield from unmaintained(facts.unmaintained_seconds)
 
 
 def _copy(facts: SQLiteFacts) -> Iterator[str]:
@@ -242,6 +251,15 @@ SQLITE_CHECKS: Final = (
         VERSION_REMEDY,
         ("inside", "tables"),
         _tables,
+    ),
+    Check(
+        "nobody-maintains",
+        Grade.ADVICE,
+        f"maintenance_duties: when anybody last did one, more than {seconds_text(UNMAINTAINED_SECONDS_MAX)} ago",
+        UNMAINTAINED_CONSEQUENCE,
+        UNMAINTAINED_REMEDY,
+        ("inside", "unmaintained_seconds"),
+        _unmaintained,
     ),
     Check(
         "copy",

@@ -85,6 +85,13 @@ class DutyLease(NamedTuple):
         left_ms = 0 if self.is_unfinished or age_ms < 0 else max(0, interval_ms - age_ms)
         return max(held_ms, left_ms)
 
+    def overdue_ms(self, now_ms: int, interval_ms: int) -> int:
+        """Return for how many milliseconds it has been due with nobody at it; 0: it is not, or somebody is."""
+        if self.due_in_ms(now_ms, interval_ms) > 0:
+            return 0
+        due_since_ms = self.turn_ms if self.is_unfinished else self.begun_ms + interval_ms
+        return max(0, now_ms - due_since_ms)
+
 
 class Look(NamedTuple):
     """What is due."""
@@ -114,6 +121,13 @@ def look(connection: Connection, settings_of: Mapping[str, str]) -> Look:
     """Return which of these duties, each with the setting of its interval, are due; nothing is changed."""
     leases, now_ms = _read(connection, list(settings_of))
     return _sorted_out(connection, leases.values(), now_ms, settings_of)
+
+
+def longest_overdue_ms(connection: Connection, settings_of: Mapping[str, str]) -> int:
+    """Return for how long that of these duties has been due that has waited longest for somebody; 0: none is."""
+    leases, now_ms = _read(connection, list(settings_of))
+    settings = read_store_settings(connection)
+    return max(lease.overdue_ms(now_ms, settings[settings_of[lease.duty]]) for lease in leases.values())
 
 
 def take(

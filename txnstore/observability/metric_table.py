@@ -92,6 +92,12 @@ OUTBOX_REFUSED: Final = Metric(
 OUTBOX_SEQUENCED: Final = Metric(
     "txnstore_outbox_sequenced_rows_total", _C, _DATABASE, "Rows of the outbox that have become records."
 )
+OVERDUE: Final = Metric(
+    "txnstore_maintenance_overdue_seconds",
+    _G,
+    _DATABASE,
+    "How long the duty of the maintenance has been due that has waited longest for somebody to do it; 0: none is.",
+)
 STORAGE_BYTES: Final = Metric(
     "txnstore_storage_bytes",
     _G,
@@ -108,7 +114,7 @@ LEFT_OUT: Final = Metric(
 STORE_METRICS: Final = (
     *(UP, SCRAPE_SECONDS, LOG_START, HIGH_WATERMARK, LSO_LAG, LSO_AGE, LSO_HOLDER),
     *(OPEN_TRANSACTIONS, OLDEST_TRANSACTION, GROUP_LAG, GROUP_LAG_OFFSETS, GROUP_LAG_EXACT, GROUP_MEMBERS),
-    *(OUTBOX_WAITING, OUTBOX_REFUSED, OUTBOX_SEQUENCED, STORAGE_BYTES, LEFT_OUT),
+    *(OUTBOX_WAITING, OUTBOX_REFUSED, OUTBOX_SEQUENCED, OVERDUE, STORAGE_BYTES, LEFT_OUT),
 )
 
 # --- of the maintenance -----------------------------------------------------------------------------------------------

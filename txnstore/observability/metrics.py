@@ -270,6 +270,7 @@ def _samples(figures: StoreFigures) -> Iterator[_Sample]:
     yield table.OUTBOX_WAITING, (), figures.outbox_waiting
     yield table.OUTBOX_REFUSED, (), figures.outbox_refused
     yield table.OUTBOX_SEQUENCED, (), figures.outbox_sequenced
+    yield table.OVERDUE, (), figures.overdue_ms / 1000
     for what, size_bytes in figures.sizes_bytes.items():
         yield table.STORAGE_BYTES, (what,), size_bytes
     yield table.LEFT_OUT, ("partitions",), max(0, figures.partition_count - len(figures.partitions))

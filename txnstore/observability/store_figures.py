@@ -29,6 +29,8 @@ from txnstore.errors import TxnStoreError
 from txnstore.groups.unread import CountedLag, bound_lag, count_lag
 from txnstore.log.bounds import Bounds, read_bounds
 from txnstore.log.topics import names_of_partitions
+from txnstore.maintenance.duties import DUTIES
+from txnstore.maintenance.leases import longest_overdue_ms
 from txnstore.model import INTERNAL_GROUP_PREFIX, PartitionName
 from txnstore.transactions.protocol import DECIDED, TransactionState
 
@@ -117,6 +119,9 @@ class StoreFigures:
     outbox_waiting: int = 0
     outbox_refused: int = 0
     outbox_sequenced: int = 0
+    overdue_ms: int = 0
+    """For how long that duty of the maintenance has been due that has waited longest for somebody."""
+
     sizes_bytes: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -180,6 +185,8 @@ _DECIDED: Final = (
 _WAITING: Final = _counted(select(outbox.c.outbox_id).where(outbox.c.refusal.is_(None)).order_by(outbox.c.outbox_id))
 _REFUSED: Final = _counted(select(outbox.c.outbox_id).where(outbox.c.refusal.is_not(None)).order_by(outbox.c.outbox_id))
 _SEQUENCED: Final = select(outbox_sequencers.c.sequenced_count)
+# Only those that any client does: the others are for who is told to do them.
+_INTERVALS: Final = {duty.name: duty.interval_setting for duty in DUTIES}
 _POSITIONS: Final = (
     select(
         group_offsets.c.group_id,
@@ -279,6 +286,7 @@ def _others(
         outbox_waiting=_count(connection, _WAITING, limits),
         outbox_refused=_count(connection, _REFUSED, limits),
         outbox_sequenced=int(connection.execute(_SEQUENCED).scalar() or 0),
+        overdue_ms=longest_overdue_ms(connection, _INTERVALS),
         sizes_bytes=store.backend.storage_sizes(connection, store.schema),
     )
 

@@ -109,6 +109,12 @@ _FUNCTIONS: Final = """
     SELECT p.proname FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
     WHERE n.nspname = %s AND NOT pg_catalog.has_function_privilege(p.oid, 'EXECUTE') ORDER BY p.proname
 """
+# Whoever has done some of a duty notes when; in a new store nobody had to yet, and of one that moves nobody has to.
+_UNMAINTAINED: Final = """
+    SELECT (CAST(pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) * 1000 AS bigint)
+        - greatest(created_ms, (SELECT max(turn_ms) FROM {duties}))) / 1000
+    FROM {stores} WHERE move_state IS NULL
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +235,9 @@ class PostgreSQLFacts:
     table_version: str | None = None
     """What stands in the version table."""
 
+    unmaintained_seconds: int | None = None
+    """For how long nobody has done any of the maintenance; None also if there is no store, or one that moves."""
+
     recorded_identity: str | None = None
     """Where the tables were made; None also if that was never known."""
 
@@ -341,6 +350,12 @@ class _Asked:
             statement = sql.SQL("SELECT version_num FROM {}").format(sql.Identifier(facts.schema, version_table))
             found = self.rows("table_version", statement)
             facts.table_version = None if found is None else ", ".join(str(row[0]) for row in found)
+        if {"stores", "maintenance_duties"} <= names:
+            statement = sql.SQL(_UNMAINTAINED).format(
+                duties=sql.Identifier(facts.schema, "maintenance_duties"), stores=sql.Identifier(facts.schema, "stores")
+            )
+            if found := self.rows("unmaintained_seconds", statement):
+                facts.unmaintained_seconds = found[0][0]
         if "stores" in names:
             statement = sql.SQL("SELECT database_identity, tableoid::pg_catalog.text FROM {}").format(
                 sql.Identifier(facts.schema, "stores")

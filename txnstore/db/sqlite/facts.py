@@ -10,6 +10,7 @@ import os
 import re
 import sqlite3
 import stat
+import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,11 @@ _MOUNTS: Final = Path("/proc/self/mountinfo")
 _ESCAPED: Final = re.compile(r"\\([0-7]{3})")
 _DAMAGED: Final = ("SQLITE_NOTADB", "SQLITE_CORRUPT")
 _HEADER_MAGIC: Final = b"SQLite format 3\0"
+# Whoever has done some of a duty notes when; in a new store nobody had to yet, and of one that moves nobody has to.
+_MAINTAINED: Final = (
+    f"SELECT max(created_ms, coalesce((SELECT max(turn_ms) FROM {SQLITE_PREFIX}maintenance_duties), 0))"  # noqa: S608 - our own names
+    f" FROM {SQLITE_PREFIX}stores WHERE move_state IS NULL"
+)
 
 
 @dataclass(slots=True)
@@ -69,6 +75,9 @@ class SQLiteFacts:
     """Tables and views, without our prefix; empty: there is no store."""
 
     table_version: str | None = None
+    unmaintained_seconds: int | None = None
+    """For how long nobody has done any of the maintenance; None also if there is no store, or one that moves."""
+
     recorded_identity: str | None = None
     identity: str | None = None
 
@@ -181,6 +190,11 @@ def _read_inside(facts: SQLiteFacts, connection: sqlite3.Connection, version_tab
     if "stores" in facts.tables:
         recorded = value(f"SELECT database_identity FROM {SQLITE_PREFIX}stores")  # noqa: S608 - our own names
         facts.recorded_identity = None if recorded is None else str(recorded)
+    if {"stores", "maintenance_duties"} <= facts.tables:
+        maintained_ms = value(_MAINTAINED)
+        facts.unmaintained_seconds = (
+            None if maintained_ms is None else (time.time_ns() // 1_000_000 - int(str(maintained_ms))) // 1000
+        )
 
 
 def _mode_in_header(path: str) -> str:
