@@ -712,7 +712,7 @@ def test_what_no_test_can_bring_about_is_found_in_facts(facts, check, text):
 
 def test_every_check_of_servers_is_brought_about():
     named = {check for _, _, check, _ in SETTINGS} | set(ON_POSTGRESQL.values()) | {check for _, check, _ in OF_FACTS}
-    assert named | {"rights", "no-schema", "encoding", "cut-off", "standby-awaited"} == {
+    assert named | {"rights", "no-schema", "encoding", "cut-off", "standby-awaited", "unused-room"} == {
         check.name for check in POSTGRESQL_CHECKS
     }
 

@@ -33,6 +33,12 @@ LONG_SECONDS: Final = 300
 #: A standby that is there answers within milliseconds.
 STANDBY_SECONDS_MAX: Final = 10
 DEAD_ROWS_MAX: Final = 10_000
+UNUSED_BYTES_MAX: Final = 256 << 20
+#: So many times what rows take may stand empty: tables of rows that change are made half full, and a segment of the log
+#: is emptied once its last rows have gone.
+ROOM_OF_ROWS_MAX: Final = 10
+#: The header of a row, and where it stands.
+_ROW_HEADER_BYTES: Final = 32
 KEPT_WAL_BYTES_MAX: Final = 1 << 30
 FREE_CONNECTIONS_MIN: Final = 10
 #: PostgreSQL refuses new transactions at about 2,100 million.
@@ -237,11 +243,22 @@ def _standby_wait(facts: PostgreSQLFacts) -> Iterator[str]:
         yield f"a commit waits for a standby for {seconds_text(facts.standby_wait_seconds)}"
 
 
-def _bloat(facts: PostgreSQLFacts) -> Iterator[str]:
+def _dead_rows(facts: PostgreSQLFacts) -> Iterator[str]:
     assert facts.relations is not None
     for relation in facts.relations:
         if relation.dead_rows > DEAD_ROWS_MAX and relation.dead_rows > relation.live_rows:
             yield f"{relation.name} has {relation.dead_rows:,} dead rows, and {relation.live_rows:,} that live"
+
+
+def _unused(facts: PostgreSQLFacts) -> Iterator[str]:
+    assert facts.rooms is not None
+    for room in facts.rooms:
+        needed_bytes = room.rows * (room.row_bytes + _ROW_HEADER_BYTES)
+        if room.size_bytes > UNUSED_BYTES_MAX and room.size_bytes > ROOM_OF_ROWS_MAX * needed_bytes:
+            yield (
+                f"{room.name} takes {size_text(room.size_bytes)}, where {room.rows:,} rows need"
+                f" {size_text(needed_bytes)} at most"
+            )
 
 
 def _may_make(facts: PostgreSQLFacts) -> Iterator[str]:
@@ -516,7 +533,18 @@ POSTGRESQL_CHECKS: Final = (
         "Statements pass over them: commits and reads become slower.",
         "VACUUM the table; see that nothing keeps them (snapshots, prepared-transactions, replication-slots).",
         ("relations",),
-        _bloat,
+        _dead_rows,
+    ),
+    Check(
+        "unused-room",
+        Grade.ADVICE,
+        f"pg_relation_size of tables and indexes: more than {size_text(UNUSED_BYTES_MAX)}, and {ROOM_OF_ROWS_MAX} times"
+        " what their rows take",
+        "It is empty: new rows use it, but it is not given back, and whoever reads the whole passes over it.",
+        "If the disk needs it: REINDEX INDEX CONCURRENTLY; of a table VACUUM FULL when no client is at work, for it"
+        " locks the table. See first that nothing keeps dead rows (snapshots, prepared-transactions, replication-slots).",
+        ("rooms",),
+        _unused,
     ),
     Check(
         "no-schema",

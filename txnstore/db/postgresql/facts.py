@@ -102,6 +102,44 @@ _RELATIONS: Final = """
     LEFT JOIN pg_catalog.pg_stat_all_tables s ON s.relid = c.oid
     WHERE n.nspname = %s AND c.relkind IN ('r', 'p', 'v') ORDER BY c.relname
 """
+# Rows as the last vacuum or analyze has counted them, or as they were counted since: what was lost in a crash of the
+# server counts from nothing. Where neither has come by, or the table has doubled since, nothing is known. A row is as
+# long as the statistics say if this role may see those of all columns; at about two kilobytes values are stored aside.
+_ROOMS: Final = """
+    WITH stored AS (
+        SELECT c.oid, c.relname, c.relnamespace, c.reltoastrelid, c.reltuples, c.relpages, c.relkind
+        FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+        WHERE n.nspname = %s AND c.relkind = 'r'
+        UNION ALL
+        SELECT t.oid, c.relname, t.relnamespace, 0, t.reltuples, t.relpages, t.relkind
+        FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+        JOIN pg_catalog.pg_class t ON t.oid = c.reltoastrelid
+        WHERE n.nspname = %s AND c.relkind = 'r'
+    ), counted AS (
+        SELECT t.oid, t.relname, t.relkind,
+            CAST(greatest(t.reltuples, pg_catalog.pg_stat_get_live_tuples(t.oid)) AS bigint) AS row_count,
+            coalesce((
+                SELECT sum(w.avg_width) FROM pg_catalog.pg_stats w
+                JOIN pg_catalog.pg_namespace n ON n.nspname = w.schemaname AND n.oid = t.relnamespace
+                WHERE w.tablename = t.relname AND t.relkind = 'r'
+                HAVING count(*) = (
+                    SELECT count(*) FROM pg_catalog.pg_attribute a
+                    WHERE a.attrelid = t.oid AND a.attnum > 0 AND NOT a.attisdropped
+                )
+            ), 2048) AS row_bytes
+        FROM stored t
+        WHERE pg_catalog.pg_relation_size(t.oid)
+            <= 2 * CAST(t.relpages AS bigint) * CAST(pg_catalog.current_setting('block_size') AS bigint)
+    )
+    SELECT CASE WHEN relkind = 't' THEN 'what is stored aside of ' ELSE '' END || relname,
+        pg_catalog.pg_relation_size(oid), row_count, CAST(row_bytes AS bigint)
+    FROM counted
+    UNION ALL
+    SELECT 'the index ' || i.relname, pg_catalog.pg_relation_size(i.oid), c.row_count, CAST(c.row_bytes AS bigint)
+    FROM counted c JOIN pg_catalog.pg_index x ON x.indrelid = c.oid JOIN pg_catalog.pg_class i ON i.oid = x.indexrelid
+    WHERE c.relkind = 'r'
+    ORDER BY 1
+"""
 _SCHEMA: Final = """
     SELECT pg_catalog.has_schema_privilege(oid, 'USAGE') FROM pg_catalog.pg_namespace WHERE nspname = %s
 """
@@ -173,6 +211,19 @@ class Relation:
     """Of SELECT, INSERT, UPDATE and DELETE, what this role may not."""
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a table, an index, or what is stored aside of a table's long values takes on the disk."""
+
+    name: str
+    size_bytes: int
+    rows: int
+    """How many live rows the table has, about; of an index it may be fewer."""
+
+    row_bytes: int
+    """How long one of them is, about; of an index it is less."""
+
+
 @dataclass(slots=True)
 class PostgreSQLFacts:
     """What is known of a database; None is what is not, and `unknown` says why, by the fact's name."""
@@ -225,6 +276,9 @@ class PostgreSQLFacts:
 
     relations: Sequence[Relation] | None = None
     """What is in the schema of the store; empty: there is no store."""
+
+    rooms: Sequence[Room] | None = None
+    """Of what is in the schema of the store, as far as the server has counted rows lately."""
 
     may_use_schema: bool | None = None
     """None also if there is no such schema."""
@@ -343,9 +397,15 @@ class _Asked:
             facts.may_use_schema = found[0][0]
         if (found := self.rows("relations", _RELATIONS, facts.schema)) is not None:
             facts.relations = [Relation(*row) for row in found]
+        if (found := self.rows("rooms", _ROOMS, facts.schema, facts.schema)) is not None:
+            facts.rooms = [Room(*row) for row in found]
         if (found := self.rows("refused_functions", _FUNCTIONS, facts.schema)) is not None:
             facts.refused_functions = [name for (name,) in found]
-        names = {relation.name for relation in facts.relations or ()}
+        self._inside(version_table, {relation.name for relation in facts.relations or ()})
+
+    def _inside(self, version_table: str, names: set[str]) -> None:
+        """Ask for what stands in the tables of these names."""
+        facts = self.facts
         if version_table in names:
             statement = sql.SQL("SELECT version_num FROM {}").format(sql.Identifier(facts.schema, version_table))
             found = self.rows("table_version", statement)
