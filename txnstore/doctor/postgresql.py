@@ -542,7 +542,7 @@ POSTGRESQL_CHECKS: Final = (
         " what their rows take",
         "It is empty: new rows use it, but it is not given back, and whoever reads the whole passes over it.",
         "If the disk needs it: REINDEX INDEX CONCURRENTLY; of a table VACUUM FULL when no client is at work, for it"
-        " locks the table. See first that nothing keeps dead rows (snapshots, prepared-transactions, replication-slots).",
+        " locks the table. See that nothing keeps dead rows (snapshots, prepared-transactions, replication-slots).",
         ("rooms",),
         _unused,
     ),
