@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import traceback
 
@@ -11,20 +12,57 @@ from typer.testing import CliRunner
 from tests.db.test_urls import MALFORMED, SECRET
 from txnstore import Consumer, KafkaException, Outbox, Producer
 from txnstore.admin import AdminClient
+from txnstore.aio import AIOConsumer, AIOProducer
 from txnstore.cli.output import report
 from txnstore.cli.program import NAMES, program_with
 from txnstore.db.backend import Limits
-from txnstore.db.opening import connect_store
+from txnstore.db.opening import connect_store, open_store
 from txnstore.errors import StoreUnavailable, TxnStoreError
+from txnstore.observability.metrics import StoreCollector
+from txnstore.spark.options import Side, read_options
+from txnstore.spark.stores import store_address
 
-#: One of each way that commands come to their database.
+#: Those, and a list of a cluster's.
+URLS = (*MALFORMED, f"postgresql://alice:{SECRET}@host:port/shop,postgresql://bob:{SECRET}@other/shop")
+#: One of each way that commands come to their database, by --url or the environment.
 COMMANDS = (["info"], ["migrate", "--sql"], ["roles", "list"])
+#: Commands that take a URL in another place, which stands there as None.
+PLACES = (
+    ["copy", None, "sqlite:///to.db"],
+    ["copy", "sqlite:///store.db", None],
+    ["copy", "--cancel", None],
+    ["doctor", None],
+    ["doctor", "--url", None],
+    ["adopt", None],
+    ["databases", "add", None],
+    ["relay", None, "--once"],
+    ["relay", None, "--to", "127.0.0.1:1", "--once"],
+    ["maintain", None, "--once"],
+    ["maintain", "--once", "--participant", None],
+    ["verify", "--participant", None],
+    ["transactions", "recover", "--participant", None],
+)
 CLIENTS = {
     "producer": lambda url: Producer({"bootstrap.servers": url}),
     "consumer": lambda url: Consumer({"bootstrap.servers": url, "group.id": "g"}),
     "admin": lambda url: AdminClient({"bootstrap.servers": url}),
     "outbox": Outbox,
+    "asynchronous producer": lambda url: within_a_loop(lambda: AIOProducer({"bootstrap.servers": url})),
+    "asynchronous consumer": lambda url: within_a_loop(
+        lambda: AIOConsumer({"bootstrap.servers": url, "group.id": "g"})
+    ),
+    "collector": StoreCollector,
+    "spark": lambda url: store_address(read_options({"url": url}, Side.SOURCE)),
 }
+
+
+def within_a_loop(make):
+    """Make an asynchronous client where its calls would run."""
+
+    async def run():
+        make()
+
+    asyncio.run(run())
 
 
 def all_of(error):
@@ -44,26 +82,42 @@ def _elsewhere(tmp_path, monkeypatch, caplog):
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_no_command_repeats_the_password_of_a_malformed_url(command, caplog, capsys):
-    assert len(MALFORMED) >= 50
+    assert len(URLS) >= 50
     program = program_with(NAMES)
-    for url in MALFORMED:
-        for arguments, environment in (([*command, "--url", url], {}), (command, {"TXNSTORE_URL": url})):
-            if environment and not url.isprintable():
-                # No environment holds some of these.
-                continue
-            done = CliRunner().invoke(program, arguments, prog_name="txnstore", env={"COLUMNS": "500", **environment})
-            assert done.exception is not None, url
-            if isinstance(done.exception, Exception):
-                # As the program's own end does it.
-                report(done.exception)
-            shown = done.output + all_of(done.exception) + "".join(capsys.readouterr()) + caplog.text
-            assert SECRET not in shown, url
-            caplog.clear()
+    for url in URLS:
+        tried = [([*command, "--url", url], {})]
+        if url.isprintable():
+            # No environment holds some of the others.
+            tried.append((command, {"TXNSTORE_URL": url}))
+        for arguments, environment in tried:
+            assert SECRET not in shown_by(program, arguments, environment, capsys, caplog), url
+
+
+@pytest.mark.parametrize("command", PLACES, ids=lambda command: " ".join(word or "URL" for word in command))
+def test_no_command_repeats_the_password_of_a_malformed_url_in_another_place(command, caplog, capsys):
+    open_store("sqlite:///store.db").close()
+    program = program_with(NAMES)
+    for url in URLS:
+        arguments = [url if word is None else word for word in command]
+        shown = shown_by(program, arguments, {"TXNSTORE_URL": "sqlite:///store.db"}, capsys, caplog)
+        assert SECRET not in shown, url
+
+
+def shown_by(program, arguments, environment, capsys, caplog):
+    """Return all that a command shows that fails."""
+    caplog.clear()
+    done = CliRunner().invoke(program, arguments, prog_name="txnstore", env={"COLUMNS": "500", **environment})
+    assert done.exception is not None, arguments
+    assert not isinstance(done.exception, SystemExit) or done.exception.code, arguments
+    if isinstance(done.exception, Exception):
+        # As the program's own end does it.
+        report(done.exception)
+    return done.output + all_of(done.exception) + "".join(capsys.readouterr()) + caplog.text
 
 
 @pytest.mark.parametrize("make", CLIENTS.values(), ids=CLIENTS)
 def test_no_client_repeats_the_password_of_a_malformed_url(make, caplog):
-    for url in MALFORMED:
+    for url in URLS:
         with pytest.raises((KafkaException, TxnStoreError)) as caught:
             make(url)
         assert SECRET not in all_of(caught.value) + caplog.text, url

@@ -54,7 +54,7 @@ def doctor(
 def _wanted(context: typer.Context, urls: list[str] | None, url_option: str | None) -> list[str]:
     if urls and url_option:
         raise typer.BadParameter("the databases were given twice: as arguments and as --url")
-    given = urls or [url_option or context.find_root().params.get("url") or ""]
+    given = urls or [url_option if url_option is not None else context.find_root().params.get("url") or ""]
     found = [url for each in given for url in split_urls(each) if url]
     if not found:
         raise typer.BadParameter(f"which database? Give its URL, or set {URL_VARIABLE}")
