@@ -17,6 +17,7 @@ import pytest
 
 from txnstore.db.backend import Limits
 from txnstore.db.opening import connect_store, open_store
+from txnstore.db.schema import metadata
 from txnstore.db.sqlite import connections
 from txnstore.db.sqlite.backend import SQLiteBackend, _opener
 from txnstore.errors import (
@@ -218,6 +219,17 @@ PLANTED = {
     "a trigger on the view": (
         "CREATE TRIGGER t INSTEAD OF INSERT ON txnstore_records BEGIN DELETE FROM txnstore_topics; END"
     ),
+    "a unique index": "CREATE UNIQUE INDEX x ON txnstore_outbox(topic)",
+    "a unique index in the place of ours": (
+        "DROP INDEX txnstore_transactions_producer;"
+        "CREATE UNIQUE INDEX txnstore_transactions_producer ON txnstore_transactions (state)"
+    ),
+    "an index on an expression": "CREATE INDEX x ON txnstore_outbox (abs(timestamp_ms))",
+    "an index by a condition": "CREATE INDEX x ON txnstore_outbox (topic) WHERE abs(timestamp_ms) > 0",
+    "an index by a further condition": (
+        "CREATE INDEX x ON txnstore_outbox (topic) WHERE refusal IS NULL AND abs(timestamp_ms) > 0"
+    ),
+    "an index by an order of its own": "CREATE INDEX x ON txnstore_outbox (topic COLLATE theirs)",
     "a view for a table": "DROP TABLE txnstore_groups; CREATE VIEW txnstore_groups AS SELECT load_extension('x') AS y",
 }
 
@@ -226,9 +238,10 @@ PLANTED = {
 def test_a_file_in_which_a_strangers_statements_would_run_is_refused(txnstore_sqlite_url, statements):
     path = txnstore_sqlite_url.removeprefix("sqlite:///")
     with closing(sqlite3.connect(path)) as connection:
+        connection.create_collation("theirs", lambda one, other: (one > other) - (one < other))
         connection.executescript(statements)
     before = Path(path).read_bytes()
-    with pytest.raises(ForeignSchema, match=r"has what txnstore did not make on its tables: the (trigger|view) '"):
+    with pytest.raises(ForeignSchema, match=r"what txnstore did not make on its tables: the (trigger|view|index) '"):
         open_store(txnstore_sqlite_url)
     assert Path(path).read_bytes() == before
 
@@ -242,6 +255,20 @@ def test_an_applications_own_triggers_and_views_are_left_alone(txnstore_sqlite_u
             " BEGIN INSERT INTO txnstore_outbox (topic) VALUES (new.topic); END;"
             "CREATE VIEW names AS SELECT name FROM txnstore_topics;"
         )
+    with open_store(txnstore_sqlite_url) as store:
+        client_path(store)
+
+
+def test_an_index_that_somebody_made_to_find_rows_sooner_is_left_alone(txnstore_sqlite_url, client_path):
+    path = txnstore_sqlite_url.removeprefix("sqlite:///")
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(
+            "CREATE INDEX by_time ON txnstore_outbox(timestamp_ms DESC,topic);"
+            'CREATE INDEX "by_topic" ON "txnstore_outbox" (\n\t"topic"\tASC,\n\t"partition_number"\n);'
+            "create index if not exists refused on txnstore_outbox (topic) where refusal is not null;"
+        )
+        made = connection.execute("SELECT count(*) FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL")
+        assert made.fetchone()[0] == len([index for table in metadata.tables.values() for index in table.indexes]) + 3
     with open_store(txnstore_sqlite_url) as store:
         client_path(store)
 

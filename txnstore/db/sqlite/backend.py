@@ -77,11 +77,19 @@ UNKNOWN_AT_COMMIT: Final = ("SQLITE_IOERR", "SQLITE_CORRUPT", "SQLITE_NOTADB", "
 
 #: What SQLite says, without a code of its own, when somebody has changed our tables.
 MISSING: Final = re.compile(r"^no such (table|column): |^table \S+ has no column named ")
-#: Triggers on our tables, and views in their place.
-_PLANTED: Final = text(
-    "SELECT type, name, sql FROM sqlite_master WHERE lower(substr(tbl_name, 1, :length)) = :prefix"
-    " AND (type = 'trigger' OR type = 'view' AND lower(name) NOT IN :views) ORDER BY name"
+#: Triggers and indexes on our tables, and views in their place; what a table itself has indexes for has no text.
+_ADDED: Final = text(
+    "SELECT type, name, sql FROM sqlite_master WHERE lower(substr(tbl_name, 1, :length)) = :prefix AND"
+    " (type = 'trigger' OR type = 'index' AND sql IS NOT NULL OR type = 'view' AND lower(name) NOT IN :views)"
+    " ORDER BY name"
 ).bindparams(bindparam("views", expanding=True))
+_NAME: Final = r'(?:\w+|"\w+")'
+_COLUMN: Final = f"{_NAME}(?: ASC| DESC)?"
+_CONDITION: Final = rf"{_NAME} (?:IS (?:NOT )?NULL|(?:=|<>|[<>]=?) -?\d+|IN \(\d+(?:, \d+)*\))"
+#: An index that lets every row in and calls nothing, as ours and those that somebody made to find rows sooner.
+_HARMLESS_INDEX: Final = re.compile(
+    rf"CREATE INDEX {_NAME} ON {_NAME} ?\( ?{_COLUMN}(?: ?, ?{_COLUMN})* ?\)(?: WHERE {_CONDITION})?", re.IGNORECASE
+)
 # A table without an index: of each name one row is kept by SQLite itself.
 _LAST_KEY: Final = text("SELECT seq FROM sqlite_sequence WHERE name = :of_table")
 _FORGET_KEY: Final = text("DELETE FROM sqlite_sequence WHERE name = :of_table")
@@ -307,20 +315,20 @@ class SQLiteBackend:
                 f"this Python has SQLite {sqlite3.sqlite_version}; txnstore needs"
                 f" {'.'.join(map(str, OLDEST_VERSION))} or newer"
             )
-        planted = connection.execute(
-            _PLANTED,
+        added = connection.execute(
+            _ADDED,
             {
                 "length": len(SQLITE_PREFIX),
                 "prefix": SQLITE_PREFIX,
                 "views": [SQLITE_PREFIX + view for view in VIEWS],
             },
         ).all()
-        planted = [row for row in planted if not is_ours(row.sql)]
+        planted = [row for row in added if not (is_ours(row.sql) or _is_harmless_index(row.sql))]
         if planted:
             told = ", ".join(f"the {row.type} {row.name[:80]!r}" for row in planted[:3])
             raise ForeignSchema(
                 f"the SQLite file has what txnstore did not make on its tables: {told}; it would run with every"
-                " statement. Drop it, if you know where it is from"
+                " statement, or let it fail. Drop it, if you know where it is from"
             )
 
     def version(self, connection: Connection) -> str:
@@ -392,6 +400,10 @@ def _opener(path: str) -> Callable[[], SQLiteConnection]:
         return connection
 
     return open_one
+
+
+def _is_harmless_index(sql: str) -> bool:
+    return _HARMLESS_INDEX.fullmatch(" ".join(sql.split())) is not None
 
 
 def _driver_connection(connection: Connection) -> SQLiteConnection:
