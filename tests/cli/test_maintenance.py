@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import configparser
 import re
+import shlex
 import signal
 import socket
 import threading
+from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
 
+from tests.tools.readmes import block_of
 from txnstore.cli import maintenance as command
 from txnstore.db.cluster.cluster import Cluster, open_cluster
 from txnstore.db.opening import open_store
@@ -114,6 +118,39 @@ def test_it_runs_until_a_signal_and_ends_in_good_order(start, request, database,
     assert process.returncode == 0, "".join(told) + err
     assert "Traceback" not in "".join(told) + err
     assert out == ""
+
+
+def test_systemd_starts_it_as_it_stands_there_and_ends_it_in_good_order(start, abandoned, monkeypatch):
+    unit = configparser.ConfigParser(interpolation=None)
+    unit.read_string(block_of(__file__, "Who does it", "ini").text)
+    program, *arguments = shlex.split(unit["Service"]["ExecStart"])
+    assert Path(program).is_absolute()
+    assert arguments[-2:] == ["--metrics", "9187"]
+    # What is in the file of the environment; a port that is free.
+    monkeypatch.setenv("TXNSTORE_URL", abandoned)
+    process = start(*arguments[:-1], "0")
+    told = []
+    for line in process.stderr:
+        told.append(line)
+        if "1 timed out transactions aborted" in line:
+            break
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0, "".join(told) + err
+
+
+def test_cron_starts_it_as_it_stands_there(txnstore, abandoned, monkeypatch):
+    *times, command_line = block_of(__file__, "Who does it", "crontab").text.split(" ", 5)
+    assert times == ["*/5", "*", "*", "*", "*"]
+    # In a line of cron's, a percent sign is a line break.
+    assert "%" not in command_line
+    variable, program, *arguments = shlex.split(command_line)[:-2]
+    name, _ = variable.split("=", 1)
+    monkeypatch.setenv(name, abandoned)
+    assert Path(program).is_absolute()
+    ended = txnstore(*arguments)
+    assert ended.code == 0
+    assert "1 timed out transactions aborted" in ended.out
 
 
 def test_it_makes_no_tables_and_no_file(txnstore, txnstore_empty_url, tmp_path):
