@@ -85,7 +85,7 @@ def test_no_command_repeats_the_password_of_a_malformed_url(command, caplog, cap
     assert len(URLS) >= 50
     program = program_with(NAMES)
     for url in URLS:
-        tried = [([*command, "--url", url], {})]
+        tried: list[tuple[list[str], dict[str, str]]] = [([*command, "--url", url], {})]
         if url.isprintable():
             # No environment holds some of the others.
             tried.append((command, {"TXNSTORE_URL": url}))

@@ -212,7 +212,7 @@ class Relation:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class RelationRoom:
     """What a table, an index, or what is stored aside of a table's long values takes on the disk."""
 
     name: str
@@ -277,7 +277,7 @@ class PostgreSQLFacts:
     relations: Sequence[Relation] | None = None
     """What is in the schema of the store; empty: there is no store."""
 
-    rooms: Sequence[Room] | None = None
+    rooms: Sequence[RelationRoom] | None = None
     """Of what is in the schema of the store, as far as the server has counted rows lately."""
 
     may_use_schema: bool | None = None
@@ -398,7 +398,7 @@ class _Asked:
         if (found := self.rows("relations", _RELATIONS, facts.schema)) is not None:
             facts.relations = [Relation(*row) for row in found]
         if (found := self.rows("rooms", _ROOMS, facts.schema, facts.schema)) is not None:
-            facts.rooms = [Room(*row) for row in found]
+            facts.rooms = [RelationRoom(*row) for row in found]
         if (found := self.rows("refused_functions", _FUNCTIONS, facts.schema)) is not None:
             facts.refused_functions = [name for (name,) in found]
         self._inside(version_table, {relation.name for relation in facts.relations or ()})
