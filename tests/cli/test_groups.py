@@ -94,6 +94,22 @@ def test_a_group_is_given_a_beginning_in_chosen_partitions(answer, done):
     assert len(described["offsets"]) == 1
 
 
+@pytest.mark.parametrize(
+    ("given", "numbers"),
+    [
+        (["orders:0", "orders:2"], [0, 2]),
+        (["orders:2,0", "orders:1,2"], [2, 0, 1]),
+        (["orders:1", "orders"], [0, 1, 2]),
+        (["orders", "orders:1"], [0, 1, 2]),
+    ],
+)
+def test_a_topic_may_be_given_several_times(answer, done, given, numbers):
+    done("topics", "create", "orders", "-p", "3")
+    named = [word for text in given for word in ("--topic", text)]
+    rows = answer("groups", "reset-offsets", "new", *named, "--to-earliest")
+    assert [row["partition"] for row in rows] == numbers
+
+
 def test_a_group_with_members_is_left_alone(url, run, done, answer):
     done("produce", "orders", stdin=b"a\n")
     configuration = {"bootstrap.servers": url, "group.id": "billing", "auto.offset.reset": "earliest"}

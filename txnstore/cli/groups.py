@@ -301,7 +301,7 @@ def reset_offsets(
     if order is not None and shift_by is not None:
         raise typer.BadParameter("--shift-by keeps the order of delivery: say where to instead", param_hint="--order")
     target = _target(to_earliest=to_earliest, to_datetime=to_datetime, to_offset=to_offset, shift_by=shift_by)
-    chosen = dict(_parsed_topic(text) for text in topics or ())
+    chosen = _chosen(topics or ())
     check_group_id(group)
 
     def plan(store: Store, connection: Connection) -> list[dict[str, Any]]:
@@ -479,10 +479,19 @@ def _target(*, to_earliest: bool, to_datetime: int | None, to_offset: int | None
     return target
 
 
+def _chosen(texts: Iterable[str]) -> dict[str, list[int] | None]:
+    """Return the numbers of the partitions by topic, of all that was given; None: all of them."""
+    chosen: dict[str, list[int] | None] = {}
+    for name, numbers in map(_parsed_topic, texts):
+        before = chosen.get(name, [])
+        chosen[name] = None if before is None or numbers is None else list(dict.fromkeys([*before, *numbers]))
+    return chosen
+
+
 def _parsed_topic(text: str) -> tuple[str, list[int] | None]:
     name, colon, numbers = text.partition(":")
     if not colon:
         return name, None
     if not all(re.fullmatch(r"[0-9]{1,9}", number) for number in numbers.split(",")):
         raise typer.BadParameter(f"{text[:80]!r} is not TOPIC or TOPIC:N,N", param_hint="--topic")
-    return name, [int(number) for number in dict.fromkeys(numbers.split(","))]
+    return name, [int(number) for number in numbers.split(",")]
