@@ -10,18 +10,19 @@ from typing import ClassVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from sqlalchemy import select
+from sqlalchemy import insert, select
 
 from tests.moving.histories import HEADERS, messages
 from txnstore import KafkaException, Producer, TopicPartition
 from txnstore.admin import AdminClient, NewTopic
 from txnstore.db.cluster.cluster import open_cluster
-from txnstore.db.schema import groups
+from txnstore.db.schema import groups, outbox
 from txnstore.errors import InvalidRequest, OffsetOutOfRange, UnknownTopicOrPartition
 from txnstore.groups.administration import find_group, list_groups
 from txnstore.log import retention
 from txnstore.log.bounds import read_bounds
 from txnstore.log.fetch import fetch
+from txnstore.log.outbox.sequencer import drain_outbox
 from txnstore.model import INTERNAL_GROUP_PREFIX
 from txnstore.moving import archiving, loading
 from txnstore.moving.archive_files import SCHEMA, Contents, reading
@@ -376,6 +377,19 @@ def test_times_that_no_calendar_has_are_loaded_too(url, tmp_path) -> None:
     assert (done.record_count, done.retention_ms) == (1, None)
     ((_, _, stamp, _, _, _),) = messages(url, "again")
     assert stamp[1] == at_ms
+
+
+def test_a_time_of_zero_does_not_become_the_present(url, tmp_path) -> None:
+    """A producer takes 0 as the present time, so the first millisecond of 1970 becomes the second one."""
+    AdminClient({"bootstrap.servers": url}).create_topics([NewTopic("first", 1)])["first"].result()
+    with open_cluster(url, create=False) as cluster:
+        cluster.controller.write(
+            lambda connection: connection.execute(insert(outbox).values(topic="first", timestamp_ms=0))
+        )
+        drain_outbox(cluster.controller)
+        export(cluster, "first", tmp_path / "first.parquet")
+        load(cluster, tmp_path / "first.parquet", {"bootstrap.servers": url}, "again")
+    assert [stamp[1] for _, _, stamp, *_ in messages(url, "first") + messages(url, "again")] == [0, 1]
 
 
 def test_what_is_no_archive_or_was_cut_off_is_refused(cluster, url, tmp_path) -> None:

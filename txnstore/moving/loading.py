@@ -167,7 +167,8 @@ class _Loading:
                     row["value"],
                     row["key"],
                     partition=row["partition"],
-                    timestamp=row["timestamp"],
+                    # A producer takes 0 as the present time.
+                    timestamp=row["timestamp"] or 1,
                     headers=headers or None,
                 )
             except BufferError:
