@@ -538,6 +538,16 @@ def test_text_that_the_other_database_cannot_hold_is_named(
     cancel(source)
 
 
+@pytest.mark.parametrize("number", [2**31, -(2**31) - 1])
+def test_a_number_that_the_other_database_cannot_hold_is_named(urls_up, opened, number) -> None:
+    """SQLite has one type for all of them, and a row of the outbox is whatever somebody has inserted."""
+    source, target = map(opened, urls_up)
+    with source.engine.begin() as connection:
+        connection.exec_driver_sql("INSERT INTO txnstore_outbox (topic, partition_number) VALUES ('t', ?)", (number,))
+    with pytest.raises(InvalidRequest, match=r"column partition_number of the table outbox .* outbox_id 1"):
+        move(source, target)
+
+
 @pytest.mark.parametrize("was_done", [True, False], ids=["done", "not done"])
 def test_a_page_whose_commit_is_unknown_is_there_once(urls_up, opened, monkeypatch, was_done) -> None:
     source, target = opened(filled(urls_up[0])), opened(urls_up[1])

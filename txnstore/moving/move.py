@@ -47,7 +47,7 @@ from txnstore.db.store import Store
 from txnstore.errors import InvalidRequest, OutcomeUnknown, StoreDamaged, StoreMoved
 from txnstore.log.outbox.rows import tell_callers_apart
 from txnstore.moving.digests import Digest, by_table, differences, digest_of, next_key, part_of_next_key
-from txnstore.moving.pages import Key, check_texts, key_of, pages
+from txnstore.moving.pages import Key, check_values, key_of, pages
 from txnstore.moving.tables import (
     COPIED,
     COPIED_BY_NAME,
@@ -366,10 +366,10 @@ class _Filling:
             return
         total = self._source.read(_count_rows)
         told(self.position.row_count, total)
-        holds_nul = self._target.backend.name == "sqlite"
+        into_sqlite = self._target.backend.name == "sqlite"
         for copied, after in _left(self.position):
             for rows in pages(self._source, copied, after):
-                check_texts(copied, rows, holds_nul=holds_nul)
+                check_values(copied, rows, into_sqlite=into_sqlite)
                 self._write_page(copied, rows)
                 told(self.position.row_count, total)
         self._set_numbers()

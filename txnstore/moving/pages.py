@@ -19,6 +19,7 @@ from txnstore.moving.tables import CopiedTable
 #: How many rows are in memory at once, and about how many bytes of them: at least one row.
 PAGE_ROWS_MAX: Final = 1_000
 PAGE_BYTES_MAX: Final = 4 * 1024 * 1024
+_INT32_END: Final = 2**31
 
 Key = tuple[Any, ...]
 
@@ -42,21 +43,30 @@ def key_of(copied: CopiedTable, row: Any) -> Key:
     return tuple(getattr(row, column.name) for column in copied.key)
 
 
-def check_texts(copied: CopiedTable, rows: Sequence[Row[Any]], *, holds_nul: bool) -> None:
-    """Refuse text that the other database cannot hold: SQLite keeps any bytes as text.
+def check_values(copied: CopiedTable, rows: Sequence[Row[Any]], *, into_sqlite: bool) -> None:
+    """Refuse what the other database cannot hold: SQLite keeps any bytes as text, and has one type of integers.
 
     Raises:
-        InvalidRequest: a text is not Unicode, or has a NUL in it without `holds_nul`.
+        InvalidRequest: a text is not Unicode; or, where it is not to go `into_sqlite`, has a NUL in it, or a number is
+            too large for its column.
     """
     for row in rows:
         for name in copied.texts:
             text = getattr(row, name)
-            if text is not None and not (_is_unicode(text) and (holds_nul or "\0" not in text)):
-                key = ", ".join(f"{column.name} {getattr(row, column.name)!r}" for column in copied.key)
-                raise InvalidRequest(
-                    f"the column {name} of the table {copied.name} holds text, in the row with {key}, that the other"
-                    " database has no place for: open the store again with `txnstore copy --cancel`, and mend it"
-                )
+            if text is not None and not (_is_unicode(text) and (into_sqlite or "\0" not in text)):
+                raise _no_place(copied, row, name, "text")
+        for name in () if into_sqlite else copied.short_integers:
+            number = getattr(row, name)
+            if number is not None and not -_INT32_END <= number < _INT32_END:
+                raise _no_place(copied, row, name, "a number")
+
+
+def _no_place(copied: CopiedTable, row: Row[Any], name: str, what: str) -> InvalidRequest:
+    key = ", ".join(f"{column.name} {getattr(row, column.name)!r}" for column in copied.key)
+    return InvalidRequest(
+        f"the column {name} of the table {copied.name} holds {what}, in the row with {key}, that the other"
+        " database has no place for: open the store again with `txnstore copy --cancel`, and mend it"
+    )
 
 
 def _page(connection: Connection, copied: CopiedTable, after: Key | None) -> tuple[Sequence[Row[Any]], bool]:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from sqlalchemy import Column, ColumnElement, Table, func
 
-from txnstore.db.ddl import Bytes, String
+from txnstore.db.ddl import Bytes, Int32, String
 from txnstore.db.schema import (
     databases,
     deleted_partitions,
@@ -75,6 +75,11 @@ class CopiedTable:
     def texts(self) -> tuple[str, ...]:
         """The names of the columns that hold text."""
         return tuple(column.name for column in self.columns if column.type is String)
+
+    @property
+    def short_integers(self) -> tuple[str, ...]:
+        """The names of the columns whose numbers have 32 bits on PostgreSQL."""
+        return tuple(column.name for column in self.columns if column.type is Int32)
 
     @property
     def own_key(self) -> str | None:
