@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import psycopg
 import pytest
@@ -12,6 +14,8 @@ from txnstore import Consumer, Producer
 from txnstore.testing.private_cluster import NoServerProgramsError, PrivateCluster
 from txnstore.testing.store_databases import StoreDatabases
 
+#: PostgreSQL cuts what is longer, silently.
+NAME_BYTES_MAX = 63
 TABLES = (
     "SELECT relname FROM pg_class WHERE relnamespace = 'txnstore'::regnamespace AND relkind = '{}' ORDER BY relname"
 )
@@ -211,3 +215,18 @@ def test_each_has_run_the_statement_that_renews_it(server, template):
     # Not only those that were made anew.
     assert oids & {oid_of(server, name) for name in names}
     databases.close()
+
+
+def test_two_runs_of_the_same_process_id_meet_on_no_name():
+    """In containers every run has the same one; what a killed run has left is in nobody's way."""
+    program = (
+        "import os; os.getpid = lambda: 7\n"
+        "from txnstore.testing import plugin, store_databases\n"
+        "print(plugin._TEMPLATE, store_databases.name_of_database('test'))"
+    )
+    first, second = (
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+        for _ in range(2)
+    )
+    assert len({*first, *second}) == len(first) + len(second) == 4
+    assert all(len(name) <= NAME_BYTES_MAX for name in (*first, *second))

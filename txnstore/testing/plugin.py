@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -25,12 +24,12 @@ from txnstore.db.store import Store, server_now_ms
 from txnstore.testing.manual_clock import ManualClock
 from txnstore.testing.postgres_server import PostgresServer
 from txnstore.testing.servers import NoServerError, choose_server
-from txnstore.testing.store_databases import StoreDatabases
+from txnstore.testing.store_databases import StoreDatabases, name_of_database
 
 #: The databases that a test with `txnstore_url` or `txnstore_store` runs on, one after the other.
 DATABASES: Final = ("sqlite", "postgresql")
 
-_TEMPLATE: Final = f"txnstore_template_{os.getpid()}"
+_TEMPLATE: Final = name_of_database("template")
 #: A store of some age would be one that its first client has to look after.
 _MADE_NOW: Final = """
     UPDATE txnstore.stores SET created_ms = CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)"""
@@ -131,7 +130,7 @@ def txnstore_empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterat
         yield f"sqlite:///{tmp_path / f'empty-{next(_numbers)}.db'}"
         return
     server: PostgresServer = request.getfixturevalue("txnstore_postgres_server")
-    name = f"txnstore_test_empty_{os.getpid()}_{next(_numbers)}"
+    name = name_of_database("test_empty")
     server.create_database(name)
     yield server.url(name)
     server.drop_database(name)

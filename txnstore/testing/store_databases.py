@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import secrets
 from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ _PAGES_MAX: Final = 10
 _RESTING_COUNT: Final = 2
 _FIRST_OID_OF_USERS: Final = 16_384
 _NUMBERS: Final = itertools.count(1)
+#: In containers each run has the same process id as the one before, which may have been killed, or as one beside it.
+_RUN: Final = secrets.token_hex(4)
 #: Written by ANALYZE, which is seen in `reltuples`.
 _STATISTICS: Final = frozenset({"pg_statistic", "pg_statistic_ext_data"})
 
@@ -54,6 +57,11 @@ _OWN_RELATIONS: Final = """
 #: When the counters were reset: at another time than ours if the server has crashed.
 _RESET_TIME: Final = """
     SELECT pg_stat_get_db_stat_reset_time(oid)::text FROM pg_database WHERE datname = current_database()"""
+
+
+def name_of_database(what: str) -> str:
+    """Return a name that no other database of the server has, whichever runs use it or have left something there."""
+    return f"txnstore_{what}_{os.getpid()}_{_RUN}_{next(_NUMBERS)}"
 
 
 class _Touched(NamedTuple):
@@ -96,7 +104,7 @@ class StoreDatabases:
 
     def take(self, suffix: str = "") -> str:
         """Return the name, which ends so, of a database with a fresh store: the caller's until it is given back."""
-        name = f"txnstore_test_{os.getpid()}_{next(_NUMBERS)}{suffix}"
+        name = name_of_database("test") + suffix
         if len(self._resting) >= _RESTING_COUNT and self._renew(self._resting.popleft(), name):
             return name
         self._server.create_database(name, template=self._template_name)
