@@ -428,3 +428,18 @@ def test_an_url_shows_no_password(txnstore_postgresql_url, capsys, caplog):
     assert "txnstore_up{" in printed
     assert "geheim" not in printed + caplog.text
     collector.close()
+
+
+def test_a_relative_path_is_one_in_the_folder_in_which_the_collector_was_made(
+    txnstore_sqlite_url, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    registry = CollectorRegistry()
+    name = txnstore_sqlite_url.rpartition("/")[2]
+    collector = StoreCollector(f"sqlite:///{name}")
+    registry.register(collector)
+    monkeypatch.chdir("/")
+    try:
+        assert registry.get_sample_value("txnstore_up", {"database": name}) == 1
+    finally:
+        collector.close()

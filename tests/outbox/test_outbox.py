@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import queue
+import sqlite3
 import threading
 import time
 from contextlib import closing
@@ -359,6 +360,27 @@ def test_a_child_of_a_fork_opens_and_sequences_over_connections_of_its_own(url, 
         in_child(sequences)
     in_child(finds_it_closed)
     assert values(store) == [b"child"]
+
+
+def test_a_relative_path_leads_to_the_same_file_wherever_the_process_goes(tmp_path, monkeypatch):
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    engine = create_engine("sqlite:///shop.db")
+    with Outbox("sqlite:///shop.db", sequencer=False) as outbox, closing(sqlite3.connect("shop.db")) as plain:
+        monkeypatch.chdir(tmp_path / "there")
+        outbox.open()
+        with engine.begin() as connection:
+            outbox.produce(connection, "t", "1")
+        outbox.produce(plain, "t", "2")
+        plain.commit()
+        assert outbox.sequence() == 2
+        # The same name is another file here.
+        elsewhere = create_engine("sqlite:///shop.db")
+        with elsewhere.connect() as connection, pytest.raises(KafkaException, match="this outbox is in"):
+            outbox.produce(connection, "t", "3")
+    elsewhere.dispose()
+    engine.dispose()
 
 
 # --- others who make records of rows ----------------------------------------------------------------------------------

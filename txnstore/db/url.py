@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final
 
 from sqlalchemy.engine import URL, make_url
@@ -47,6 +48,22 @@ class DatabaseUrl:
     def __repr__(self) -> str:
         """Return the same as `str`, for tracebacks and logs."""
         return f"DatabaseUrl({str(self)!r})"
+
+
+def at_its_place(url: DatabaseUrl) -> DatabaseUrl:
+    """Return the same, but so that a relative path leads to the same file when the process has changed its folder.
+
+    Raises:
+        InvalidUrl: the current folder is not there any more.
+    """
+    database = url.url.database
+    if url.kind != "sqlite" or database in (None, "", ":memory:") or str(database).startswith(("/", "file:")):
+        return url
+    try:
+        path = Path(str(database)).absolute()
+    except FileNotFoundError:
+        raise InvalidUrl("the SQLite file's path is relative, and the current folder is not there any more") from None
+    return replace(url, url=url.url.set(database=str(path)))
 
 
 def parse_url(text: object) -> DatabaseUrl:

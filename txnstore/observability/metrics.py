@@ -100,12 +100,13 @@ class StoreCollector(Collector):
         Raises:
             InvalidUrl: the URL cannot be understood.
         """
-        self._url = url
+        addresses = [address.lasting() for address in addresses_of(split_urls(url))]
+        self._url = ",".join(address.text for address in addresses)
         self._schema = schema
         self._timeout_seconds = timeout_seconds
         self._holders_max = holders_max
         self._limits = limits or FigureLimits()
-        self._labels = [address.label for address in addresses_of(split_urls(url))]
+        self._labels = [address.label for address in addresses]
         self._cluster: Cluster | None = None
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,7 @@ from txnstore.clients.configuration.configuration import (
 )
 from txnstore.clients.configuration.keys import KEYS, shown
 from txnstore.clients.model.errors import KafkaError, KafkaException
+from txnstore.db.cluster.membership import addresses_of, split_urls
 from txnstore.testing.manual_clock import ManualClock
 
 
@@ -166,8 +169,38 @@ def test_an_admin_client_takes_keys_of_both(caplog):
 def test_the_database_has_three_names_for_its_url():
     for name in ("bootstrap.servers", "metadata.broker.list", "database.url"):
         configuration = producer_configuration(({name: URL},), {})
-        assert configuration["bootstrap.servers"] == URL
+        assert configuration["bootstrap.servers"] == f"sqlite:///{Path('log.db').absolute()}"
         assert configuration.url.kind == "sqlite"
+
+
+NAMES_IN_URLS = {"log.db": "log.db", "a b.db": "a b.db", "50%25.db": "50%.db", "50%2525.db": "50%25.db"}
+
+
+@pytest.mark.parametrize(("written", "name"), NAMES_IN_URLS.items(), ids=NAMES_IN_URLS)
+def test_a_relative_path_is_one_in_the_folder_of_the_moment(tmp_path, monkeypatch, written, name):
+    """A client opens its database when it first needs it; a server may have gone to the folder / by then."""
+    monkeypatch.chdir(tmp_path)
+    configuration = producer_configuration(({"bootstrap.servers": f"sqlite:///{written}"},), {})
+    cluster = producer_configuration(({"bootstrap.servers": f"sqlite:////x/1.db, sqlite:///{written}"},), {})
+    monkeypatch.chdir("/")
+    assert configuration.url.url.database == str(tmp_path / name)
+    (address,) = addresses_of(split_urls(configuration["bootstrap.servers"]))
+    assert (address.url, address.label) == (configuration.url, name)
+    first, second = addresses_of(split_urls(cluster["bootstrap.servers"]))
+    assert (first.text, second.url) == ("sqlite:////x/1.db", configuration.url)
+
+
+def test_a_relative_path_in_a_folder_that_is_gone_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    try:
+        with pytest.raises(KafkaException, match="the current folder is not there any more"):
+            producer_configuration(({"bootstrap.servers": URL},), {})
+        assert producer_configuration(({"bootstrap.servers": "sqlite:////x/log.db"},), {}).url.kind == "sqlite"
+    finally:
+        # Where it would go back to, monkeypatch asks for where it is.
+        os.chdir(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["sqlite://", "sqlite://:memory:", "sqlite:///:memory:"], ids=ascii)

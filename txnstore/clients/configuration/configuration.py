@@ -185,13 +185,14 @@ def _database_url(values: dict[str, Any]) -> DatabaseUrl:
             " sqlite:///path/to/file.db"
         )
     try:
-        addresses = addresses_of(split_urls(text))
+        addresses = [address.lasting() for address in addresses_of(split_urls(text))]
     except (InvalidUrl, WrongCluster) as error:
         raise InvalidUrl(f"bootstrap.servers: {error}") from None
     if len(addresses) > 1 and any(address.url.kind == "sqlite" and _is_memory(address.url) for address in addresses):
         raise InvalidUrl(
             "bootstrap.servers: a database in memory is seen by one client only and cannot be one of several"
         )
+    values["bootstrap.servers"] = ",".join(address.text for address in addresses)
     return addresses[0].url
 
 

@@ -8,7 +8,7 @@ Tables are named with their schema, so it does not matter where the connection l
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
@@ -58,6 +58,8 @@ _INSERT: Final = {
     "sqlite": _insert("sqlite", *"??????"),
 }
 _INSERT_BY_NAME: Final = {kind: _insert(kind, *(f":{name}" for name in _TYPES)) for kind in _TABLES}
+#: The files of an SQLite connection: number, name, path.
+_FILES: Final = "PRAGMA database_list"
 #: SQLSTATEs: there is no such table, or no such schema.
 _MISSING: Final = frozenset({"42P01", "3F000"})
 _MISSING_ON_SQLITE: Final = "no such table"
@@ -122,12 +124,15 @@ class _SQLAlchemyConnection:
         self._connection = connection
 
     def check(self, url: DatabaseUrl) -> None:
-        engine_url = self._connection.engine.url
+        name = self._connection.engine.url.database
         _check_kind(self._connection.dialect.name, url)
-        if url.kind == "sqlite":
-            _check_file(engine_url.database, url)
+        if url.kind != "sqlite":
+            _check_name(name, url)
+        elif name and not name.startswith(("/", ":", "file:")):
+            # The process may have changed its folder since the engine was made.
+            _check_file(_main_file(self._connection.exec_driver_sql(_FILES).all()), url)
         else:
-            _check_name(engine_url.database, url)
+            _check_file(name, url)
 
     def insert(self, rows: Sequence[OutboxRow], schema: str) -> None:
         connection = self._connection
@@ -165,8 +170,7 @@ class _DriverConnection:
             _check_name(callers.driver.info.dbname, url)
         else:
             with closing(callers.cursor()) as cursor:
-                rows = cursor.execute("PRAGMA database_list").fetchall()
-            _check_file(next((row[2] for row in rows if row[1] == "main"), None), url)
+                _check_file(_main_file(cursor.execute(_FILES)), url)
 
     def insert(self, rows: Sequence[OutboxRow], schema: str) -> None:
         callers = self._callers
@@ -226,6 +230,10 @@ def _check_kind(kind: str, url: DatabaseUrl) -> None:
 def _check_name(name: str | None, url: DatabaseUrl) -> None:
     if name and url.url.database and name != url.url.database:
         raise InvalidRequest(f"the connection is to the database {name}, but this outbox is in {url}")
+
+
+def _main_file(rows: Iterable[Sequence[Any]]) -> str | None:
+    return next((row[2] for row in rows if row[1] == "main"), None)
 
 
 def _check_file(name: str | None, url: DatabaseUrl) -> None:

@@ -19,7 +19,7 @@ from txnstore.db.identity import going_back
 from txnstore.db.schema import databases, groups, stores, topics, transactions
 from txnstore.db.statements import HotStatement
 from txnstore.db.store import Store
-from txnstore.db.url import DatabaseUrl, parse_url
+from txnstore.db.url import DatabaseUrl, at_its_place, parse_url
 from txnstore.errors import InvalidUrl, NotCoordinator, StoreUnavailable, TxnStoreError, WrongCluster
 
 #: The first database of every cluster; it keeps topics and settings.
@@ -163,6 +163,15 @@ class Address:
     def __repr__(self) -> str:
         """Return the label: the text may hold a password."""
         return f"Address({self.label!r})"
+
+    def lasting(self) -> Address:
+        """Return the same for whoever opens it later: by then the process may have changed its folder.
+
+        Raises:
+            InvalidUrl: the path of the SQLite file is relative to a folder that is not there any more.
+        """
+        url = at_its_place(self.url)
+        return self if url is self.url else Address(url.url.render_as_string(), url, self.label)
 
     def open(self, open_: Callable[[str, bool], Store], *, create: bool) -> Store:
         """Open the database behind it, whatever it is.
