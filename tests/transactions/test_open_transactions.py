@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 import socket
+from collections import Counter
 from contextlib import closing
 
 import psycopg
@@ -20,6 +22,7 @@ from txnstore.cli.program import program_with
 from txnstore.db.cluster.cluster import open_cluster
 from txnstore.db.open_transactions_view import OPEN_TRANSACTIONS_COLUMNS, PENDING_OFFSETS_COLUMNS, pending_offsets
 from txnstore.db.opening import open_store
+from txnstore.db.portions import FOUND_MAX
 from txnstore.db.schema import (
     partition_heads,
     producer_states,
@@ -34,19 +37,21 @@ from txnstore.log.bounds import read_bounds
 from txnstore.log.codec import encode
 from txnstore.log.partition_rows import allocate_producer_id
 from txnstore.log.topics import create_topic, get_topic
+from txnstore.maintenance.loop import Maintenance
 from txnstore.model import ClientProcess, ProducerIdentity, Record
 from txnstore.testing.invariants import assert_sound
 from txnstore.testing.postgres_server import connection_string
-from txnstore.transactions import listing, open_transactions
+from txnstore.transactions import listing, open_transactions, recovery
 from txnstore.transactions.administration import OpenInPartition, abort_open_transaction, abort_open_transactions
 from txnstore.transactions.coordinator import TransactionCoordinator
-from txnstore.transactions.listing import hanging_transactions
 from txnstore.transactions.open_transactions import each_held, each_open, each_open_in
 from txnstore.transactions.protocol import TransactionState
-from txnstore.transactions.recovery import abort_overdue
 from txnstore.transactions.writers import append_as_writer, join_transaction
 
 PATIENCE_SECONDS = 60.0
+HOUR_MS = 3_600_000
+#: Of a transaction, and of what a partition knows of it.
+MOMENTS = {"last_timestamp_ms", "start_ms", "last_update_ms", "deadline_ms"}
 
 
 @pytest.fixture
@@ -290,94 +295,132 @@ def test_pages_of_what_is_held_leave_nothing_out(url, monkeypatch):
     assert len(set(found)) == len(found) == 18
 
 
-def plant(store, count, *, known):
-    """Leave so many open transactions in two partitions: abandoned ones, or such as no coordinator knows."""
+def plant(store, hanging_count, abandoned_count):
+    """Leave so many transactions open in two partitions that no coordinator knows, and so many that are abandoned.
+
+    All of them are an hour old, behind one that is young.  Returns the topic, and what ends the young one.
+    """
     topic = store.write(lambda connection: create_topic(connection, "planted", partition_count=2))
-    begin(store, topic.partition_ids[0], "pattern")
-    pattern_state = store.read(lambda c: c.execute(select(producer_states)).mappings().one())
-    pattern_row = store.read(lambda c: c.execute(select(transactions)).mappings().one())
-    computed = ("last_minute", "last_update_minute")
+    coordinator, producer = begin(store, topic.partition_ids[0], "young")
+    state, row = (
+        {
+            name: value - HOUR_MS if name in MOMENTS else value
+            for name, value in store.read(lambda c, table=table: c.execute(select(table)).mappings().one()).items()
+            if table.c[name].computed is None
+        }
+        for table in (producer_states, transactions)
+    )
     states = [
-        {name: value for name, value in pattern_state.items() if name not in computed}
+        state
         | {
             "partition_id": topic.partition_ids[number % 2],
             "producer_id": 1_000 + number,
             "transaction_first_offset": 1 + number,
         }
-        for number in range(count)
+        for number in range(hanging_count + abandoned_count)
     ]
-    rows = [
-        {name: value for name, value in pattern_row.items() if name not in computed}
-        | {"transactional_id": f"planted {number}", "producer_id": 1_000 + number}
-        for number in range(count)
-    ]
-    listed = [
-        {"transactional_id": f"planted {number}", "partition_id": topic.partition_ids[number % 2]}
-        for number in range(count)
-    ]
+    # Those of which there are few are spread over the others, in both partitions.
+    few = states[:: len(states) // min(hanging_count, abandoned_count)][: min(hanging_count, abandoned_count)]
+    known = few if abandoned_count <= hanging_count else [each for each in states if each not in few]
+    ids = {f"abandoned {each['producer_id']}": each for each in known}
+    rows = [row | {"transactional_id": name, "producer_id": each["producer_id"]} for name, each in ids.items()]
+    listed = [{"transactional_id": name, "partition_id": each["partition_id"]} for name, each in ids.items()]
 
     def work(connection):
         connection.execute(insert(producer_states), states)
-        if known:
-            connection.execute(insert(transactions), rows)
-            connection.execute(insert(transaction_partitions), listed)
-        connection.execute(partition_heads.update().values(next_offset=count + 1))
+        connection.execute(insert(transactions), rows)
+        connection.execute(insert(transaction_partitions), listed)
+        connection.execute(partition_heads.update().values(next_offset=len(states) + 1))
 
     store.write(work)
-    return topic
+    return topic, lambda: coordinator.end_transaction("young", producer, commit=True)
 
 
-def check_found_in_pages(store, count, page_rows, clock):
-    """Find everything by pages of so many rows, know what hangs from what is known, and end all of it."""
-    topic = plant(store, count, known=False)
-    longest = 0
-    original = store.read
+def commits_of(store, work):
+    """Return how many database transactions the work takes."""
+    commits = 0
 
-    def read(work, **options):
-        nonlocal longest
-        found = original(work, **options)
-        longest = max(longest, len(found))
-        return found
+    def note(connection, cursor, statement, *_):
+        nonlocal commits
+        commits += is_commit(statement)
 
-    store.read = read
-    found = list(each_open_in(store))
-    assert 0 < longest <= page_rows
-    assert len(found) == count + 1
-    assert len({(one.partition, one.first_offset) for one in found}) == count + 1
-    assert sum(one.is_hanging for one in found) == count
-    assert sum(one.is_oldest for one in found) == 2
-    assert len(list(each_open_in(store, topic.partition_ids[:1]))) == (count + 1) // 2 + 1
-    del store.read
-    clock.advance(3_600_000)
-    hanging = store.read(lambda connection: hanging_transactions(connection, 0))
-    assert {(one.partition, one.start_offset) for one in hanging} == {
-        (one.partition, one.first_offset) for one in found if one.is_hanging
-    }
-    partition_ids = store.read(lambda connection: get_topic(connection, "planted")).partition_ids
-    targets = [
-        OpenInPartition(partition_ids[one.partition.partition], ProducerIdentity(one.producer_id, one.producer_epoch))
-        for one in hanging
-    ]
-    assert abort_open_transactions(store, targets) == count
-    assert abort_open_transactions(store, targets) == 0
-    while (left_ms := abort_overdue(store)) == 0:
-        pass
-    assert left_ms is None
-    assert list(each_open_in(store)) == []
+    event.listen(store.engine, "before_cursor_execute", note)
+    try:
+        work()
+    finally:
+        event.remove(store.engine, "before_cursor_execute", note)
+    return commits
 
 
-def test_pages_leave_nothing_out(store, clock, monkeypatch):
+def check_found_and_ended(url, hanging_count, abandoned_count, page_rows, capsys):
+    """Find everything by pages of so many rows, know what hangs from what is known, and end all that is old."""
+    with open_store(url) as store:
+        topic, end_the_young_one = plant(store, hanging_count, abandoned_count)
+        longest = 0
+        original = store.read
+
+        def read(work, **options):
+            nonlocal longest
+            found = original(work, **options)
+            longest = max(longest, len(found))
+            return found
+
+        store.read = read
+        found = list(each_open_in(store))
+        assert 0 < longest <= page_rows
+        in_first = [one for one in found if one.partition.partition == 0]
+        assert list(map(keys_of, each_open_in(store, topic.partition_ids[:1]))) == list(map(keys_of, in_first))
+        del store.read
+        assert len(found) == len({(one.partition, one.first_offset) for one in found})
+        assert sum(one.is_oldest for one in found) == 2
+        rows = rows_of_view(store)
+        assert Counter(row["state"] for row in rows) == {None: hanging_count, "Ongoing": abandoned_count + 1}
+        assert list(map(keys_of, found)) == [
+            (row["partition"], row["first_offset"], row["transactional_id"], row["freed_by"]) for row in rows
+        ]
+
+        command(url, "txnstore transactions find-hanging --abort --yes --json")
+        told = capsys.readouterr()
+        listed = [(each["partition"], each["start_offset"], each["producer_id"]) for each in json.loads(told.out)]
+        assert listed == [(r["partition"], r["first_offset"], r["producer_id"]) for r in rows if r["state"] is None]
+        assert f"{hanging_count} transactions were aborted" in told.err
+        assert [keys_of(one) for one in each_open_in(store)] == [keys_of(one) for one in found if not one.is_hanging]
+
+        maintenance, done = Maintenance(store), {}
+        commits = commits_of(store, lambda: done.update(maintenance.run_once()))
+        commits -= commits_of(store, maintenance.run_once)
+        assert done["timed out transactions aborted"] == abandoned_count
+        # A look at each page of those that are due, what is aborted of it together, and a last turn.
+        portions_of_page = 1 + math.ceil(FOUND_MAX / recovery.ABORTED_MIN)
+        assert commits <= (abandoned_count // FOUND_MAX + 1) * portions_of_page + 4
+        (young,) = each_open_in(store)
+        assert young.transactional_id == "young"
+        first, second = topic.partition_ids
+        bounds = store.read(lambda connection: read_bounds(connection, [first, second]))
+        assert bounds[first].last_stable_offset == young.first_offset
+        assert bounds[second].last_stable_offset == bounds[second].high_watermark
+        end_the_young_one()
+        bounds = store.read(lambda connection: read_bounds(connection, [first]))
+        assert bounds[first].last_stable_offset == bounds[first].high_watermark
+
+
+def keys_of(one):
+    return one.partition.partition, one.first_offset, one.transactional_id, one.freed_by
+
+
+def test_pages_leave_nothing_out(url, capsys, monkeypatch):
     monkeypatch.setattr(open_transactions, "PAGE_ROWS", 3)
     for name in ("_NEXT", "_NEXT_IN"):
         monkeypatch.setattr(open_transactions, name, getattr(open_transactions, name).limit(3))
     monkeypatch.setattr(listing, "PAGE_ROWS", 3)
     monkeypatch.setattr(listing, "_HANGING", listing._HANGING.limit(3))
-    check_found_in_pages(store, 9, 3, clock)
+    check_found_and_ended(url, 10, 5, 3, capsys)
 
 
 @pytest.mark.slow
-def test_thousands_are_found_in_pages_as_large_as_they_are_and_ended(store, clock):
-    check_found_in_pages(store, 2 * listing.PAGE_ROWS + 500, listing.PAGE_ROWS, clock)
+@pytest.mark.parametrize(("hanging_count", "abandoned_count"), [(10_000, 10), (10, 10_000)])
+def test_ten_thousand_are_found_and_ended(url, capsys, hanging_count, abandoned_count):
+    check_found_and_ended(url, hanging_count, abandoned_count, listing.PAGE_ROWS, capsys)
 
 
 def test_of_many_that_are_to_be_ended_those_that_are_known_or_over_go_by_themselves(store, partition_id):
