@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import select
 
 from tests.tools.interleaving import Scenario, before_locks, before_transactions, explore
+from txnstore.db.portions import Portions
 from txnstore.db.schema import partition_storage, record_batches
 from txnstore.log import compaction
 from txnstore.log.append import Append
@@ -24,6 +25,69 @@ pytestmark = pytest.mark.slow
 COMPACTED = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}
 
 
+def compact(store, partition_id, portions=None):
+    """Compact this partition alone."""
+    now_ms, settings_of = store.read(compaction._read_settings)
+    count_stored(store, partition_id)
+    # Every topic has the same.
+    settings, *_ = settings_of.values()
+    due = store.read(partial(compaction._due, partition_id, settings, now_ms))
+    if due is None:
+        return 0
+    steps = compaction._Pass(store, due, portions or Portions()).steps()
+    return sum(part.batches_changed for part in steps)
+
+
+def a_transaction_each():
+    """Return portions of one batch and its marker."""
+    portions = Portions(rows_max=2)
+    portions.rows = 2
+    return portions
+
+
+class Log:
+    """The one partition of a compacted topic of its own."""
+
+    def __init__(self, world):
+        self.world = world
+        self.setting = world.setting(partition_count=1)
+        (self.partition_id,) = self.setting.partitions.values()
+        topic = self.setting.topic
+        world.observer.write(lambda c: change_topic_configs(c, lock_topic_configs(c, topic), COMPACTED))
+        self.coordinator = TransactionCoordinator(world.observer)
+
+    def write(self, *rows, commit=True):
+        """Append records in a transaction, now, and end it."""
+        transactional_id = self.setting.transactional_id
+        producer = self.coordinator.init_producer_id(transactional_id, 60_000).identity
+        records = [Record(value, key=key, timestamp_ms=self.world.clock.now_ms()) for key, value in rows]
+        batch = encode(records, producer=producer, base_sequence=0, is_transactional=True)
+        self.coordinator.append(transactional_id, producer, [Append(self.partition_id, batch)])
+        self.coordinator.end_transaction(transactional_id, producer, commit=commit)
+
+    def read(self, store, records_max=2):
+        """Return all that a reader gets, so many records at once, by offset; it stops within batches, too."""
+        found, position = {}, 0
+        while True:
+            pages = store.read(lambda c, at=position: fetch(c, {self.partition_id: at}, records_max=records_max))
+            page = pages[self.partition_id]
+            records = [record for batch in page.batches for record in batch.records(position)]
+            found |= {record.offset: record for record in records[:records_max]}
+            if page.next_offset == position:
+                return found
+            position = page.next_offset if len(records) <= records_max else records[records_max].offset
+
+    def go(self):
+        """Otherwise each further order reads the settings of this one's topic, too."""
+        self.world.observer.write(lambda c: delete_topic(c, self.setting.topic))
+
+
+def table_of(records):
+    """Return what a reader ends with who keeps the newest value of each key."""
+    newest = {record.key: record.value for _, record in sorted(records.items())}
+    return {key: value for key, value in newest.items() if value is not None}
+
+
 @pytest.mark.parametrize("beside", ["compaction", "producer", "deletion"])
 @pytest.mark.parametrize(
     ("txnstore_url", "by_lock"),
@@ -32,28 +96,9 @@ COMPACTED = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}
     indirect=["txnstore_url"],
 )
 def test_what_counts_stays_in_every_order_of_steps(world, by_lock, beside):
-    def compact(store, partition_id):
-        """Compact this scenario's partition alone."""
-        now_ms, settings_of = store.read(compaction._read_settings)
-        count_stored(store, partition_id)
-        (settings,) = settings_of.values()
-        due = store.read(partial(compaction._due, partition_id, settings, now_ms))
-        return 0 if due is None else sum(part.batches_changed for part in compaction._Pass(store, due).steps())
-
     def make():
-        setting = world.setting(partition_count=1)
-        (partition_id,) = setting.partitions.values()
-        world.observer.write(lambda c: change_topic_configs(c, lock_topic_configs(c, setting.topic), COMPACTED))
-        coordinator = TransactionCoordinator(world.observer)
-
-        def write(*rows):
-            """Append records in a transaction, now, and commit it."""
-            producer = coordinator.init_producer_id(setting.transactional_id, 60_000).identity
-            records = [Record(value, key=key, timestamp_ms=world.clock.now_ms()) for key, value in rows]
-            batch = encode(records, producer=producer, base_sequence=0, is_transactional=True)
-            coordinator.append(setting.transactional_id, producer, [Append(partition_id, batch)])
-            coordinator.end_transaction(setting.transactional_id, producer, commit=True)
-
+        log = Log(world)
+        partition_id, write = log.partition_id, log.write
         write((b"a", b"1"), (b"b", b"1"), (b"c", b"1"))
         write((b"a", b"2"))
         write((b"b", b"2"))
@@ -74,8 +119,7 @@ def test_what_counts_stays_in_every_order_of_steps(world, by_lock, beside):
             if beside == "deletion":
                 del expected[b"c"]
             assert found == expected
-            # Otherwise each further order reads the settings of this one's topic, too.
-            world.observer.write(lambda c: delete_topic(c, setting.topic))
+            log.go()
 
         others = {
             "compaction": lambda: compact(world.second, partition_id),
@@ -89,3 +133,33 @@ def test_what_counts_stays_in_every_order_of_steps(world, by_lock, beside):
         make, stops=before_locks if by_lock else before_transactions, preemptions_max=1, store=world.observer
     )
     assert explored.deadlocks == 0
+
+
+# Whole database transactions: see above.
+@pytest.mark.parametrize("txnstore_url", ["sqlite"], indirect=True)
+def test_a_reader_sees_no_difference_whatever_comes_between_its_pages(world):
+    def make():
+        log = Log(world)
+        log.write((b"a", b"1"), (b"d", b"1"), (b"c", b"1"))
+        log.write((b"a", b"never"), commit=False)
+        log.write((b"a", b"2"), (b"d", None))
+        before = log.read(world.observer)
+        assert table_of(before) == {b"a": b"2", b"c": b"1"}
+
+        def the_table_is_that_of_before(finished):
+            assert finished["compaction"].result() == 2
+            found = finished["reader"].result()
+            assert found.items() <= before.items()
+            assert table_of(found) == table_of(before)
+            left = log.read(world.observer)
+            assert left.items() <= found.items()
+            assert [record.key for record in left.values()] == [b"c", b"a", b"d"]
+            log.go()
+
+        actors = {
+            "compaction": lambda: compact(world.first, log.partition_id, a_transaction_each()),
+            "reader": lambda: log.read(world.second),
+        }
+        return Scenario(actors, at_end=the_table_is_that_of_before)
+
+    assert explore(make).orders == 121
