@@ -121,6 +121,11 @@ def write_again(connection, log, *, epoch, sequence):
     append(connection, [Append(log.partition, log.encoded((b"z", b"1"), producer=producer, base_sequence=sequence))])
 
 
+def damage_a_batch(connection, log):
+    one = of(record_batches, log, base_offset=log.behind)
+    connection.execute(update(record_batches).where(*one).values(value_data=b"another"))
+
+
 def lower_a_time(connection, log):
     one = of(record_batches, log, base_offset=log.behind)
     connection.execute(update(record_batches).where(*one).values(running_max_timestamp_ms=1))
@@ -198,6 +203,12 @@ DAMAGES = {
         _I.EPOCHS_RISE,
         lambda log: log.end,
         lambda _: "after epoch 3",
+    ),
+    "a value is another": (
+        damage_a_batch,
+        _I.BATCHES_WHOLE,
+        lambda log: log.behind,
+        lambda _: "it does not match its checksum",
     ),
     "times fall": (lower_a_time, _I.TIMES_RUN, lambda log: log.behind, lambda _: "1, the largest so far is"),
 }
