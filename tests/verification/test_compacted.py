@@ -214,6 +214,17 @@ DAMAGES = {
 }
 
 
+#: What else a damage breaks, of necessity.
+FOLLOWS = {
+    "records have no ending": {_I.COMMITTED_VISIBLE},
+    "a marker is not in the index": {_I.COMMITTED_VISIBLE},
+    "a transaction of the index has no marker": {_I.COMMITTED_VISIBLE, _I.STORAGE_KNOWN},
+    "the index has another ending": {_I.COMMITTED_VISIBLE, _I.ONE_OF_EACH_KEY},
+    "committed records are not visible": {_I.INDEX_KNOWN, _I.ONE_OF_EACH_KEY},
+    "batches overlap": {_I.ONE_OF_EACH_KEY},
+}
+
+
 def test_a_compacted_partition_is_found_sound(log):
     assert log.found(lambda *_: None) == {}
     # Of one batch the first record is left, of the other the last one.
@@ -282,6 +293,7 @@ def test_damage_to_a_compacted_partition_is_reported(log, name):
     damage, invariant, place, text = DAMAGES[name]
     offset, seen = place(log), text(log)
     found = log.found(damage)
+    assert {kind for kind, _ in found} == {invariant} | FOLLOWS.get(name, set()), found
     if invariant is _I.COMMITTED_VISIBLE:
         assert any(seen in told for (kind, _), told in found.items() if kind is invariant), found
     else:
