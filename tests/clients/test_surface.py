@@ -1,4 +1,8 @@
-"""The public names and parameters are those of confluent-kafka 2.16.1, as the list of the shared reference has them."""
+"""The public names and parameters are those of confluent-kafka 2.16.1, as `confluent_surface.txt` lists them.
+
+A class of the list begins a line, with the file it is in; below it stand its methods with their parameters, its
+overloads one by one, and the names of its attributes.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +25,9 @@ import txnstore
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 REFERENCE = Path(os.environ.get("TXNSTORE_REFERENCE", CHECKOUT.parent / "shared" / "reference"))
-SURFACE = REFERENCE / "confluent-kafka-2.16.1-surface.json"
+SURFACE = Path(__file__).with_name("confluent_surface.txt")
+#: What the list was made from; not every machine has it.
+FULL_SURFACE = REFERENCE / "confluent-kafka-2.16.1-surface.json"
 
 #: Where our classes are; the key of a class in the list is its file and its name.
 MODULES = {
@@ -126,12 +133,62 @@ CIMPL_CONSTANTS = {
 HEAVY = {"sqlalchemy", "psycopg", "asyncio", "alembic", "typer", "rich", "pyspark", "testcontainers", "pytest"}
 
 
+@dataclass
+class Listed:
+    """A class of the list."""
+
+    methods: dict[str, list[str]] = field(default_factory=dict)
+    """The parameters of each, as many times as it is overloaded, behind `async` where it is a coroutine."""
+
+    attributes: list[str] = field(default_factory=list)
+
+
 @functools.cache
-def surface() -> dict[str, dict[str, Any]]:
-    if not SURFACE.exists():
-        return {}
-    entries = json.loads(SURFACE.read_text(encoding="utf-8"))
-    return {key: entry for key, entry in entries.items() if isinstance(entry, dict)}
+def listing() -> tuple[dict[str, Listed], dict[str, str]]:
+    """Return the classes of the list, and its functions with their parameters."""
+    classes: dict[str, Listed] = {}
+    functions: dict[str, str] = {}
+    listed = Listed()
+    for line in SURFACE.read_text(encoding="utf-8").splitlines():
+        if line.startswith("  ."):
+            listed.attributes.append(line.removeprefix("  ."))
+        elif line.startswith("  "):
+            name, parenthesis, parameters = line.strip().removeprefix("async ").partition("(")
+            prefix = "async " if line.startswith("  async ") else ""
+            listed.methods.setdefault(name, []).append(prefix + parenthesis + parameters)
+        elif line.startswith("def "):
+            name, parenthesis, parameters = line.removeprefix("def ").partition("(")
+            functions[name] = parenthesis + parameters
+        else:
+            listed = classes[line] = Listed()
+    return classes, functions
+
+
+def surface() -> dict[str, Listed]:
+    return listing()[0]
+
+
+def compact(entries: dict[str, Any]) -> str:
+    """Return the list that the full one comes to: names, parameters and their defaults, without types."""
+    lines = []
+    for key, entry in entries.items():
+        if isinstance(entry, str):
+            lines.append(f"def {key.rpartition(' ')[2]}{untyped(entry)}")
+            continue
+        lines.append(key)
+        for name, texts in entry["methods"].items():
+            asynchronous = ["async " if text.startswith("async ") else "" for text in texts]
+            lines += [f"  {word}{name}{untyped(text)}" for word, text in zip(asynchronous, texts, strict=True)]
+        lines += [f"  .{attribute.split(':')[0].split('=')[0].strip()}" for attribute in entry["attrs"]]
+    return "\n".join(lines) + "\n"
+
+
+def untyped(text: str) -> str:
+    arguments = expected_signature(text)
+    for argument in ast.walk(arguments):
+        if isinstance(argument, ast.arg):
+            argument.annotation = None
+    return f"({ast.unparse(arguments)})"
 
 
 def our_class(key: str) -> type:
@@ -194,25 +251,15 @@ def classes() -> list[str]:
     return [key for key in surface() if key not in LEFT_OUT]
 
 
-def functions() -> dict[str, str]:
-    """Return the functions of the list with their parameters."""
-    entries = json.loads(SURFACE.read_text(encoding="utf-8")) if SURFACE.exists() else {}
-    return {key.rpartition(" ")[2]: entry for key, entry in entries.items() if isinstance(entry, str)}
-
-
 def public_methods() -> list[tuple[str, str]]:
     return [
         (key, name)
         for key in classes()
-        for name in surface()[key]["methods"]
+        for name in surface()[key].methods
         if not name.startswith("_") or name in {"__init__", "__call__"}
     ]
 
 
-needs_list = pytest.mark.skipif(not SURFACE.exists(), reason="confluent-kafka's list of names is not on this machine")
-
-
-@needs_list
 @pytest.mark.parametrize(("key", "name"), public_methods(), ids=lambda item: item)
 def test_a_method_takes_what_confluents_takes(key, name):
     ours = getattr(our_class(key), name, None)
@@ -222,54 +269,53 @@ def test_a_method_takes_what_confluents_takes(key, name):
     if isinstance(inspect.getattr_static(our_class(key), name), property):
         return
     signature = inspect.signature(ours)
-    for text in surface()[key]["methods"][name]:
+    for text in surface()[key].methods[name]:
         expected = expected_signature(text)
         if inspect.ismethod(ours):
             expected.args = expected.args[1:]
         assert differences(expected, signature) == []
 
 
-@needs_list
-@pytest.mark.parametrize(("name", "text"), functions().items())
+@pytest.mark.parametrize(("name", "text"), listing()[1].items())
 def test_a_function_takes_what_confluents_takes(name, text):
     assert differences(expected_signature(text), inspect.signature(getattr(txnstore, name))) == []
 
 
-@needs_list
 @pytest.mark.parametrize("key", classes())
 def test_a_class_has_confluents_attributes(key):
     ours = our_class(key)
-    for attribute in surface()[key]["attrs"]:
-        name = attribute.split(":")[0].split("=")[0].strip()
+    for name in surface()[key].attributes:
         if not name.startswith("_") or key.endswith(":KafkaError"):
             # What only objects have is set by their constructor.
             assert hasattr(ours, name) or name in inspect.signature(ours).parameters, f"{key} has no {name}"
 
 
-@needs_list
 @pytest.mark.parametrize("key", classes())
 def test_a_class_has_confluents_special_methods(key):
     ours = our_class(key)
-    for name in surface()[key]["methods"]:
+    for name in surface()[key].methods:
         if name.startswith("__") and name not in {"__class_getitem__", "__del__", "__init_impl"}:
             assert hasattr(ours, name), f"{key} has no {name}"
 
 
-@needs_list
 @pytest.mark.parametrize(
     "key", [key for key in surface() if key.startswith("aio/") and key not in LEFT_OUT], ids=lambda key: key
 )
 def test_what_is_a_coroutine_there_is_one_here(key):
-    for name, texts in surface()[key]["methods"].items():
+    for name, texts in surface()[key].methods.items():
         if name.startswith("__"):
             continue
         expected = any(text.startswith("async ") for text in texts)
         assert inspect.iscoroutinefunction(getattr(our_class(key), name)) is expected, name
 
 
-@needs_list
+@pytest.mark.skipif(not FULL_SURFACE.exists(), reason="what the list was made from is not on this machine")
+def test_the_list_is_what_it_was_made_from():
+    assert compact(json.loads(FULL_SURFACE.read_text(encoding="utf-8"))) == SURFACE.read_text(encoding="utf-8")
+
+
 def test_what_is_left_out_is_in_the_list():
-    methods = {f"{key}.{name}" for key, entry in surface().items() for name in entry["methods"]}
+    methods = {f"{key}.{name}" for key, listed in surface().items() for name in listed.methods}
     assert set(LEFT_OUT) <= set(surface())
     assert set(OTHERWISE) <= methods
 
