@@ -13,8 +13,18 @@ from typing import Any, Final
 TOP: Final = Path(__file__).resolve().parent.parent
 PACKAGE: Final = TOP / "txnstore"
 
-#: The files at the top of the package that everything may import; the others there only name what programs import.
-FOUNDATIONS: Final = ("backoff", "clock", "config", "errors", "model")
+#: The files at the top of the package that its folders import; the others there only name what programs import.
+FOUNDATIONS: Final = (
+    "background_thread",
+    "backoff",
+    "bulk",
+    "clock",
+    "config",
+    "deadline",
+    "errors",
+    "late_import",
+    "model",
+)
 
 
 def draw_files(folder: Path) -> Iterator[str]:
@@ -43,19 +53,35 @@ def draw_imports(folder: Path) -> Iterator[str]:
     importers = {file for file, targets in _imports().items() if file not in own and targets & own}
     yield f"Imports {_named(imported, folder)}.  "
     yield f"Imported by {_named(importers, folder)}."
-    if folder.parent == PACKAGE:
-        above, below = _layers_around(folder.name)
-        yield ""
-        allowed = f"May import {_listed(below)}; may be imported by "
-        yield allowed + (f"the layers above: {_listed(above)}, and the public modules." if above else "nobody.")
+    if folder == PACKAGE:
+        return
+    layer = folder.relative_to(PACKAGE).parts[0]
+    above, below = _layers_around(layer)
+    yield ""
+    as_part = "" if folder.parent == PACKAGE else f" the rest of `{layer}` without a circle, and"
+    yield f"May import{as_part} {_listed(below)}; may be imported by {_importers(folder, above)}."
+
+
+def _importers(folder: Path, above: Collection[str]) -> str:
+    """Name who may import a folder, given the layers above it."""
+    dotted = folder.relative_to(TOP).as_posix().replace("/", ".")
+    for contract in _contracts():
+        if dotted in contract.get("protected_modules", ()):
+            files = [_file_of(name)[0] for name in contract["allowed_importers"]]
+            return f"{_listed([file.relative_to(PACKAGE).as_posix() for file in files])} alone"
+    own = "" if folder.parent == PACKAGE else f"the rest of `{folder.relative_to(PACKAGE).parts[0]}` and "
+    return f"{own}the layers above: {_listed(above)}, and the public modules" if above else "nobody"
+
+
+@functools.cache
+def _contracts() -> list[Any]:
+    project = tomllib.loads((TOP / "pyproject.toml").read_text(encoding="utf-8"))
+    return project["tool"]["importlinter"]["contracts"]  # type: ignore[no-any-return]
 
 
 def _layers_around(name: str) -> tuple[list[str], list[str]]:
     """Return the folders of the layers above that of this module, and the modules of those below."""
-    contracts: list[Any] = tomllib.loads((TOP / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
-        "contracts"
-    ]
-    (layers,) = (contract["layers"] for contract in contracts if contract.get("containers") == ["txnstore"])
+    (layers,) = (contract["layers"] for contract in _contracts() if contract.get("containers") == ["txnstore"])
     names = [re.findall(r"\w+", layer) for layer in layers]
     (own,) = (number for number, layer in enumerate(names) if name in layer)
     above = [name for layer in names[:own] for name in layer if (PACKAGE / name).is_dir()]

@@ -43,6 +43,13 @@ def test_every_folder_of_the_package_has_one_that_says_what_to_read_and_who_impo
     assert "<!-- begin files: written by scripts/draw -->" in text
     if folder != PACKAGE:
         assert "<!-- begin imports: written by scripts/draw -->" in text
+        assert re.search("^May import .*; may be imported by ", text, re.MULTILINE)
+
+
+def test_the_map_of_the_first_one_has_every_folder() -> None:
+    table = TEXTS[TOP / "README.md"].partition("## Where things are")[2].partition("| to find | look at |")[0]
+    named = {path for _, path in re.findall(r"\[`(\w*/?)`\]\(([\w./]+)\)", table)}
+    assert [name for name in map(_named, FOLDERS) if name.count("/") <= 1 and f"{name}/README.md" not in named] == []
 
 
 def test_every_one_is_reached_by_links_from_the_first() -> None:
