@@ -73,11 +73,19 @@ class DeserializingConsumer(Consumer, Generic[Key, Value]):
         return finished(deserialized(self._deserializers, message))
 
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
-        """Refuse: if one of many messages could not be deserialized, the others would be lost; use `poll`."""
+        """Refuse: if one of many messages could not be deserialized, the others would be lost; use `poll`.
+
+        Raises:
+            NotImplementedError: always.
+        """
         raise NotImplementedError("a DeserializingConsumer has no consume(): call poll()")
 
     def consume_transaction(
         self, timeout: float = -1, *, messages_max: int = MESSAGES_MAX
     ) -> ConsumedTransaction | None:
-        """Refuse, as `consume`."""
+        """Refuse, as `consume` does.
+
+        Raises:
+            NotImplementedError: always.
+        """
         raise NotImplementedError("a DeserializingConsumer has no consume_transaction(): call poll()")

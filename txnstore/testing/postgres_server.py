@@ -130,15 +130,27 @@ class PostgresServer(abc.ABC):
             connection.execute(sql.SQL("DROP ROLE IF EXISTS {}").format(sql.Identifier(name)))
 
     def kill(self) -> None:
-        """SIGKILL the server, as a power cut of the process; returns when all of its processes are gone."""
+        """SIGKILL the server, as a power cut would; returns when all of its processes are gone.
+
+        Raises:
+            ServerCannotBeKilledError: it was not started by these tools.
+        """
         raise ServerCannotBeKilledError(self.description)
 
     def stop(self) -> None:
-        """Shut the server down: sessions are ended, what is prepared stays prepared."""
+        """Shut the server down: sessions are ended, what is prepared stays prepared.
+
+        Raises:
+            ServerCannotBeKilledError: it was not started by these tools.
+        """
         raise ServerCannotBeKilledError(self.description)
 
     def start(self) -> None:
-        """Start the killed or stopped server again; returns when it takes connections."""
+        """Start the killed or stopped server again; returns when it takes connections.
+
+        Raises:
+            ServerCannotBeKilledError: it was not started by these tools.
+        """
         raise ServerCannotBeKilledError(self.description)
 
     def __enter__(self) -> Self:

@@ -111,7 +111,7 @@ class AdminClient:
             default_timeout_seconds=self._configuration["socket.timeout.ms"] / 1000,
             report=trouble.report,
         )
-        # In a thread of its own: who closes the client does not wait for a database that is away.
+        # In a thread of its own: closing the client does not wait for a database that is away.
         self._look = (
             None
             if self._configuration["error_cb"] is None
@@ -558,6 +558,9 @@ class AdminClient:
 
         The future fails with UNKNOWN_TOPIC_OR_PART, INVALID_TXN_STATE (nothing is open there, or it is decided to
         commit), INVALID_PRODUCER_EPOCH or TRANSACTION_COORDINATOR_FENCED; nothing was changed then.
+
+        Raises:
+            TypeError: `spec` is not an AbortTransactionSpec.
         """
         self._check_call(request_timeout)
         if not isinstance(spec, AbortTransactionSpec):
@@ -647,7 +650,11 @@ class AdminClient:
     def describe_acls(
         self, acl_binding_filter: AclBindingFilter, *, request_timeout: float | None = None
     ) -> Future[list[AclBinding]]:
-        """Refuse: the database decides who may do what."""
+        """Refuse: the database decides who may do what.
+
+        Raises:
+            TypeError: this is not an AclBindingFilter.
+        """
         self._check_call(request_timeout)
         if not isinstance(acl_binding_filter, AclBindingFilter):
             raise TypeError("Expected an AclBindingFilter object")

@@ -51,7 +51,11 @@ _OF_ONE_PARTITION: Final = (
 
 
 class OffsetSpec:
-    """Which offset is asked for; made by its class methods."""
+    """Which offset is asked for; made by its class methods.
+
+    Raises:
+        TypeError: it is called itself.
+    """
 
     _value: int
 
@@ -90,7 +94,7 @@ class EarliestSpec(OffsetSpec):
 
 
 class LatestSpec(OffsetSpec):
-    """The offset behind the last record that can be read."""
+    """The offset after the last record that can be read."""
 
     _value = OFFSET_SPEC_LATEST
 
@@ -295,9 +299,7 @@ def delete(cluster: Cluster, call: Call[TopicPartition, DeletedRecords], partiti
         topic = get_topic(connection, partition.topic)
         partition_id = topic.partition_id(partition.partition)
         if topic.settings["cleanup.policy"] == _COMPACTED_ONLY:
-            raise PolicyViolation(
-                f"topic {topic.name} is compacted only; let its cleanup.policy have `delete`, then delete its records"
-            )
+            raise PolicyViolation(f"topic {topic.name} is compacted only; add `delete` to its cleanup.policy first")
         return partition_id
 
     partition_id = cluster.controller.read(find, retry_timeout_ms=call.retry_ms(cluster.controller))

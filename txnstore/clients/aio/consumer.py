@@ -124,7 +124,12 @@ class AIOConsumer:
         return messages[0] if messages else None
 
     async def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
-        """Return up to so many messages and events: as many as came in time; arguments as of `Consumer.consume`."""
+        """Return up to so many messages and events: as many as came in time; arguments as of `Consumer.consume`.
+
+        Raises:
+            ValueError: `num_messages` is not from 0 to 1000000.
+            RuntimeError: the consumer has been closed.
+        """
         if not 0 <= num_messages <= _CONSUME_MAX:
             raise ValueError("num_messages must be between 0 and 1000000 (1M)")
         return await self._read(num_messages, timeout)
@@ -186,7 +191,12 @@ class AIOConsumer:
         *,
         connection: Any = None,
     ) -> list[TopicPartition] | None:
-        """As `Consumer.commit`; the connection may also be an `AsyncConnection` or `AsyncSession` of SQLAlchemy."""
+        """As `Consumer.commit`; the connection may also be an `AsyncConnection` or `AsyncSession` of SQLAlchemy.
+
+        Raises:
+            KafkaException: as of `Consumer.commit`.
+            RuntimeError: the consumer has been closed.
+        """
         commit = functools.partial(self._consumer.commit, message, offsets, asynchronous)
         if connection is None:
             return await self._call(commit)
@@ -289,13 +299,13 @@ class AIOConsumer:
                 read += self._take()
                 if len(read) == count or left_seconds <= _SLICE_SECONDS:
                     break
-                # A call within a callback has nothing to wait for then: what is held returns only behind the callback.
+                # A call within a callback has nothing to wait for then: what is held returns only after the callback.
                 if (read or self._calls.is_in_callback) and self._consumer.is_held_up:
                     break
                 if read and not any(held is read for held in self._held):
                     self._held.append(read)
         except BaseException:
-            # What the thread still reads comes behind.
+            # What the thread still reads comes afterwards.
             with self._taking:
                 self._taken[:0] = read
             raise

@@ -59,11 +59,10 @@ class Consumer(Polls):
 
     Records are read ahead in the background; `poll()` hands them out and serves the callbacks.  Every call keeps its
     timeout, in seconds, whatever the database does; a negative one means for ever.  A consumer may be used by several
-    threads, but only in the process that made it.
+    threads, but only in the process that made it.  Once it is closed, calls raise RuntimeError.
 
     Args:
-        config: the configuration, as a dict or as keywords; `bootstrap.servers` is the database's URL, and `group.id`
-            is needed.
+        config: a dict or keywords; `bootstrap.servers` is the database's URL, and `group.id` is needed.
 
     Raises:
         TypeError: there is no configuration.
@@ -257,7 +256,7 @@ class Consumer(Polls):
                 return False
             core.group.waiting += 1
             try:
-                # Who is not notified has nothing to look for.
+                # Without a notification there is nothing to look for.
                 return core.arrived.wait(min(left_seconds, WAIT_SECONDS_MAX)) or left_seconds > WAIT_SECONDS_MAX
             finally:
                 core.group.waiting -= 1
@@ -365,7 +364,7 @@ class Consumer(Polls):
             self._core.replace(chosen, "Failed to set assignment")
 
     def unassign(self) -> None:
-        """Read no partition any more.
+        """Stop reading all partitions.
 
         Raises:
             KafkaException: `_STATE`: it has joined a cooperative group.
@@ -395,11 +394,10 @@ class Consumer(Polls):
             self._core.add(chosen)
 
     def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
-        """Read these partitions no more.
+        """Stop reading these partitions.
 
         Raises:
-            KafkaException: `_STATE`: the group's assignor is an eager one; `_INVALID_ARG`: a partition is not
-                assigned.
+            KafkaException: `_STATE`: the group's assignor is eager; `_INVALID_ARG`: a partition is not assigned.
         """
         self._check()
         chosen = check_partitions(partitions)
@@ -432,8 +430,8 @@ class Consumer(Polls):
 
         Raises:
             TypeError: this is not a partition.
-            KafkaException: `_STATE`: it is not assigned; `_UNKNOWN_PARTITION`: and the consumer has never heard of its
-                topic; `_INVALID_ARG`: one cannot seek to OFFSET_STORED, or the offset is of the other order.
+            KafkaException: `_STATE`: it is not assigned; `_UNKNOWN_PARTITION`: nor is its topic known; `_INVALID_ARG`:
+                one cannot seek to OFFSET_STORED, or the offset is of the other order.
         """
         self._check()
         wanted = check_partition(partition)
@@ -494,7 +492,7 @@ class Consumer(Polls):
     # --- committed offsets --------------------------------------------------------------------------------------------
 
     def store_offsets(self, message: Message | None = None, offsets: list[TopicPartition] | None = None) -> None:
-        """Let a later commit without arguments commit the offset behind the message, or these offsets.
+        """Let a later commit without arguments commit the offset after the message, or these offsets.
 
         One below zero takes back what was stored and is not committed yet.
 
@@ -528,7 +526,7 @@ class Consumer(Polls):
         *,
         connection: object = None,
     ) -> list[TopicPartition] | None:
-        """Commit the offset behind the message, these offsets, or what is stored and not committed yet.
+        """Commit the offset after the message, these offsets, or what is stored and not committed yet.
 
         Asynchronously nothing is returned, and `on_commit` hears of it from a later `poll()`.  Otherwise the committed
         partitions are returned, each with its own error.
@@ -538,7 +536,7 @@ class Consumer(Polls):
         `Connection` or `Session` of SQLAlchemy, a `psycopg.Connection` or a `sqlite3.Connection`; the call runs on the
         caller's thread and returns the partitions.  Others that commit for the group wait until the caller commits.
         After an error the caller rolls back.  After the rollback the consumer reads on where it was: `seek()` back, or
-        make a new consumer.  Offsets without arguments are all that are stored, for the consumer does not learn what
+        make a new consumer.  Offsets without arguments are all that are stored, since the consumer does not learn what
         became of them.
 
         Raises:
@@ -601,7 +599,7 @@ class Consumer(Polls):
     def get_watermark_offsets(
         self, partition: TopicPartition, timeout: float = -1, cached: bool = False
     ) -> tuple[int, int]:
-        """Return the first offset of the partition and the one behind the last that this consumer may read.
+        """Return the first offset of the partition and the one after the last that this consumer may read.
 
         With `isolation.level=read_committed` the latter is the last stable offset, in commit order the high watermark.
         `cached`: as the last reading found them, with the high watermark; OFFSET_INVALID before the first one.
@@ -624,8 +622,7 @@ class Consumer(Polls):
     def offsets_for_times(self, partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
         """Return for each partition the first offset at or after the time that stands in its `offset`.
 
-        Times are milliseconds since 1970; OFFSET_END: there is no such record yet.  A partition that does not exist has
-        an `error`.
+        Times are milliseconds since 1970; OFFSET_END: no such record yet.  A missing partition has an `error`.
 
         Raises:
             KafkaException: `_INVALID_ARG`: the list is empty; `_UNKNOWN_PARTITION`: none of them exists; `_TIMED_OUT`,
@@ -669,7 +666,11 @@ class Consumer(Polls):
         )
 
     def set_sasl_credentials(self, username: str, password: str) -> None:
-        """Do nothing: the database's URL holds the credentials."""
+        """Do nothing: the database's URL holds the credentials.
+
+        Raises:
+            TypeError: one of them is not text.
+        """
         self._check(HANDLE_CLOSED_TEXT)
         for value in (username, password):
             if not isinstance(value, str):

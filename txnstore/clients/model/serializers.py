@@ -70,7 +70,7 @@ class Serializer:
     __slots__ = ()
 
     def __call__(self, obj: Any, ctx: SerializationContext | None = None) -> bytes | None:
-        """Return the bytes of an object, or None for none.
+        """Return the bytes of an object, or None for None.
 
         Args:
             obj: what is to become bytes.
@@ -94,7 +94,7 @@ class Deserializer:
     __slots__ = ()
 
     def __call__(self, value: bytes | None, ctx: SerializationContext | None = None) -> Any:
-        """Return the object of these bytes, or None for none.
+        """Return the object of these bytes, or None for None.
 
         Args:
             value: the bytes.
@@ -127,6 +127,9 @@ class SerializerBuilder:
         Args:
             conf: the client's configuration.
             is_key: whether it is for keys, not for values.
+
+        Raises:
+            NotImplementedError: the subclass has no `build`.
         """
         raise NotImplementedError
 
@@ -137,7 +140,11 @@ class DeserializerBuilder:
     __slots__ = ()
 
     def build(self, conf: dict[str, Any], is_key: bool) -> tuple[Deserializer, dict[str, Any]]:
-        """Return the deserializer, and the configuration without the keys that are its own; see `SerializerBuilder`."""
+        """Return the deserializer, and the configuration without the keys that are its own; see `SerializerBuilder`.
+
+        Raises:
+            NotImplementedError: the subclass has no `build`.
+        """
         raise NotImplementedError
 
 
@@ -148,7 +155,11 @@ class StringSerializer(Serializer):
         self.codec = codec
 
     def __call__(self, obj: str | None, ctx: SerializationContext | None = None) -> bytes | None:
-        """Return the text's bytes, or None."""
+        """Return the text's bytes, or None.
+
+        Raises:
+            SerializationError: it is not text, or the encoding does not have all of its characters.
+        """
         if obj is None:
             return None
         if not isinstance(obj, str):
@@ -166,7 +177,11 @@ class StringDeserializer(Deserializer):
         self.codec = codec
 
     def __call__(self, value: bytes | None, ctx: SerializationContext | None = None) -> str | None:
-        """Return the text of these bytes, or None."""
+        """Return the text of these bytes, or None.
+
+        Raises:
+            SerializationError: they are not bytes, or not text in the encoding.
+        """
         if value is None:
             return None
         if not isinstance(value, (bytes, bytearray, memoryview)):
