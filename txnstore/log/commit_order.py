@@ -31,7 +31,7 @@ from txnstore.log.codec import RecordBatch, decode
 from txnstore.log.fetch import PAGE_BATCHES_MAX, PAGE_BYTES_MAX, PAGE_OFFSETS_MAX, PAGE_RECORDS_MAX, Room, fitting
 from txnstore.model import OFFSET_MAX, ControlType
 
-#: How many stored batches a page looks at ahead of its place, and behind it for the beginnings of transactions.
+#: How many stored batches a page looks at after its place, and before it for the beginnings of transactions.
 STRETCH_BATCHES: Final = 2_000
 #: How many batches are looked at in one go for those of a single transaction where the next offsets had none of it,
 #: and how often.
@@ -42,7 +42,7 @@ _KEYS_MAX: Final = 512
 
 
 class CommitPosition(NamedTuple):
-    """Where a reader stands in commit order; what he gets next is there or behind it."""
+    """Where a reader stands in commit order; what comes next for it is there or after it."""
 
     place: int
     offset_in_transaction: int = 0
@@ -86,7 +86,7 @@ _RECORDS: Final = and_(
     record_batches.c.last_offset < bindparam("end_offset"),
     record_batches.c.control_type.is_(None),
 )
-#: The beginning of the batch that comes so many batches behind an offset, and of the one so many before it.
+#: The beginning of the batch that comes so many batches after an offset, and of the one so many before it.
 _AHEAD: Final = HotStatement(
     select(record_batches.c.base_offset)
     .where(_OF_PARTITION, record_batches.c.last_offset >= bindparam("from_offset"))
@@ -94,7 +94,7 @@ _AHEAD: Final = HotStatement(
     .limit(1)
     .offset(bindparam("batches"))
 )
-#: The batch in which an offset lies, or the one behind it.
+#: The batch in which an offset lies, or the one after it.
 _AT: Final = HotStatement(
     select(record_batches.c.base_offset, record_batches.c.last_offset)
     .where(_OF_PARTITION, record_batches.c.last_offset >= bindparam("from_offset"))
@@ -305,7 +305,7 @@ def fetch_in_commit_order(
 ) -> dict[int, CommitPage]:
     """Return a page of each partition from its position on, all of one snapshot; the limits are those of `fetch`.
 
-    A page may be empty although there is more to read, if its next position has moved.  It has nothing at or behind
+    A page may be empty although there is more to read, if its next position has moved.  It has nothing at or after
     the partition's place in `end_places`, if it is there, but for the rest of a batch outside transactions.
 
     Raises:
@@ -346,7 +346,7 @@ class _Reading:
         self._of = {"of_partition_id": bounds.partition_id, "log_start_offset": bounds.log_start_offset}
 
     def page(self, position: CommitPosition, end_place: int) -> CommitPage:
-        """Return the page that begins at this position and ends at the place, or behind the batch in which it lies."""
+        """Return the page that begins at this position and ends at the place, or after the batch in which it lies."""
         if position.offset_in_transaction > 0:
             transaction = self._transaction(position.place)
             if transaction is not None and self._is_wanted(transaction, position.offset_in_transaction):
@@ -404,7 +404,7 @@ class _Reading:
         return end_offset if end_offset - place <= STRETCH_BATCHES else self._ahead(place, STRETCH_BATCHES, end_offset)
 
     def _ahead(self, offset: int, batches: int, end_offset: int) -> int:
-        """Return where the batch begins that comes so many batches behind an offset, `end_offset` at most."""
+        """Return where the batch begins that comes so many batches after an offset, `end_offset` at most."""
         found = _AHEAD.value(self._connection, {**self._of, "from_offset": offset, "batches": batches})
         return end_offset if found is None else min(found, end_offset)
 
@@ -413,10 +413,9 @@ class _Reading:
         return _TRANSACTION.row(self._connection, {**self._of, "of_marker_offset": marker_offset})
 
     def _is_wanted(self, transaction: Any, offset: int) -> bool:
-        """Return whether the transaction is read from this offset on; one that is not whole any more is not begun.
+        """Return whether the transaction is read from this offset on; one that is no longer whole is not begun.
 
-        Raises:
-            OffsetOutOfRange: the reader has begun it, and what he wants next is deleted.
+        OffsetOutOfRange where the reader has begun it, and what comes next is deleted.
         """
         first_offset: int = transaction.first_offset
         log_start_offset = self._bounds.log_start_offset
@@ -500,6 +499,6 @@ def in_place(rows: Sequence[Any], batches: Mapping[int, RecordBatch], start: Com
 
 
 def _behind(row: Any) -> CommitPosition:
-    """Return the position behind a batch."""
+    """Return the position after a batch."""
     after = row.last_offset + 1
     return CommitPosition(row.place, after) if row.is_transactional else CommitPosition(after)

@@ -43,7 +43,7 @@ from txnstore.log.partition_storage import (
 )
 from txnstore.model import INTERNAL_GROUP_PREFIX, OFFSET_MAX
 
-#: A limit that is none; also Kafka's number for it.
+#: No limit; also Kafka's number for it.
 UNLIMITED: Final = -1
 _NAMES: Final = ("cleanup.policy", "retention.bytes", "retention.ms", "txnstore.retention.unread.ms")
 
@@ -292,7 +292,7 @@ def _read_offset(store: Store, partition_id: int, read_offsets: _ReadOffsets) ->
         return None
     if up_to.place == OFFSET_MAX:
         return up_to.offset
-    # What is committed behind the place may have begun long before it.
+    # What is committed after the place may have begun long before it.
     return min(up_to.offset, store.read(lambda connection: first_unread_offset(connection, partition_id, up_to.place)))
 
 
@@ -311,8 +311,7 @@ def _expire(
 ) -> tuple[int, bool]:
     """Delete what goes of the partition's first batches; return how many, and whether more may have to go.
 
-    Raises:
-        UnknownTopicOrPartition: the topic has been deleted meanwhile.
+    UnknownTopicOrPartition if the topic has been deleted meanwhile.
     """
     partition_id, limits = candidate.partition_id, candidate.limits
     left = delete_below_log_start(store, partition_id, portions) if candidate.has_leftovers else 0

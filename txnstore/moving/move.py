@@ -2,7 +2,7 @@
 
     move(source, target)
 
-Steps, each durable before the next one begins; whoever is killed in between is followed by the next call, which goes on
+Steps, each durable before the next one begins; if one is killed in between, the next call goes on
 where it was:
 
 1. The target, which is fresh, is closed for everybody else.
@@ -318,13 +318,13 @@ def _close(source: Store, target: Store, arriving: Move) -> Move:
         ]
         if branches:
             raise InvalidRequest(
-                f"transactions of {source.url} have branches in other databases, which have to end first"
-                f" (`txnstore maintain --once --participant URL`): {_listed(branches)}"
+                f"transactions of {source.url} have branches in other databases; end them first with"
+                f" `txnstore maintain --once --participant URL`: {_listed(branches)}"
             )
         return closed
 
     mark = source.write(work)
-    # Whoever waits for something to come looks again.
+    # Readers that wait for something look again.
     source.announce()
     return mark
 
@@ -337,7 +337,7 @@ def _leave(source: Store, closed: Move) -> None:
         found = read_move(connection)
         if found is None or found.uuid != closed.uuid:
             raise StoreMoved(
-                f"the copy was cancelled, and {source.url} is open again: what was copied is not the store any more"
+                f"the copy was cancelled, and {source.url} is open again: what was copied is no longer the store"
             )
         set_move(connection, replace(closed, state=MoveState.GONE))
 
@@ -375,10 +375,9 @@ class _Filling:
         self._set_numbers()
 
     def settle(self, position: FillPosition, work: Callable[[Connection], None] | None = None) -> None:
-        """Do some work on the target, and let it be at this position then, in one database transaction.
+        """Do some work on the target and move it on to this position, in one database transaction.
 
-        Raises:
-            InvalidRequest: somebody else has filled it further.
+        InvalidRequest if somebody else has filled it further.
         """
         behind = replace(self._arriving, position=position.to_json())
 
@@ -460,11 +459,7 @@ def _check_sound(store: Store, remedy: str, even_if_damaged: bool, told: Callabl
 
 
 def _compare(source: Store, target: Store, next_keys: Mapping[str, int], tell: Told) -> dict[str, Digest]:
-    """Return what both hold; the target is to give out `next_keys`, by table, next.
-
-    Raises:
-        StoreDamaged: they differ.
-    """
+    """Return what both hold, or StoreDamaged; the target is to give out `next_keys`, by table, next."""
     total, done = 2 * source.read(_count_rows), 0
 
     def count(rows: int) -> None:
@@ -475,7 +470,7 @@ def _compare(source: Store, target: Store, next_keys: Mapping[str, int], tell: T
     of_source, of_target = digest_of(source, told=count), digest_of(target, told=count)
     for name, key in next_keys.items():
         part = part_of_next_key(COPIED_BY_NAME[name])
-        # Who is refused may have drawn a number before, which PostgreSQL does not take back; nobody has used it.
+        # A writer that is refused may already have drawn a number, which PostgreSQL does not take back; it is unused.
         if of_source[part].sum_ > key:
             of_source[part] = Digest(1, key)
     if found := list(differences(of_source, of_target)):
@@ -494,7 +489,7 @@ def _open(target: Store, ours: Move) -> None:
         if arriving is None:
             return
         if arriving.uuid != ours.uuid:
-            # Another call has opened it, and it has begun to move on, or is filled anew.
+            # Another call has opened it, and it has begun to move on, or is filled again.
             raise refuse(target.url, arriving)
         assert FillPosition.from_json(arriving.position).is_verified, arriving.position
         closing.admit(connection, arriving)

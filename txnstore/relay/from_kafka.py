@@ -61,7 +61,7 @@ class Arrived:
 def copy_into_store(
     store: Store, relay_id: str, topics: Mapping[str, Topic], arrived: Mapping[PartitionName, Arrived]
 ) -> None:
-    """Append what has arrived, in at least one partition, and move the positions behind it.
+    """Append what has arrived, in at least one partition, and move the positions past it.
 
     Raises:
         PositionMoved: another relay has copied some of it; nothing was copied.
@@ -248,7 +248,7 @@ class FromKafka:
         return self._options.start is RelayStart.EARLIEST
 
     def _bounds(self, consumer: Any, found: Mapping[str, KafkaTopic]) -> dict[PartitionName, tuple[int, int]]:
-        """Return the first offset of each partition, and the one behind the last that a reader may see."""
+        """Return the first offset of each partition, and the one after the last that a reader may see."""
         kafka = self._cluster.library.TopicPartition
         bounds = {}
         for name, topic in found.items():
@@ -345,9 +345,9 @@ class FromKafka:
         self._heard_at = time.monotonic()
 
     def _check_unchanged(self, arrived: Iterable[PartitionName]) -> None:
-        """Refuse what was read of a topic made anew: Kafka's client goes on in it where it was in the one before.
+        """Refuse what was read of a recreated topic: Kafka's client goes on in it where it was in the one before.
 
-        Asked behind what was read: a topic that still is the one that was found has been so until then, but for the
+        Asked after what was read: a topic that still is the one that was found has been so until then, but for the
         moment by which the broker that is asked may be behind.
         """
         assert self._found is not None, "it reads"
@@ -356,11 +356,9 @@ class FromKafka:
                 raise _made_anew(name)
 
     def _copy_up_to_refused(self, arrived: Mapping[PartitionName, Arrived]) -> NoReturn:
-        """Copy record by record up to the one that its topic refuses, so that it can be named.
+        """Copy record by record up to the one that its topic refuses, so that it can be named in RelayFailed.
 
-        Raises:
-            RelayFailed: it.
-            PositionMoved: the topic refuses nothing any more.
+        PositionMoved if the topic no longer refuses any.
         """
         for partition, item in arrived.items():
             position = item.from_offset

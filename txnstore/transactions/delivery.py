@@ -27,7 +27,7 @@ from txnstore.log.append import Marker
 from txnstore.log.markers import write_markers
 from txnstore.transactions.protocol import TransactionMetadata, TransactionState
 
-#: How long one database is tried: the others, and whoever waits for the answer, are not to wait for it.
+#: How long one database is tried: the others, and the caller, are not to wait for it.
 DELIVERY_TIMEOUT_MS: Final = 500
 
 
@@ -185,9 +185,7 @@ def _still_there(cluster: Cluster, partition_ids: set[int]) -> Collection[int]:
 def _check_deleted(cluster: Cluster, partition_ids: Collection[int]) -> None:
     """Return if the partitions, of which the controller does not know, were deleted, as far as it can tell.
 
-    Raises:
-        StoreReadOnly: a standby answers for it, which may not have heard of them yet.
-        TxnStoreError: it cannot be asked.
+    StoreReadOnly if a standby answers for it, which may not have heard of them yet.
     """
     if partition_ids:
         cluster.controller.read(partial(check_not_standby, cluster.controller))

@@ -85,11 +85,7 @@ def next_transaction(
 
 
 def _check_record(message: Message) -> None:
-    """Return if it is a record; the end of a partition is as good as one.
-
-    Raises:
-        KafkaException: it is an error.
-    """
+    """Return if it is a record, and raise the error that it is otherwise; the end of a partition counts as a record."""
     error = message.error()
     if error is not None and error.code() != KafkaError._PARTITION_EOF:
         raise KafkaException(error)

@@ -211,7 +211,7 @@ class EnlistedBranches:
         if self._branches is not None:
             self._branches.release()
         for known in self.connections:
-            # Before they are forgotten: whoever comes back after Ctrl-C goes on here.
+            # Before they are forgotten: a call repeated after Ctrl-C goes on here.
             known.guards.remove()
         held, self.connections = [known for known in self.connections if not known.is_lost], []
         hook_error: Exception | None = None
@@ -557,11 +557,7 @@ class Enlistment:
                 create(connection)
 
     def _ask(self, ending: _Ending, deadline: Deadline) -> None:
-        """Commit; return once it was asked for, whether or not the answer is known.
-
-        Raises:
-            KafkaException: nothing was committed.
-        """
+        """Commit; return once it was asked for, whether or not the answer is known, or raise: nothing was committed."""
         enlisted = self._enlisted
         assert enlisted is not None
         assert ending.requests is not None
@@ -683,7 +679,7 @@ class Enlistment:
         ending.requests = requests
 
     def _give_up_work(self, ending: _Ending) -> None:
-        """Report what was gathered for a commit that was interrupted; it comes behind the gathering."""
+        """Report what was gathered for a commit that was interrupted; it comes after the gathering."""
         self._give_up(ending, KafkaError(KafkaError._PURGE_QUEUE))
 
     def _settle_work(self, ending: _Ending) -> None:

@@ -82,7 +82,7 @@ class TransactionProgress:
         self.delayed = delayed
         self.serve_reports = serve_reports
         self.changed = sender.thread.changed
-        """The producer's one lock, for who waits for others or tells them."""
+        """The producer's one lock, for threads that wait for others or tell them."""
         self.lock = sender.thread.alarm.lock
         """The lock by itself, which is much faster to take."""
         self.stage = _S.INIT
@@ -212,7 +212,7 @@ class TransactionProgress:
         except Exception as error:
             fields = {"event": "background_work_failed", "client": threading.current_thread().name}
             _log.exception("a commit of %.80r failed; it is asked for again", self.transactional_id, extra=fields)
-            raise OutcomeUnknown(f"a commit failed ({type(error).__name__}): it may stand all the same") from error
+            raise OutcomeUnknown(f"a commit failed ({type(error).__name__}): it may have been made") from error
 
     def coordinator(self, store: Store, cluster: Cluster | None) -> TransactionCoordinator:
         """Return who coordinates the transactions in this store."""
@@ -229,7 +229,7 @@ class TransactionProgress:
         except TimeoutError:
             # The work may be done by the time anybody looks: it is taken up again all the same.
             self._is_left = resumable
-            hint = "retry call to resume" if resumable else "nothing of it is done later; repeat the call"
+            hint = "retry call to resume" if resumable else "nothing is done later; repeat the call"
             reason = f"Timed out waiting for operation to finish, {hint}"
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT, reason, retriable=True)) from None
         except SenderStopped:
@@ -281,7 +281,7 @@ class TransactionProgress:
             self.error = error
             self.enter(target)
         if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-            # Of a topic that was deleted and made anew, the next transaction is to know the partitions that it has now.
+            # Of a topic that was deleted and recreated, the next transaction is to know the partitions that it has now.
             self.directory.forget_all()
         self.delayed.forget()
         self.sender.purge(in_queue=True, in_flight=False)
@@ -424,7 +424,7 @@ class TransactionOffsets:
         self._progress.delayed.set(self._write_lingering)
 
     def stop_lingering(self) -> None:
-        """Let those that wait be written by whoever ends the transaction now."""
+        """Let those that wait be written by the call that ends the transaction now."""
         self._progress.delayed.forget()
 
     def take(self, committer: GroupMembership, positions: Iterable[TopicPartition]) -> None:
@@ -523,11 +523,7 @@ def followed(work: Future[None]) -> Future[None]:
 
 
 def _offsets_in(topics: Mapping[str, Topic], positions: Iterable[TopicPartition]) -> dict[int, OffsetAndMetadata]:
-    """Return offsets by the ids of their partitions.
-
-    Raises:
-        UnknownTopicOrPartition: one is not there.
-    """
+    """Return offsets by the ids of their partitions, or UnknownTopicOrPartition."""
     offsets: dict[int, OffsetAndMetadata] = {}
     for position in positions:
         topic = topics.get(position.topic)

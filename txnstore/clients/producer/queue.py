@@ -53,7 +53,7 @@ FULL_TEXT: Final = "Local: Queue full"
 
 DeliveryCallback = Callable[[Any, Any], object]
 
-#: A queue holds the values of its records one behind the other in one flat list, because there are very many: Python's
+#: A queue holds the values of its records one after another in one flat list, because there are very many: Python's
 #: collector of garbage has nothing to do for a record.  Their places: value, key, timestamp in milliseconds, packed
 #: headers, callback, when it was queued by the monotonic clock, and the size of value, key and headers in bytes.
 VALUE: Final = 0
@@ -326,12 +326,7 @@ class Accumulator(_AccumulatorParts):
                 queue.notify_at_bytes = queue.batch_bytes_max + (waiting_bytes if is_full else 0)
 
     def _make_room(self, size_bytes: int) -> None:
-        """Count out what has been served meanwhile.
-
-        Raises:
-            BufferError: the queue is full all the same.
-            RuntimeError: it has been closed.
-        """
+        """Count out what has been served meanwhile; BufferError if the queue is still full."""
         if self._closed_text is not None:
             raise RuntimeError(self._closed_text)
         self.settle()
@@ -457,7 +452,7 @@ class Accumulator(_AccumulatorParts):
         return expired
 
     def give_up(self) -> None:
-        """Give up every record that waits; whoever waits for reports is woken."""
+        """Give up every record that waits; those waiting for reports are woken."""
         self.changed.notify_all()
         # No call in between: Ctrl-C finds each record here or there.
         self.given_up += self.queues, self._unassigned
@@ -588,10 +583,10 @@ class DeliveryReports:
     def fail_waiting(self, count_failed: Callable[[int], object] | None) -> None:
         """Report all that waits to be sent as not delivered; under the lock.
 
-        Should Ctrl-C come in between, what has no report yet gets one from whoever serves next.
+        Should Ctrl-C come in between, what has no report yet gets one from the next call that serves.
         """
         if count_failed is not None:
-            # First: if Ctrl-C comes right behind it, nobody commits without them.
+            # First: if Ctrl-C comes right after it, nobody commits without them.
             count_failed(self._accumulator.waiting_count)
         self._accumulator.give_up()
         self._report_given_up()

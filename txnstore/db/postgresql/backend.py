@@ -83,7 +83,7 @@ ERRORS_BY_SQLSTATE: Final[dict[str, type[TxnStoreError]]] = {
 UNKNOWN_AT_COMMIT: Final = ("08", "25P03", "25P04", "40003", "57P", "58", "XX")
 
 #: How PostgreSQL names the severity of what ends the session, or all of them: whatever the SQLSTATE, a COMMIT may stand
-#: all the same. Without room for its log (53100) the server stops behind what it has written, and recovers that.
+#: all the same. Without room for its log (53100) the server stops after what it has written, and recovers that.
 _ENDS_SESSION: Final = frozenset({"FATAL", "PANIC"})
 
 # What stands before libpq's reason: whom it has asked.
@@ -245,7 +245,7 @@ class StorePostgreSQLDialect(PGDialect_psycopg):
         return "READ COMMITTED"
 
     def _set_backslash_escapes(self, connection: Connection) -> None:
-        """Go by what the server has said as well; a later SET is none of ours."""
+        """Go by what the server has said as well; a later SET is not ours."""
         said = _driver_connection(connection).info.parameter_status("standard_conforming_strings")
         self._backslash_escapes = said == "off"
 
@@ -393,9 +393,7 @@ class PostgreSQLBackend:
     def _refuse_whole(self, error: psycopg.Error, *, is_early: bool) -> None:
         """Return if the server has undone everything and the general way may explain; else raise what happened.
 
-        Raises:
-            NoWholeCommits: there is no such function, or not for this role.
-            TxnStoreError: the connection broke, or the database is busy or away.
+        NoWholeCommits if there is no such function, or not for this role.
         """
         sqlstate = error.sqlstate
         # What failed within the function came before its commit.
