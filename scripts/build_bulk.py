@@ -67,7 +67,7 @@ class BulkBuild(BuildHookInterface[Any]):
         target = PACKAGE / BUILT if is_editable else Path(self._folder.name, BUILT)
         reason = compile_to(target)
         if reason is not None:
-            self.app.display_warning(f"txnstore goes without its bulk paths in C: {reason}")
+            self.app.display_warning(f"txnstore runs without its bulk paths in C: {reason}")
             return
         build_data["pure_python"] = False
         build_data["infer_tag"] = True

@@ -26,8 +26,8 @@ else:
     _sources = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("_bulk*.[ch]"))]
     if _bulk is not None and _sources and getattr(_bulk, "SOURCES", 0) != zlib.crc32(b"".join(_sources)):
         warnings.warn(
-            "txnstore goes without its bulk paths in C, which were compiled of other sources than those that lie beside"
-            " them: install it again (pip install --editable)",
+            "txnstore runs without its bulk paths in C, which were compiled from other sources than those beside them:"
+            " install it again (pip install --editable)",
             RuntimeWarning,
             stacklevel=1,
         )

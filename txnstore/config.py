@@ -185,13 +185,13 @@ STORE_SETTINGS: Final = _table(
         "log.retention.check.interval.ms",
         300_000,
         _integer(1, _INT64_MAX),
-        "How often batches are looked for that retention.ms and retention.bytes do not keep.",
+        "How often the store looks for batches that retention.ms or retention.bytes no longer keeps.",
     ),
     Setting(
         "log.cleaner.backoff.ms",
         15_000,
         _integer(1, _INT64_MAX),
-        "How often partitions are looked for that are to be compacted.",
+        "How often the store looks for partitions to compact.",
     ),
     Setting(
         "txnstore.transaction.log.retention.ms",
@@ -209,7 +209,7 @@ STORE_SETTINGS: Final = _table(
         "txnstore.sink.retention.ms",
         31_536_000_000,
         _integer(-1, _INT64_MAX),
-        "How long it is remembered what a streaming query has committed that does nothing; -1: for ever.",
+        "How long the store remembers what an idle streaming query has committed; -1: for ever.",
     ),
     Setting(
         "txnstore.placement",
@@ -224,7 +224,7 @@ TOPIC_SETTINGS: Final = _table(
     Setting(
         "cleanup.policy",
         "delete",
-        # None of both is allowed since KIP-1161.
+        # An empty list is allowed since KIP-1161.
         _some_of("delete", "compact"),
         "Whether old records are deleted, or all but the newest of each key; empty: neither.",
         is_list=True,
@@ -266,33 +266,33 @@ TOPIC_SETTINGS: Final = _table(
         "max.compaction.lag.ms",
         _INT64_MAX,
         _integer(1, _INT64_MAX),
-        "How long a record may wait for compaction, however little has come.",
+        "How long a record may wait for compaction, however little has been appended.",
     ),
     Setting(
         "min.cleanable.dirty.ratio",
         0.5,
         _fraction,
-        "Which part of a partition must be new, by size, before it is compacted.",
+        "What share of a partition, by size, must be new before it is compacted.",
     ),
     Setting("min.compaction.lag.ms", 0, _integer(0, _INT64_MAX), "How long a record is safe from compaction."),
     Setting(
         "txnstore.placement",
         "",
         _text,
-        "Where new partitions of the topic live: hash, roundrobin, or the label of a database; empty: as the store.",
+        "Where new partitions of the topic live: hash, roundrobin, or a database's label; empty: as for the store.",
     ),
     Setting(
         "retention.bytes",
         -1,
         _integer(_INT64_MIN, _INT64_MAX),
-        "The size of a partition above which old batches are deleted; -1: none.",
+        "The size of a partition above which old batches are deleted; -1: no limit.",
     ),
     Setting("retention.ms", 604_800_000, _integer(-1, _INT64_MAX), "The age of batches to delete; -1: never."),
     Setting(
         "txnstore.retention.unread.ms",
         0,
         _integer(-1, _INT64_MAX),
-        "How old batches may become that a group has not read; 0: groups hold nothing back; -1: any age.",
+        "How old a batch may become that a group has not read; 0: groups hold nothing back; -1: any age.",
     ),
     # The rest of Kafka's (LogConfig.java), so that tools that compare what they have set find it again.
     Setting("compression.gzip.level", -1, _level(1, 9)),

@@ -55,7 +55,7 @@ def test_a_copy_that_stopped_is_cancelled_or_goes_on(txnstore, urls, monkeypatch
         patched.setattr(moving, "_compare", stop)
         ended = txnstore("copy", *urls)
         assert ended.code == 130
-        assert "is closed now, and not copied to the end; the same call goes on" in ended.err
+        assert "is closed now, and the copy is not complete; the same command goes on with it" in ended.err
     ended = txnstore("topics", "list", "--url", urls[0])
     assert (ended.code, "it is being copied to" in ended.err) == (1, True)
     assert txnstore("copy", "--cancel", urls[0]).out.endswith(": open again\n")
@@ -79,7 +79,7 @@ def test_what_a_newer_version_has_closed_is_to_be_opened_by_it(txnstore, txnstor
     with open_store(url) as store:
         store.write(close_anew)
     ended = txnstore("copy", "--cancel", url)
-    assert (ended.code, "run this with the version that has closed it" in ended.err) == (1, True)
+    assert (ended.code, "run this with the version that closed the store" in ended.err) == (1, True)
     assert "is closed" in txnstore("topics", "list", "--url", url).err
 
 
@@ -87,7 +87,7 @@ def test_an_error_says_that_the_source_is_closed_only_if_it_is(txnstore, urls, m
     def fail(*_, **__):
         raise StoreFull("there is no room; nothing was changed")
 
-    told = "is closed now, and not copied to the end; the same call goes on, and `txnstore copy --cancel"
+    told = "is closed now, and the copy is not complete; the same command goes on with it, and `txnstore copy --cancel"
     with monkeypatch.context() as patched:
         patched.setattr(moving, "_arrive", fail)
         ended = txnstore("copy", *urls)

@@ -180,7 +180,7 @@ def test_watching_tells_once_of_a_place_and_goes_on_when_the_database_was_away(r
     assert [line.rsplit(": ", 1)[1] for line in ended.err.splitlines()] == [
         "1 thing is wrong",
         "2 things are wrong",
-        "the server is away; it is tried again",
+        "the server is away; trying again",
         "nothing is wrong",
         "1 thing is wrong",
         "enough",

@@ -125,7 +125,7 @@ def test_without_a_compiler_the_wheel_is_one_for_every_platform(root, tmp_path):
     command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
     environment = {**os.environ, "CC": "/nowhere/cc"}
     built = subprocess.run(command, cwd=root, env=environment, check=True, capture_output=True, text=True)
-    assert "txnstore goes without its bulk paths in C: " in built.stdout + built.stderr
+    assert "txnstore runs without its bulk paths in C: " in built.stdout + built.stderr
     (file,) = tmp_path.glob("*.whl")
     assert file.name.endswith("-py3-none-any.whl")
     with zipfile.ZipFile(file) as archive:

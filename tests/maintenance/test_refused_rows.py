@@ -43,7 +43,7 @@ def test_a_refused_row_goes_once_it_was_there_for_as_long_as_the_setting_says(st
     drain_outbox(store)
     clock.advance(1)
     assert delete_refused(store) == 1
-    assert "1 rows that nobody wanted to have tried again were deleted" in caplog.text
+    assert "1 refused rows that nobody asked to retry were deleted" in caplog.text
     assert len(left(store)) == 1
 
 

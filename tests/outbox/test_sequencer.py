@@ -541,7 +541,7 @@ def test_a_refused_row_may_be_tried_again(store, caller):
     store.write(lambda c: change_store_settings(c, {"auto.create.topics.enable": "false"}))
     caller().insert(b"v").commit()
     assert drain_outbox(store) == 0
-    assert refusals(store) == {b"v": "there is no topic t, and the store does not create topics by their use"}
+    assert refusals(store) == {b"v": "there is no topic t, and the store does not create topics on first use"}
     topic_of(store)
     store.write(lambda c: c.execute(update(outbox).values(refusal=None)))
     assert drain_outbox(store) == 1

@@ -31,7 +31,7 @@ def driver(log, request):
 
 
 #: What is said of a group that a transaction of the same transactional id has moved on.
-OWN = r"of the query's own transactional id 'pipeline' has moved that on .*startingOffsets=group"
+OWN = r"of the query's own transactional id 'pipeline' has advanced the group .*startingOffsets=group"
 
 
 def offsets_of(log):

@@ -167,7 +167,7 @@ def test_where_a_batch_read_begins_and_ends(log, options, values):
                 "endingOffsets": '{"settlements": {"0": 2, "1": 0}}',
             },
             InvalidConfiguration,
-            r"settlements-0 begins at offset 3 \(startingOffsets\), behind its end at 2",
+            r"settlements-0 begins at offset 3 \(startingOffsets\), after its end at 2",
         ),
         (
             {"endingOffsets": '{"settlements": {"0": 9, "1": 0}}'},

@@ -240,7 +240,7 @@ def test_a_topic_that_was_deleted_is_lost(log):
     query = Query(log, startingOffsets="earliest")
     query.batch()
     log.store.write(lambda connection: delete_topic(connection, log.name))
-    with pytest.raises(OffsetOutOfRange, match="the query has read settlements-0, settlements-1, which it cannot any"):
+    with pytest.raises(OffsetOutOfRange, match="the query has read settlements-0, settlements-1, which it no longer can"):
         query.write_down()
     query.options["failOnDataLoss"] = "false"
     query.restart()
@@ -257,7 +257,7 @@ def test_a_topic_that_was_made_anew_is_no_continuation(log, order, new):
     log.store.write(lambda connection: delete_topic(connection, log.name))
     again = SourceLog(log.store, log.name)
     again.plain(0, *new)
-    with pytest.raises(OffsetOutOfRange, match="has read settlements, which it cannot any more: it was deleted"):
+    with pytest.raises(OffsetOutOfRange, match="has read settlements, which it no longer can: it was deleted"):
         query.write_down()
     query.options["failOnDataLoss"] = "false"
     query.restart()

@@ -148,7 +148,7 @@ DAMAGES = {
         say_tombstones_are_gone,
         _I.ONE_OF_EACH_KEY,
         lambda log: log.kept + 7,
-        lambda _: "a tombstone is left whose time is over",
+        lambda _: "a tombstone is left after its time",
     ),
     "a record without a key is left": (
         bring_back_without_key,

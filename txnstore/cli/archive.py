@@ -35,7 +35,7 @@ def export(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", autocompletion=complete_topic, help="The topic.")],
     *,
     parquet: Annotated[
-        Path, typer.Option("--parquet", metavar="FILE", show_default=False, help="The file, which comes to be whole.")
+        Path, typer.Option("--parquet", metavar="FILE", show_default=False, help="The file; it appears once complete.")
     ],
     partitions: Annotated[
         list[int] | None,
@@ -44,11 +44,11 @@ def export(
     from_offset: Annotated[int, typer.Option("--from", metavar="OFFSET", min=0, help="The first offset.")] = 0,
     until_offset: Annotated[
         int | None,
-        typer.Option("--until", metavar="OFFSET", min=0, show_default=False, help="The offset behind the last one."),
+        typer.Option("--until", metavar="OFFSET", min=0, show_default=False, help="The offset after the last one."),
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option("--since", metavar="TIME", show_default=False, help=f"The first record of this time: {FORMS}."),
+        typer.Option("--since", metavar="TIME", show_default=False, help=f"Begin with the first record since {FORMS}."),
     ] = None,
     before: Annotated[
         str | None,
@@ -56,7 +56,7 @@ def export(
             "--before",
             metavar="TIME",
             show_default=False,
-            help="It ends before the first record of this time.",
+            help="End before the first record of this time.",
         ),
     ] = None,
     compression: Annotated[
@@ -118,7 +118,7 @@ def load(
         except OSError as error:
             raise CommandFailed(f"{file}: {error.strerror or error}") from None
         except KafkaException as error:
-            raise CommandFailed(f"{error_text(error)}; the same call goes on", code=exit_code(error)) from None
+            raise CommandFailed(f"{error_text(error)}; the same command goes on", code=exit_code(error)) from None
     before = f"; {done.record_count_before} by earlier calls" if done.record_count_before else ""
     hint(f"{_records(done.record_count)} written to {done.topic}{before}")
     if done.retention_ms is not None:

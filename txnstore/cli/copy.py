@@ -36,9 +36,7 @@ def copy(
     *,
     stop: Annotated[
         bool,
-        typer.Option(
-            "--cancel", help="Open FROM again, which a copy has closed and has not finished; TO stays closed for good."
-        ),
+        typer.Option("--cancel", help="Reopen FROM, which an unfinished copy has closed; TO stays closed for good."),
     ] = False,
     even_if_damaged: Annotated[
         bool,
@@ -54,7 +52,7 @@ def copy(
     """Move a store to another database, with all that it holds; clients go on there where they were.
 
     FROM is closed for writers meanwhile and stays closed: who still writes to it is told where it went. Everything
-    is compared before TO is opened. Whatever stops it, the same call goes on where it was. Put passwords into
+    is compared before TO is opened. Whatever stops it, the same command goes on from there. Put passwords into
     PGPASSWORD or ~/.pgpass: others on this machine can see a command line.
     """
     for url, what in ((from_url, "FROM"), (to_url, "TO")):
@@ -96,7 +94,7 @@ def _told_if_closed(source: Store) -> Iterator[None]:
                 raise
             state = "closed"
         told = (
-            f"{source.url} is {state} now, and not copied to the end; the same call goes on, and"
+            f"{source.url} is {state} now, and the copy is not complete; the same command goes on with it, and"
             f" `txnstore copy --cancel {source.url}` opens it again"
         )
         if isinstance(error, KeyboardInterrupt):
@@ -125,6 +123,6 @@ def _show(moved: Moved, source: Store, target: Store, *, as_json: bool) -> None:
         show_rows([row for row in rows if row["rows"]], _COLUMNS, as_json=False)
         say("")
     if moved.was_there:
-        say(f"the store {moved.store_uuid} has moved to {target.url} before; nothing was changed")
+        say(f"the store {moved.store_uuid} has already moved to {target.url}; nothing was changed")
     else:
         say(f"the store {moved.store_uuid} lives in {target.url} now; give its URL to all clients")

@@ -53,7 +53,7 @@ def maintain(
     once: Annotated[
         bool,
         typer.Option(
-            "--once", help="Do everything once, then exit: with 75 if some of it may be done later, 1 if it may not."
+            "--once", help="Do everything once, then exit: with 75 if some of it can be done later, 1 if it cannot."
         ),
     ] = False,
     participants: Participants = None,
@@ -64,13 +64,13 @@ def maintain(
         ),
     ] = None,
     metrics_address: Annotated[
-        str, typer.Option("--metrics-address", metavar="ADDRESS", help="Where to listen for who asks for them.")
+        str, typer.Option("--metrics-address", metavar="ADDRESS", help="The address on which they are served.")
     ] = "127.0.0.1",
     schema: Schema = DEFAULT_SCHEMA,
 ) -> None:
     """Complete decided transactions, abort timed-out ones and delete what has expired, until stopped by Ctrl-C."""
     if once and metrics is not None:
-        raise typer.BadParameter("leave out --once: metrics are of a process that stays", param_hint="--metrics")
+        raise typer.BadParameter("leave out --once: only a process that stays serves metrics", param_hint="--metrics")
     url = one_url(context, url, url_option)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     duties = (*DUTIES, *branch_duties(participants or ()))

@@ -31,7 +31,7 @@ _Limits = list[str] | None
 def _limit(name: str, what: str) -> typer.models.OptionInfo:
     """Return a repeatable option that limits a role."""
     option: typer.models.OptionInfo = typer.Option(
-        name, metavar="NAME", show_default=False, help=f"{what}; or a beginning with * behind; repeatable."
+        name, metavar="NAME", show_default=False, help=f"{what}, or a prefix followed by *; repeatable."
     )
     return option
 
@@ -65,7 +65,7 @@ def grant(
     kind: Annotated[Kind, typer.Argument(show_default=False, help="What the role is for.")],
     role: _Role,
     *,
-    topics: Annotated[_Limits, _limit("--topic", "A topic that it may use, and no others")] = None,
+    topics: Annotated[_Limits, _limit("--topic", "A topic that it may use (and no others)")] = None,
     group_ids: Annotated[_Limits, _limit("--group", "A group that it may use")] = None,
     transactional_ids: Annotated[_Limits, _limit("--transactional-id", "A transactional id that it may use")] = None,
     apply: _Apply = False,
@@ -77,7 +77,7 @@ def grant(
     A producer writes records and a consumer reads them, as a member of groups; a role may be both, granted one after
     the other. A coordinator does all that clients do. A monitor sees all but payloads. An owner migrates.
     With any of --topic, --group and --transactional-id a producer or consumer uses nothing but what is named, by
-    row-level security: whoever has rights on the tables and was not granted them here sees no rows any more.
+    row-level security: a role with rights on the tables that were not granted here no longer sees any rows.
     The same again changes nothing; a grant of the same kind takes the place of the earlier one. After `migrate` to a
     newer version, grant again.
     """
@@ -96,7 +96,7 @@ def revoke(role: _Role, *, apply: _Apply = False, url: Url = None, schema: Schem
 
     Connections that are open lose it at once. Row-level security is turned off with the last role that is limited.
     """
-    done = f"the role {role} may do nothing with the tables any more"
+    done = f"the role {role} may no longer do anything with the tables"
     _print_or_apply(url, schema, lambda store: grants.revoke(store, role), done=done, apply=apply)
 
 
@@ -124,7 +124,7 @@ def _each(url: str | None, schema: str, work: Callable[[Store], None]) -> None:
         with about(each, urls), open_store(each, schema=schema, limits=patient_limits(), create=False) as store:
             if store.backend.name != "postgresql":
                 raise InvalidRequest(
-                    f"{store.url} has no roles: who may use an SQLite file is said by the file's owner and mode"
+                    f"{store.url} has no roles: the owner and mode of an SQLite file say who may use it"
                 )
             work(store)
 

@@ -362,7 +362,7 @@ def find_hanging(
             metavar="MINUTES",
             min=0,
             max=2**31 - 1,
-            help="What has been open five minutes longer than this, unknown to its coordinator, hangs.",
+            help="It hangs if open five minutes longer than this and unknown to its coordinator.",
         ),
     ] = 15,
     abort: Annotated[bool, typer.Option("--abort", help="End what is found.")] = False,
@@ -448,7 +448,7 @@ def recover(
                 f"{each.database_label}: {len(each.committed)} committed, {len(each.rolled_back)} rolled back,"
                 f" {len(each.forgotten)} ended before, {len(each.open)} still open"
             )
-    # What has ended otherwise is told of once: whoever tries again would take the next 0 for the end of it all.
+    # What has ended otherwise is told of once: a user who tries again would take the next 0 for the end of it all.
     tell_and_exit([error for each in found for error in each.failed] + refused)
 
 

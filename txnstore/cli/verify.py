@@ -94,7 +94,7 @@ def _watch(look: Callable[[], list[Violation]], cluster: Cluster, interval_secon
         except TxnStoreError as error:
             if exit_code(error) != TRY_AGAIN_LATER:
                 raise
-            hint(f"txnstore: {error_text(error)}; it is tried again")
+            hint(f"txnstore: {error_text(error)}; trying again")
         else:
             # What was seen there may change with every record that is written.
             places = {(violation.invariant, violation.place): violation for violation in found}

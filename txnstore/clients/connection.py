@@ -161,8 +161,8 @@ class StoreConnection:
             raise KafkaException(
                 KafkaError(
                     KafkaError._STATE,
-                    "the interpreter is ending, and with it all threads: a client can only be closed now; use it"
-                    " before, in a function of atexit at the latest",
+                    "the interpreter is shutting down, and its threads with it: a client can now only be closed; use it"
+                    " earlier, in an atexit function at the latest",
                 )
             )
         if self.process_id != os.getpid():
@@ -251,7 +251,7 @@ class DatabaseLook:
         # Told of the first try that fails, not of the last one.
         self._connection.on_unavailable = self._report
         try:
-            # What is not an outage is said by whoever asks for something.
+            # What is not an outage is reported by the call that asks for something.
             with contextlib.suppress(TxnStoreError, KafkaException):
                 self._connection.store().read(_nothing, retry_timeout_ms=0)
         finally:

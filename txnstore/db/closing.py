@@ -1,4 +1,4 @@
-"""The closing of a store that moves: the mark in its row, and what refuses every write, whoever makes it.
+"""The closing of a store that moves: the mark in its row, and what refuses every write, from anybody.
 
 The database itself refuses: clients that were open before, SQL functions, applications that insert into the outbox in
 whatever language.  A store that was opened is asked for its mark; a client of a closed one is told where it went.
@@ -48,7 +48,7 @@ class Move:
     """The other database, without its password."""
 
     position: str | None = None
-    """How far an arriving store is filled, as whoever fills it has written it.
+    """How far an arriving store is filled, as the process that fills it has written it.
 
     Of one that is closed, which of its moves were cancelled before.
     """
@@ -105,7 +105,7 @@ def read_cancelled_moves(connection: Connection) -> list[str]:
 
 
 def cancel(connection: Connection, move: Move) -> None:
-    """Open a store that is closed for this move, behind `wait_for_writers`, and remember that it was cancelled."""
+    """Open a store that is closed for this move, after `wait_for_writers`, and remember that it was cancelled."""
     cancelled = [*read_cancelled_moves(connection), move.uuid]
     open_(connection, replace(move, position=json.dumps(cancelled)))
 
@@ -124,9 +124,9 @@ def set_move(connection: Connection, move: Move) -> None:
 
 
 def wait_for_writers(connection: Connection) -> None:
-    """Let nobody else write to the store before this database transaction ends; who is writing commits before.
+    """Let nobody else write to the store before this database transaction ends; writers at work commit before.
 
-    It comes first: whoever holds rows already, and waits for those of others, could meet them the other way round.
+    It comes first: a holder of rows that waits for those of others could meet them the other way round.
 
     Raises:
         sqlalchemy.exc.DBAPIError: somebody writes for longer than statements wait for locks.
@@ -136,7 +136,7 @@ def wait_for_writers(connection: Connection) -> None:
 
 
 def close(connection: Connection, move: Move) -> None:
-    """Let every write fail from now on, behind `wait_for_writers`, and write the mark."""
+    """Let every write fail from now on, after `wait_for_writers`, and write the mark."""
     tables = [(name, _OF_STORE if name == "stores" else None) for name in _names()]
     told = str(move) if move.state is MoveState.ARRIVING else f"it goes on in {move.peer}; `txnstore copy` moves it"
     told = f"{closing_sqlite.CLOSED}: {told}"
@@ -166,8 +166,8 @@ def open_(connection: Connection, last: Move | None = None) -> None:
         if getattr(error.orig, "sqlstate", None) != closing_postgresql.STILL_USED:
             raise
         raise InvalidRequest(
-            "writes are refused by more than this version of txnstore puts up: run this with the version that has"
-            " closed it"
+            "writes are also refused by triggers that this version of txnstore does not know; run this with the version"
+            " that closed the store"
         ) from error
     connection.execute(
         _SET_MARK,
@@ -181,7 +181,7 @@ def open_(connection: Connection, last: Move | None = None) -> None:
 
 
 def admit(connection: Connection, move: Move) -> bool:
-    """Let this database transaction fill the store; False: it was filled further, or is none of this move's.
+    """Let this database transaction fill the store; False: it was filled further, or does not belong to this move.
 
     It ends with `set_move`, or nothing is refused any more.
     """
@@ -194,7 +194,7 @@ def admit(connection: Connection, move: Move) -> bool:
 
 
 def refuse(url: object, move: Move) -> StoreMoved:
-    """Return the error of whoever opens a store that is not at home."""
+    """Return the error for opening a store that is not at home."""
     return StoreMoved(f"the store in {url} is closed: {move}")
 
 

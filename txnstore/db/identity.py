@@ -69,7 +69,7 @@ def is_own_database(store: Store, connection: Connection) -> bool:
     """Return whether a connection of somebody else is to the database of the store, and not to a copy of that."""
     running = store.backend.running(connection)
     if store.running != running:
-        # Also if its server has started anew since it was asked.
+        # Also if its server has restarted since it was asked.
         store.running = store.read(store.backend.running)
     return store.running == running
 
@@ -152,8 +152,8 @@ def check_not_adopted(store: Store, connection: Connection) -> None:
 def _check_uuid(store: Store, store_uuid: str | None) -> None:
     if store_uuid != store.store_uuid:
         raise StoreCopied(
-            f"the store in {store.url} was given another identity while this program ran, or another one was put in its"
-            " place: restart the program"
+            f"the store in {store.url} was given another identity while this program ran, or was replaced: restart the"
+            " program"
         )
 
 

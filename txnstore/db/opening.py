@@ -245,8 +245,8 @@ def _look(store: Store, connection: Connection) -> FirstLook:
             f"this role may read {', '.join(sorted(hidden))} in {store.url}, but row-level security is on there, and no"
             " policy shows it any row: it would take these tables for empty. Nothing was changed. If the role is to use"
             " them, let the owner of the tables grant it its kind (`txnstore roles grant`); if not, revoke its right"
-            " to read them, which it may also have by a membership such as pg_read_all_data. To switch row-level"
-            " security off there would lift the limits of all roles"
+            " to read them, which it may also have by a membership such as pg_read_all_data. Switching"
+            " row-level security off there would lift the limits of all roles"
         )
     return _look_inside(connection, names)
 
@@ -303,7 +303,7 @@ def _check(store: Store, finding: FirstLook) -> None:
 
 
 def _create(store: Store) -> FirstLook:
-    """Create the tables, or wait for whoever is doing so at this moment."""
+    """Create the tables, or wait for a process that is doing so."""
     try:
         retry_timeout_ms = max(CREATE_TIMEOUT_MS, store.limits.retry_timeout_ms)
         return store.write(lambda connection: _create_if_empty(store, connection), retry_timeout_ms=retry_timeout_ms)

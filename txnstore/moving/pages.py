@@ -25,7 +25,7 @@ Key = tuple[Any, ...]
 
 
 def pages(store: Store, copied: CopiedTable, after: Key | None = None) -> Iterator[Sequence[Row[Any]]]:
-    """Return the rows behind the one of the key `after`, or all of them.
+    """Return the rows after the one with the key `after`, or all of them.
 
     Raises:
         TxnStoreError: the database refused or cannot be reached.
@@ -64,8 +64,8 @@ def check_values(copied: CopiedTable, rows: Sequence[Row[Any]], *, into_sqlite: 
 def _no_place(copied: CopiedTable, row: Row[Any], name: str, what: str) -> InvalidRequest:
     key = ", ".join(f"{column.name} {getattr(row, column.name)!r}" for column in copied.key)
     return InvalidRequest(
-        f"the column {name} of the table {copied.name} holds {what}, in the row with {key}, that the other"
-        " database has no place for: open the store again with `txnstore copy --cancel`, and mend it"
+        f"column {name} of table {copied.name} (row {key}) holds {what} that the other database cannot store:"
+        " open the store again with `txnstore copy --cancel`, and correct it"
     )
 
 

@@ -48,13 +48,13 @@ LSO_AGE: Final = Metric(
     "txnstore_partition_lso_age_seconds",
     _G,
     _PARTITION,
-    "How long the transaction has been open that holds the last stable offset back; 0 without one.",
+    "How long the transaction that holds back the last stable offset has been open; 0 without one.",
 )
 LSO_HOLDER: Final = Metric(
     "txnstore_partition_lso_holder_age_seconds",
     _G,
     (*_PARTITION, "transactional_id", "producer_id"),
-    "The same with who it is, of the oldest transactions alone; without a name: its coordinator does not know it.",
+    "The same, with its name, for the oldest transactions alone; without a name: its coordinator does not know it.",
 )
 OPEN_TRANSACTIONS: Final = Metric(
     "txnstore_open_transactions", _G, (*_DATABASE, "state"), "Transactions by state: Ongoing, or Decided and not ended."
@@ -78,7 +78,7 @@ GROUP_LAG_EXACT: Final = Metric(
     "txnstore_group_lag_is_exact",
     _G,
     _POSITION,
-    "1 if all of the lag was counted; 0: behind the batches that were, offsets stand in for records.",
+    "1 if all of the lag was counted; 0: after the batches that were, offsets stand in for records.",
 )
 GROUP_MEMBERS: Final = Metric(
     "txnstore_group_members", _G, (*_DATABASE, "group"), "Members of a group that has committed."
@@ -108,7 +108,7 @@ LEFT_OUT: Final = Metric(
     "txnstore_series_left_out",
     _G,
     (*_DATABASE, "what"),
-    "Partitions without figures of their own; positions of groups: 1 if there are more than are told.",
+    "Partitions without figures of their own; positions of groups: 1 if there are more than are shown.",
 )
 
 STORE_METRICS: Final = (
@@ -119,9 +119,7 @@ STORE_METRICS: Final = (
 
 # --- of the maintenance -----------------------------------------------------------------------------------------------
 
-DUTIES_DUE: Final = Metric(
-    "txnstore_maintenance_duties_due", _G, _DATABASE, "Duties whose time has come and that are not done."
-)
+DUTIES_DUE: Final = Metric("txnstore_maintenance_duties_due", _G, _DATABASE, "Duties that are due and not done yet.")
 PORTIONS: Final = Metric(
     "txnstore_maintenance_portions_total",
     _C,
@@ -129,7 +127,7 @@ PORTIONS: Final = Metric(
     "Portions of duties by outcome: done or failed.",
 )
 ITEMS: Final = Metric(
-    "txnstore_maintenance_items_total", _C, (*_DATABASE, "duty"), "What they did: so many of what the duty is called."
+    "txnstore_maintenance_items_total", _C, (*_DATABASE, "duty"), "What they did: how many of what the duty is called."
 )
 PORTION_SECONDS: Final = Metric("txnstore_maintenance_portion_seconds", _H, _DATABASE, "How long each took.")
 

@@ -81,7 +81,7 @@ class BackgroundSequencer:
             except PermissionDenied as error:
                 # Once: that changes with a grant, not by itself.
                 self._logger.warning(
-                    "rows of the outbox are left to `txnstore maintain` and the like, for this role may not move them:"
+                    "this role may not move rows of the outbox, so they are left to `txnstore maintain` and the like:"
                     " %s",
                     error,
                     extra={"event": "outbox_not_permitted"},

@@ -108,7 +108,7 @@ def move_relay_positions(connection: Connection, relay_id: str, moves: Mapping[P
     there = {PartitionName(row.topic, row.partition_number): row.next_offset for row in rows}
     for partition, (from_offset, _) in moves.items():
         if there.get(partition) != from_offset:
-            raise PositionMoved(f"{partition}: the relay's position is {there.get(partition)}, not at {from_offset}")
+            raise PositionMoved(f"{partition}: the relay's position is {there.get(partition)}, not {from_offset}")
     connection.execute(
         _MOVE,
         [

@@ -2,7 +2,7 @@
 
 Each attempt of a task opens a writer of its own and appends its records, in short database transactions.  The driver
 then decides the batch, once: the records of the writers that it names, the row in `sink_batches` and the offsets of
-what the batch read are one database transaction, so all of it is there or nothing, whoever dies when.
+what the batch read are one database transaction, so all of it is there or nothing, whatever dies when.
 
 - A batch that is decided already, by this run or another one, is dropped: its writers write nothing.  Where no group
   says how far the query has read its number says so, of the last one, if that has read the same, as far as it is
@@ -168,7 +168,7 @@ def _entered_again(
     if row.identity == expected:
         return transaction
     if row.producer_epoch < 0:
-        # Its transactional id has expired meanwhile, and was made anew just now.
+        # Its transactional id has expired meanwhile, and was just created again.
         save_identity(connection, run, initialize(connection, request).identity)
         return LockedTransaction.lock(connection, run.transactional_id)
     if not _was_aborted_from_outside(row, expected):
@@ -196,7 +196,7 @@ def _request(connection: Connection, run: SinkRun, timeout_ms: int | None = None
 
 
 def _insert_run(connection: Connection, run: SinkRun, identity: ProducerIdentity) -> None:
-    # Whoever finds the sink silent, and forgets it, comes before or after.
+    # A client that finds the sink silent, and forgets it, comes before or after.
     lock_sink(connection, run.sink_id)
     number = 1 + int(connection.execute(_LAST_NUMBER, {"of_transactional_id": run.transactional_id}).scalar_one())
     connection.execute(
@@ -358,8 +358,8 @@ def _decide(
         return False
     if is_left_out:
         raise ProducerFenced(
-            f"a task of batch {batch_id} wrote nothing, for what was known by then said that the batch was committed"
-            " before; what other tasks read is new. Nothing was changed"
+            f"a task of batch {batch_id} wrote nothing because the batch looked committed already, but other tasks read"
+            " new data. Nothing was changed"
         )
     _check_writers(run, batch_id, writers, transaction)
     offsets = _offsets_by_group(noted)

@@ -168,7 +168,7 @@ class SinkInput:
     partition_id: int
     start_offset: int
     end_offset: int
-    """The offset behind the range: what the group commits."""
+    """The offset after the range: what the group commits."""
 
     in_commit_order: bool = False
     """Whether these are places; the group commits that it stands before what is at the last one."""
@@ -332,7 +332,7 @@ def commit_inputs(connection: Connection, run: SinkRun, batch_id: int, noted: No
     connection.execute(_FORGET_LAST, {"of_sink_id": run.sink_id})
     of_last = {"sink_id": run.sink_id, "run_id": OF_LAST_BATCH, "batch_id": batch_id}
     kept = [
-        # Which reader it was nobody asks any more: the number keeps equal ranges apart.
+        # Nobody asks any more which reader it was: the number keeps equal ranges apart.
         {**of_last, "group_id": group_id, "reader_id": number, "from_group": False, **each._asdict()}
         for number, (group_id, each) in enumerate(noted.ranges)
     ]
@@ -377,8 +377,8 @@ def _by_reader(row: Any) -> tuple[str, int, int, bool, int]:
 def _refuse_passed(connection: Connection, run: SinkRun, batch_id: int, rows: Sequence[Any]) -> None:
     """Refuse a batch that reads what its group has passed by a transaction that decided no batch of this query.
 
-    Whoever moved the group on may have written that, or left some of it out: it is neither written again nor taken for
-    written.  Another transactional id, where it is known, stops only a query that has read nothing yet.
+    The one that advanced the group may have written that, or left some of it out: it is neither written again nor taken
+    for written.  Another transactional id, where it is known, stops only a query that has read nothing yet.
     """
     starts: dict[tuple[str, int], Any] = {}
     for row in rows:
@@ -404,10 +404,11 @@ def _refuse_passed(connection: Connection, run: SinkRun, batch_id: int, rows: Se
             whose = f"another transactional id, {group.moved_by[:80]!r},"
         raise ProducerFenced(
             f"batch {batch_id} reads what group {group.group_id[:80]!r} has passed: a transaction of {whose} has"
-            f" moved that on (partition id {group.partition_id}, from offset {start.start_offset} to"
+            f" advanced the group (partition id {group.partition_id}, from offset {start.start_offset} to"
             f" {group.committed_offset}), and may have written what the batch reads; nothing was changed. If it has,"
             " begin a new checkpoint with startingOffsets=group; if not, set the group back to that offset. Two queries"
-            " at a time have a group each; one that takes the place of another takes its transactional.id, too"
+            " that run at the same time must each have their own group; one that replaces another must take over its"
+            " transactional.id, too"
         )
 
 

@@ -199,7 +199,7 @@ class DataLoss:
         its_place = f"their transaction, which was committed at {position.place}"
         if has_begun:
             # Whatever the query chose: a task writes no half of a transaction.
-            raise OffsetOutOfRange(f"{gone} while {its_place}, was read; who begins again reads none of it")
+            raise OffsetOutOfRange(f"{gone} while {its_place}, was read; a task that begins again reads none of it")
         self.report(f"{gone} when the group had read the beginning of {its_place}", "leaves out the rest of it")
         return CommitPosition(max(position.place, bounds.log_start_offset))
 
@@ -326,6 +326,6 @@ class RangeReader:
             bytes_max=PAGE_BYTES_MAX,
             end_places={wanted.partition_id: wanted.end_offset},
         )[wanted.partition_id]
-        # A record is at its place or before it, so what lies behind the range is the rest of a batch that ends there.
+        # A record is at its place or before it, so what lies after the range is the rest of a batch that ends there.
         batches = [(placed.batch, range(placed.from_offset, wanted.end_offset)) for placed in page.batches]
         return batches, page.next_position

@@ -3,7 +3,7 @@
 A batch read fixes its ranges when Spark plans it, so a task that is repeated reads the same.
 
 For a stream, Spark asks how far there is something to read, writes that down, and has it read.  A batch is read between
-two offsets that are in Spark's checkpoint before it runs, so whoever runs it again, after whatever died, reads the same
+two offsets that are in Spark's checkpoint before it runs, so a rerun, after whatever died, reads the same
 records: all ends lie below the last stable offset, where nothing changes any more.
 
 The checkpoint's offsets are the JSON of Spark's Kafka source, {"topic": {"0": 23}}, so that they can be given to
@@ -276,7 +276,7 @@ def _check_order(options: SourceOptions, starts: Positions, ends: Offsets) -> No
     for partition, start in starts.items():
         if start.place > ends[partition]:
             raise InvalidConfiguration(
-                f"{partition} begins at offset {start.place} (startingOffsets), behind its end at {ends[partition]}"
+                f"{partition} begins at offset {start.place} (startingOffsets), after its end at {ends[partition]}"
                 " (endingOffsets)"
             )
 
@@ -433,7 +433,7 @@ class TxnStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends = self._ends(snapshot, starts, begins)
         if not self._options.in_commit_order:
             return _Positions(starts, begins, ends, None, snapshot.topic_uuids)
-        # Where a partition begins anew, so do its transactions.
+        # Where a partition starts over, so do its transactions.
         whole = {
             **(whole_from_of(start) or {}),
             **{partition: whole_from(begin.place, snapshot.bounds[partition]) for partition, begin in begins.items()},
@@ -446,15 +446,15 @@ class TxnStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if gone:
             names = ", ".join(map(str, gone[:5]))
             self._loss.report(
-                f"the query has read {names}{' ...' if gone[5:] else ''}, which it cannot any more: its topic was"
-                " deleted, or the query's options name it no longer",
+                f"the query has read {names}{' ...' if gone[5:] else ''}, which it no longer can: its topic was"
+                " deleted, or the query's options no longer name it",
                 "goes on without it",
             )
 
     def _report_made_anew(self, topics: Collection[str]) -> None:
         if topics:
             self._loss.report(
-                f"the query has read {', '.join(sorted(topics))}, which it cannot any more: it was deleted, and another"
+                f"the query has read {', '.join(sorted(topics))}, which it no longer can: it was deleted, and another"
                 " topic has been created under its name",
                 "reads the other one from its first record on",
             )

@@ -77,7 +77,7 @@ def check_init_request(request: InitRequest) -> None:
     if not isinstance(request.transactional_id, str) or not request.transactional_id:
         raise InvalidRequest("the transactional id is empty")
     if request.expected is not None and min(request.expected.producer_id, request.expected.epoch) < 0:
-        raise InvalidRequest("the expected producer has a producer id and an epoch; without either there is None")
+        raise InvalidRequest("the expected producer needs both a producer id and an epoch; without them it is None")
     if request.keep_prepared and not request.enable_two_phase_commit:
         raise InvalidRequest("keep_prepared needs transaction.two.phase.commit.enable (KIP-939)")
     if request.enable_two_phase_commit:

@@ -12,7 +12,7 @@ appended, decided, marked and complete in one commit:
     appended = work.save("EndTxn")
 
 What a decision has left to other databases is delivered to them, in short database transactions that leave what is
-missing in the tables, so whoever comes next goes on where the last one stopped; recovery is this same code. Delivered
+missing in the tables, so the next client goes on where the last one stopped; recovery is this same code. Delivered
 twice, a decision is there once, and one that comes so late that the next transaction has begun changes nothing of that:
 markers and groups' offsets carry the epoch that the decision raised. So nobody holds a lock meanwhile.
 """
@@ -182,8 +182,8 @@ class LockedTransaction:
     def follow(self, transaction_group: str | None) -> None:
         """Wait until no other transaction of the group is being committed, and let none begin before this one is.
 
-        The lock comes behind that of the own row and before those of partitions: so whoever waits for it keeps nobody
-        else from anything, and draws the number of his commit behind those who went first.  The row has no transaction
+        The lock comes after that of the own row and before those of partitions: so who waits for it keeps nobody
+        else from anything, and draws the number of its commit after those that went first.  The row has no transaction
         of its own; one that nobody commits by expires as others do, and is made again.
         """
         if transaction_group is None:
@@ -275,7 +275,7 @@ class LockedTransaction:
         Raises:
             TxnStoreError: see `log.append.append` and `groups.offsets.add_pending_offsets`.
         """
-        # Whoever reads waits for records and markers alone, not for the transaction.
+        # Readers wait for records and markers alone, not for the transaction.
         note_change(self.connection)
         left = self.undelivered
         away = set() if left is None else {marker.key for marker in left.markers}
@@ -290,10 +290,10 @@ class LockedTransaction:
         )
         if action is EndAction.DECIDE and commit:
             if self.known.begin_identity != producer and self.participants.has_branches:
-                # Whoever keeps what an older producer has prepared (KIP-939) knows nothing of the votes.
+                # A producer that keeps what an older one has prepared (KIP-939) knows nothing of the votes.
                 raise TransactionAbortable(
-                    f"the transaction of {self.known.transactional_id[:80]!r} has shares in other databases, which only"
-                    " the producer that began it has asked for their votes: abort it"
+                    f"the transaction of {self.known.transactional_id[:80]!r} has shares in other databases, and only"
+                    " the producer that began it can ask them to vote: abort it"
                 )
             self._counted = counted_writers(self.participants.has_reported, writers)
         self.step(row)
@@ -391,7 +391,7 @@ class LockedTransaction:
             )
 
     def _decide_branches(self, transactional_id: str) -> None:
-        """Let the branches end as the transaction does, if this database transaction decides it, whoever asked."""
+        """Let the branches end as the transaction does, if this database transaction decides it, for any caller."""
         decided = next((row for row in self._steps if row.state in DECIDED), None)
         if decided is not None and self.participants.has_branches:
             commit = decided.state is TransactionState.PREPARE_COMMIT

@@ -88,19 +88,19 @@ def exists(connection: Connection, partition_id: int) -> bool:
 def topic_violations(connection: Connection) -> Iterator[Violation]:
     """Return what topics and partitions lack, in a store alone or the controller of a cluster."""
     for row in _NUMBERS.rows(connection):
-        seen = f"its last partition has the number {row.last_number}, and there are {row.partition_count} of them"
+        seen = f"its last partition has the number {row.last_number}, but there are {row.partition_count} of them"
         if row.partition_count == 0:
             seen = "it has no partition"
         yield Violation(Invariant.TOPICS_COMPLETE, Place(topic=row.name), seen)
     for (partition_id,) in _OF_NO_TOPIC.rows(connection):
-        seen = "the partition has a log, and no topic has the partition"
+        seen = "the partition has a log, but belongs to no topic"
         yield Violation(Invariant.TOPICS_COMPLETE, Place(partition_id), seen)
 
 
 def deletion_violations(connection: Connection) -> Iterator[Violation]:
     """Return which partitions of topics would be deleted, in a store alone or any database of a cluster."""
     for (partition_id,) in _TO_BE_DELETED.rows(connection):
-        seen = "deleted_partitions has the partition, so all that it holds is deleted, and it is of a topic"
+        seen = "deleted_partitions has the partition, so all that it holds is deleted, but it belongs to a topic"
         yield Violation(Invariant.TOPICS_COMPLETE, Place(partition_id), seen)
 
 

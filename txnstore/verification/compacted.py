@@ -63,7 +63,7 @@ class CompactedCheck:
         self._bounds = bounds
         self._deleted_offset = max((offset for offset, from_ms in read_horizons(storage) if from_ms == 0), default=0)
         self._running_max_ms = -1
-        #: Of each producer: its epoch, and the last sequence number of its records in it; None behind a marker.
+        #: Of each producer: its epoch, and the last sequence number of its records in it; None after a marker.
         self._producers: dict[int, tuple[int, int | None]] = {}
         self._keys: SeenKeys | None = None
 
@@ -168,7 +168,7 @@ class CompactedCheck:
                 continue
             keyed.append((hashlib.blake2b(key, digest_size=_DIGEST_BYTES).digest(), offset))
             if index in tombstones and offset < self._deleted_offset:
-                yield self._violation(Invariant.ONE_OF_EACH_KEY, offset, "a tombstone is left whose time is over")
+                yield self._violation(Invariant.ONE_OF_EACH_KEY, offset, "a tombstone is left after its time")
         if self._keys is None:
             self._keys = SeenKeys()
         for offset, before in self._keys.repeated(keyed):

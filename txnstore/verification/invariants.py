@@ -51,13 +51,13 @@ class Invariant(enum.Enum):
         "readers of committed records may get aborted ones or miss some: stop them, and keep a copy for a bug report",
     )
     STORAGE_KNOWN = (
-        "what is counted of batches, and what each says it has, is what they take; none lies below where they begin",
+        "the size counted for batches, and the one that each states, is right; none lies below where they begin",
         "retention by size and compaction of this partition come too early or too late; keep a copy for a bug report",
     )
 
     ONE_OF_EACH_KEY = (
-        "below where a partition is compacted there is one committed record of each key, and none that is to be gone",
-        "who builds a table of this topic may keep old values: write the keys anew, and keep a copy for a bug report",
+        "below where a partition is compacted there is one committed record of each key, and none that should be gone",
+        "tables built from this topic may keep old values: write the keys again, and keep a copy for a bug report",
     )
 
     MOVES_LEGAL = ("each entry of the journal may follow the one before it", _JOURNAL)
@@ -96,7 +96,7 @@ class Invariant(enum.Enum):
     )
     GROUPS_SOUND = (
         "no partition belongs to two members of a group, and members and offsets are of the group that they name",
-        "delete the group's members and let them join anew: close its consumers; keep a copy for a bug report",
+        "delete the group's members and let them join again: close its consumers; keep a copy for a bug report",
     )
     OUTBOX_MOVES = (
         "what applications put into the outbox becomes records soon, and nothing is refused",
@@ -113,12 +113,12 @@ class Invariant(enum.Enum):
     )
 
     TOPICS_COMPLETE = (
-        "the partitions of a topic are numbered from 0 on and not to be deleted, and each one with a log is of a topic",
+        "the partitions of a topic are numbered from 0 and not to be deleted, and each with a log belongs to a topic",
         "nobody reads what is there without a topic: put back the rows of topics and partitions, or restore a backup",
     )
 
     SETTINGS_UNDERSTOOD = (
-        "each setting is one that txnstore knows, with a value that it takes, and of a topic that is there",
+        "each setting is one that txnstore knows, with a value that it takes, and for a topic that is there",
         "no client can use the topic, or the store: correct the row in topic_configs or store_configs, or delete it",
     )
 

@@ -290,7 +290,7 @@ class _PartitionCheck:
         last, self.last_commit = self.last_commit, (number, epoch)
         if last is None or number > last[0] or (number == last[0] and (epoch is None or last[1] in {None, epoch})):
             return
-        yield self._violation(Invariant.COMMITS_NUMBERED, offset, f"commit {number} comes behind commit {last[0]}")
+        yield self._violation(Invariant.COMMITS_NUMBERED, offset, f"commit {number} comes after commit {last[0]}")
 
     # --- producers ----------------------------------------------------------------------------------------------------
 
@@ -309,7 +309,7 @@ class _PartitionCheck:
             if state.transaction_first_offset is not None:
                 seen = f"producer {producer_id} is forgotten, but its transaction is open"
                 yield self._violation(Invariant.PRODUCERS_KNOWN, state.transaction_first_offset, seen)
-            # Nor is it remembered here: it begins anew if it comes back.
+            # Nor is it remembered here: it begins afresh if it comes back.
             del self.replay.producers[producer_id]
 
     def _stored_producers(self) -> Iterator[ProducerInPartition]:

@@ -61,7 +61,7 @@ REFUSED = [
     ("subscribe", [["t", "t"]], INVALID, "Failed to set subscription: Local: Invalid argument or configuration"),
     ("subscribe", [[""]], INVALID, "Failed to set subscription: Local: Invalid argument or configuration"),
     ("assign", [[TP("t", 0, 1), TP("t", 0, 3)]], INVALID, "Failed to set assignment: Local: Invalid argument or"),
-    ("assign", [[TP("t", 0, -5)]], INVALID, "Failed to set assignment: t [0]: offset -5 is below zero, and none of"),
+    ("assign", [[TP("t", 0, -5)]], INVALID, "Failed to set assignment: t [0]: offset -5 is below zero, and not one of"),
     ("incremental_assign", [[TP("t", 0, -1999)]], INVALID, "Failed to set assignment: t [0]: offset -1999 is below"),
     ("incremental_unassign", [[TP("t", 1)]], INVALID, "t [1] can't be unassigned since it is not in the current"),
     ("offsets_for_times", [[]], INVALID, "Failed to get offsets: Local: Invalid argument or configuration"),

@@ -138,7 +138,7 @@ class Call(Generic[Item, Answer]):
         if trouble is not None:
             text = f"{text}: {trouble}"
         if not self.name.startswith(_READS):
-            text = f"{text}; what was asked for may still be done"
+            text = f"{text}; it may still be carried out"
         self.fail_all(KafkaException(KafkaError(KafkaError._TIMED_OUT, text, retriable=True)))
 
 

@@ -106,7 +106,7 @@ class Positions:
             if partition.offset < 0:
                 if to_store or partition.offset in _LOGICAL_OFFSETS or partition.offset <= OFFSET_TAIL_BASE:
                     continue
-                text = "is below zero, and none of the constants"
+                text = "is below zero, and not one of the constants"
             elif has_own and not self.in_commit_order:
                 text = "is in commit order, and this consumer reads in offset order (txnstore.delivery.order=offset)"
             elif to_store and self.in_commit_order and not has_own:
@@ -121,7 +121,7 @@ OFFSET_ORDER: Final = Positions()
 
 
 def position_behind(message: Message, topic: str, number: int, offset: int) -> TopicPartition:
-    """Return the partition with the position behind a record, in the order in which it was delivered."""
+    """Return the partition with the position after a record, in the order in which it was delivered."""
     marker_offset = message.marker_offset
     leader_epoch = message.leader_epoch()
     if marker_offset is None:

@@ -22,7 +22,7 @@ _warned: Final[set[str]] = set()
 def warn_of_unverified(url: DatabaseUrl) -> None:
     """Warn, once for each host, if a server on another machine is taken for the right one without a proof.
 
-    Whoever is on the way could read and change what is sent, and the password with some ways of authentication.
+    Anybody on the way could read and change what is sent, and the password with some ways of authentication.
     """
     mode = _setting(url, "sslmode", "PGSSLMODE")
     if mode is None:
@@ -34,9 +34,9 @@ def warn_of_unverified(url: DatabaseUrl) -> None:
         if host not in _warned and not is_local(host):
             _warned.add(host)
             _log.warning(
-                "nothing proves that the server at %.255r is the right one, for sslmode is %.20r: who is on the way"
-                " may read and change everything. Put sslmode=verify-full into the URL, and sslrootcert where its"
-                " certificate is not of a known authority",
+                "nothing proves that the server at %.255r is the right one, because sslmode is %.20r: anybody on"
+                " the way can read and change everything. Put sslmode=verify-full into the URL, and sslrootcert where"
+                " its certificate is not signed by a known authority",
                 host,
                 mode,
                 extra={"event": "server_not_verified", "host": host},

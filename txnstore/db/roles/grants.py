@@ -24,9 +24,9 @@ from txnstore.db.statements import run_on_driver
 from txnstore.db.store import Store
 from txnstore.errors import InvalidRequest
 
-#: Stands for everything, alone or behind the beginning of names.
+#: Stands for everything, alone or after a prefix of names.
 ANY: Final = "*"
-#: The first version in which a view can ask with the rights of whoever reads it.
+#: The first version in which a view can ask with the rights of its reader.
 _HAS_INVOKER_VIEWS: Final = 150_000
 _IDENTIFIER_BYTES: Final = 63
 _POLICY_PREFIX: Final = "txnstore"
@@ -35,7 +35,7 @@ _DIGEST_LENGTH: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class RoleScope:
-    """What a role is limited to: names, or beginnings of names with a `*` behind; what is not named is nothing."""
+    """What a role is limited to: names, or prefixes followed by `*`; what is not named is refused."""
 
     topics: Sequence[str] = ()
     group_ids: Sequence[str] = ()
@@ -204,7 +204,7 @@ def _check_bounds(kind: Kind, bounds: RoleScope) -> None:
         raise InvalidRequest(f"a role of the kind {kind} sees all topics: only producers and consumers have limits")
     for name in (*bounds.topics, *bounds.group_ids, *bounds.transactional_ids):
         if not name or not name.isprintable() or ANY in name[:-1]:
-            raise InvalidRequest("a limit is a name, or the beginning of one with a * behind, or * alone")
+            raise InvalidRequest("a limit is a name, a prefix followed by *, or * alone")
 
 
 def _check_role(connection: Connection, schema: str, role: str) -> None:
@@ -258,7 +258,7 @@ class _Statements:
         about = "NULL" if bounds is None else _literal(str(bounds) or "nothing")
         yield f"COMMENT ON POLICY {_quoted(policy)} ON {self._named('topics')} IS {about}"
         if bounds is not None:
-            # Whoever has rights on a segment sees nothing by its name: policies are those of the whole.
+            # A role with rights on a segment sees nothing by its name: policies are those of the whole.
             for table in (*BELONGING, *SEGMENT_TABLES):
                 yield f"ALTER TABLE {self._named(table)} ENABLE ROW LEVEL SECURITY"
 
@@ -270,7 +270,7 @@ class _Statements:
                 yield f"-- Before PostgreSQL 15 a view shows the rows of its owner: not for {_comment_of(self.role)}."
                 continue
             if bounds is not None:
-                # Who reads the view is asked for rights on its tables, and sees of them what is his.
+                # A reader of the view needs rights on its tables, and sees its own share of them.
                 yield f"ALTER VIEW {self._named(view)} SET (security_invoker = true)"
             yield f"GRANT SELECT ON {self._named(view)} TO {_quoted(self.role)}"
 

@@ -327,8 +327,8 @@ class SQLiteBackend:
         if planted:
             told = ", ".join(f"the {row.type} {row.name[:80]!r}" for row in planted[:3])
             raise ForeignSchema(
-                f"the SQLite file has what txnstore did not make on its tables: {told}; it would run with every"
-                " statement, or let it fail. Drop it, if you know where it is from"
+                f"the SQLite file has on txnstore's tables what txnstore did not make: {told}; it would run with every"
+                " statement, or let it fail. Drop it if you know where it comes from"
             )
 
     def version(self, connection: Connection) -> str:
@@ -349,7 +349,7 @@ class SQLiteBackend:
             connection.exec_driver_sql(f"PRAGMA application_id = {APPLICATION_ID}")
 
     def table_names(self, connection: Connection, schema: str) -> frozenset[str]:
-        """Return the names behind our prefix."""
+        """Return the names without our prefix."""
         del schema
         rows = connection.execute(
             text(
@@ -483,8 +483,8 @@ def _why_unwritable(error: BaseException | None, path: str) -> StoreReadOnly | N
     for kind, place in (("folder", folder), *(("file", Path(path + ending)) for ending in ("", "-wal", "-shm"))):
         if place.exists() and not _may(place, os.W_OK):
             return StoreReadOnly(
-                f"this user may not write to the {kind} {str(place)!r}, as SQLite has to, with the write-ahead log that"
-                " it keeps beside a file: give him the right to, or put the file elsewhere; nothing was changed"
+                f"this user may not write to the {kind} {str(place)!r}, as SQLite must, for the write-ahead log that it"
+                " keeps beside a file: grant that right, or put the file elsewhere; nothing was changed"
             )
     return None
 

@@ -126,7 +126,7 @@ class SQLiteConnection(sqlite3.Connection):
             return False
 
     def close(self) -> None:
-        """Close it, whoever still holds a cursor; a second call does nothing."""
+        """Close it, even if somebody still holds a cursor; a second call does nothing."""
         self.close_cursors()
         super().close()
         self.leave_line()
@@ -184,7 +184,7 @@ def connect(path: str, *, is_there: bool = False) -> SQLiteConnection:
 
 
 def file_has_gone(path: str) -> StoreUnavailable:
-    """Return the error of whoever finds that the path leads to another file than before, or to none."""
+    """Return the error of a caller whose path leads to another file than before, or to no file."""
     return StoreUnavailable(
         f"the SQLite file {path!r} was moved, deleted or replaced while it was open; nothing was changed"
     )
@@ -230,7 +230,7 @@ def _file_at(path: str) -> tuple[int, int]:
 def _refuse_if_lost(path: str) -> None:
     if _lost_files and os.path.exists(path) and _file_at(path) in _lost_files:  # noqa: PTH110 - as above
         raise StoreClosed(
-            f"the SQLite file {path!r} was in use by another thread when this process was forked off, so this process"
+            f"the SQLite file {path!r} was in use by another thread when this process was forked, so this process"
             " cannot use it: fork while no call of the store is running, or start processes by 'spawn'"
         )
 
@@ -270,9 +270,9 @@ _NO_CLAIM: Final = 0
 class WriterLine:
     """Where the writers of one file, of all processes, wait for its write lock: in the kernel, the first one first.
 
-    SQLite has no queue: whoever finds the lock taken may only try again, and the more there are, the more they do
-    nothing else.  So a writer of ours that ends its database transaction wakes the one that has waited longest.  Who
-    comes by just then may be quicker, or else the lock would lie idle until the other one is awake.
+    SQLite has no queue: a connection that finds the lock taken can only try again, and the more there are, the more
+    they do nothing else.  So a writer of ours that ends its database transaction wakes the one that has waited longest.
+    Who comes by just then may be quicker, or else the lock would lie idle until the other one is awake.
 
     It is advice only: nobody holds anything here, and SQLite's own lock decides.  Who is not woken, because the writer
     was killed or stopped, tries by itself a moment later.  For writers who are not ours nobody waits here.
@@ -584,13 +584,13 @@ def _move(worker: sqlite3.Connection) -> CheckpointProgress:
 
 # --- the stamps of commits --------------------------------------------------------------------------------------------
 
-#: The word at which everybody waits: whoever wakes somebody changes it.
+#: The word at which everybody waits: it is changed to wake somebody.
 _BELL: Final = LINE_WORDS
 #: Stamped by each commit; by those that may concern anybody; from here on by those about a bucket.
 _EACH: Final = LINE_WORDS + 1
 _ANYBODY: Final = LINE_WORDS + 2
 _BUCKETS: Final = LINE_WORDS + 3
-#: Who waits for a bucket shares one of so many bits with others.
+#: A waiter for a bucket shares one of so many bits with others.
 _BITS: Final = 32
 _ALL_WAITERS: Final = 2**31 - 1
 
@@ -673,7 +673,7 @@ def stamps_heard(subjects: Subjects) -> tuple[Callable[[Any], object], int]:
     if subjects.is_everything:
         return operator.itemgetter(_EACH), WORD_MASK
     buckets = subjects.buckets()
-    # Who waits for nothing in particular has to wait with some bit.
+    # A waiter for nothing in particular has to wait with some bit.
     return operator.itemgetter(_ANYBODY, *(_BUCKETS + bucket for bucket in buckets)), _bits_of(buckets) or 1
 
 

@@ -65,7 +65,7 @@ class SQLiteFacts:
     """The write-ahead log's size; 0: there is none."""
 
     damage: str | None = None
-    """What SQLite says of a file that is none of its own, or is damaged."""
+    """What SQLite says of a file that is not its own, or is damaged."""
 
     journal_mode: str | None = None
     pages: int | None = None
@@ -150,7 +150,7 @@ def _read_file(facts: SQLiteFacts, path: Path) -> None:
 def _look_inside(facts: SQLiteFacts, path: Path, version_table: str) -> None:
     has_log, has_index = Path(f"{path}-wal").exists(), Path(f"{path}-shm").exists()
     if has_log and not has_index and facts.log_bytes:
-        facts.unknown["inside"] = "its write-ahead log has to be recovered first, by whoever opens it for work"
+        facts.unknown["inside"] = "its write-ahead log has to be recovered first, by a program that opens it for work"
         return
     is_immutable = not (has_log and has_index)
     address = f"file:{quote(str(path))}?mode=ro{'&immutable=1' if is_immutable else ''}"

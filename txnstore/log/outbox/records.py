@@ -73,7 +73,7 @@ class Sorted:
 def find_destinations(connection: Connection, names: Collection[str], database_id: int) -> Destinations:
     """Return the topics with these names; what is not there is created if the store creates topics by their use.
 
-    Topics come before heads: whoever creates one waits for another creator only.
+    Topics come before heads: a creator waits only for another creator.
     """
     refused: dict[str, str] = {}
     wanted: list[str] = []
@@ -100,7 +100,7 @@ def find_destinations(connection: Connection, names: Collection[str], database_i
 def _create(connection: Connection, name: str, settings: Settings | None) -> Topic:
     assert settings is not None
     if not settings["auto.create.topics.enable"]:
-        raise UnknownTopicOrPartition(f"there is no topic {name}, and the store does not create topics by their use")
+        raise UnknownTopicOrPartition(f"there is no topic {name}, and the store does not create topics on first use")
     return ensure_topic(connection, name, partition_count=settings["num.partitions"])
 
 

@@ -2,7 +2,7 @@
 
 One round is one database transaction, so a row is either in the outbox or in its partition, never in both and never in
 neither.  All rows of a caller's database transaction go in the same round: readers see all of them or none of them.
-They go in the order of their numbers, which follows causes: who has seen a row's commit gets a higher number.
+They go in the order of their numbers, which follows causes: a writer that has seen a row's commit gets a higher number.
 `OutboxPoller` is the pace of a process that does it again and again: often while rows come, rarely while there are
 none.
 """
@@ -45,13 +45,13 @@ from txnstore.log.partition_rows import lock_heads
 from txnstore.log.partition_storage import last_that_fits
 
 _log = logging.getLogger(__name__)
-#: How often a round is begun anew because a topic was changed under it.
+#: How often a round is begun again because a topic was changed under it.
 _TRIES: Final = 3
 #: Between two looks: after something was found, and at last.
 PAUSE_FIRST_SECONDS: Final = 0.005
 PAUSE_LAST_SECONDS: Final = 0.2
 _TOO_LARGE: Final = f"it takes more than {ROW_BYTES_MAX} bytes"
-#: A retention that is none.
+#: No limit: kept for ever.
 FOR_EVER: Final = -1
 _NOW: Final = select(server_now_ms())
 #: How long a round waits for a database whose write lock somebody holds; then it is tried at the next look.
@@ -94,7 +94,7 @@ class _Refused(Exception):
 def sequence_outbox(store: Store, *, waits: bool = False, retry_timeout_ms: int | None = None) -> Sequenced:
     """Move a round of rows from the outbox into their partitions, in one database transaction of its own.
 
-    Anybody may call it at any time; two at once do no harm.  With `waits` it waits for whoever is at it, otherwise it
+    Anybody may call it at any time; two at once do no harm.  With `waits` it waits for the one at work, otherwise it
     returns at once.  Rows that cannot become records are marked, with all others of their caller's database
     transaction.  (SQLite does not know which rows belong together: there a row is marked alone.)  Readers are told.
 
@@ -163,7 +163,7 @@ def delete_refused(store: Store, portions: Portions | None = None) -> int:
             break
     if deleted:
         _log.warning(
-            "outbox of %s: %d rows that nobody wanted to have tried again were deleted",
+            "outbox of %s: %d refused rows that nobody asked to retry were deleted",
             store.url,
             deleted,
             extra={"event": "outbox_rows_deleted", "store": str(store.url), "count": deleted},
@@ -200,12 +200,12 @@ def _round(connection: Connection, *, waits: bool) -> Sequenced:
 
 
 def _choose(connection: Connection, window: Listing) -> _Choice:
-    """Return whose rows go: everybody's whose last row is not behind the window's.
+    """Return whose rows go: everybody's whose last row is not after the window's.
 
     A caller with rows on both sides committed after every row of the window was numbered, so none of them can be
     an effect of his.  Where that leaves nobody, the window is moved on to where the first of them ends.
 
-    Once chosen, it is by name: whoever commits while the round goes on is for the next one.
+    Once chosen, it is by name: what is committed while the round goes on is for the next one.
     """
     callers = {listed.caller_id for listed in window.rows}
     last_id = window.rows[-1].outbox_id
