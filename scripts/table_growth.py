@@ -9,7 +9,7 @@ from typing import Final
 _WITH_TOPIC: Final = "Goes with its topic."
 _WITH_TRANSACTION: Final = "Goes as its transaction ends."
 
-#: By table: when its rows go.  Whoever makes a table says so here.
+#: By table: when its rows go.  Every new table says so here.
 GROWTH: Final[Mapping[str, str]] = MappingProxyType(
     {
         "stores": "One row.",

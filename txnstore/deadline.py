@@ -79,7 +79,7 @@ class Deadline:
     __slots__ = ("_at_seconds",)
 
     def __init__(self, timeout_seconds: float) -> None:
-        """Give the call so much time from now; a negative timeout is none."""
+        """Give the call so much time from now; a negative timeout means no limit."""
         self._at_seconds = math.inf if timeout_seconds < 0 else time.monotonic() + timeout_seconds
 
     def left_seconds(self) -> float:
@@ -92,7 +92,7 @@ class Deadline:
 
 
 class Ticks:
-    """The milliseconds of this process's clock for who needs them very often: it is asked once in each of them."""
+    """The milliseconds of this process's clock for frequent use: it is asked once in each of them."""
 
     def __init__(self, clock: Clock | None) -> None:
         """Ask `clock`, each time, instead of the system's."""
@@ -109,7 +109,7 @@ class Ticks:
             return self._clock.now_ms()
         milliseconds = time.time() * 1000
         now_ms = int(milliseconds)
-        # In this order: whoever finds the new end finds the new time.
+        # In this order: a thread that sees the new end sees the new time.
         self.now_ms = now_ms
         self.until_seconds = now_seconds + (now_ms + 1 - milliseconds) / 1000
         return now_ms

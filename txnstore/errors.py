@@ -2,7 +2,7 @@
 
 An error of its own exists only where a caller could react to it in a way of its own.  The first line of the
 docstring is the default text.  Codes below 1000 are Kafka's; those from 1000 on are ours and are never reused.
-Nothing here carries a password or a payload: whoever raises says what happened, to what, and what to do.
+Nothing here carries a password or a payload: each message says what happened, to what, and what to do.
 """
 
 from __future__ import annotations
@@ -266,7 +266,7 @@ class ForeignSchema(TxnStoreError, code=1012, recovery=Recovery.FIX):
 
 
 class StoreDamaged(TxnStoreError, code=1013, recovery=Recovery.FIX):
-    """The database reports that its files are damaged or are none, or a row says what this version does not know."""
+    """The database's files are damaged or are not a database, or a row holds what this version does not know."""
 
 
 class TransactionPoisoned(TxnStoreError, code=1014, recovery=Recovery.RETRY):

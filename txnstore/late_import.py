@@ -38,7 +38,7 @@ def collecting_later() -> Iterator[None]:
 
 def _after_fork_in_child() -> None:
     if _putting_off and threading.get_ident() not in _putting_off:
-        # Whoever was to do so is not there.
+        # The one that was to do so is not there.
         gc.enable()
     _putting_off.clear()
 

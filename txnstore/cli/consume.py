@@ -265,7 +265,7 @@ def consume(
             positions = cluster.controller.read(look)
     settings: dict[str, Any] = {"auto.offset.reset": "earliest" if group is not None else "error"}
     if not follow:
-        # Whoever reads to the end does not wait there for more.
+        # A reading up to the end does not wait there for more.
         settings["fetch.wait.max.ms"] = 0
     settings |= key_values(config or [])
     settings |= {

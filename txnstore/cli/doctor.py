@@ -40,7 +40,7 @@ def doctor(
 ) -> None:
     """Say what would bite in a database, before it bites: what was seen, what comes of it, and what to do.
 
-    It changes nothing, and needs no store there. It exits with 1 if there is a problem; advice is none.
+    It changes nothing, and needs no store there. It exits with 1 if there is a problem. Advice alone does not fail.
     """
     examinations = [examine(url, schema=schema) for url in _wanted(context, urls, url_option)]
     if as_json:

@@ -217,7 +217,7 @@ def describe(
     """Describe groups: their members, and how far they are.
 
     LAG counts the records that a reader of committed records has yet to read: no markers, nothing aborted, and
-    nothing at or past the last stable offset; OPEN those behind it, of transactions that may still abort.  PENDING:
+    nothing at or past the last stable offset; OPEN those after it, of transactions that may still abort.  PENDING:
     an open transaction holds an offset of the group.
 
     With txnstore.delivery.order=commit COMMITTED is a place, IN TRANSACTION the next record of the transaction there;

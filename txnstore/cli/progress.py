@@ -30,7 +30,7 @@ class ProgressBar:
         self._progress.update(self._task, completed=done, total=total)
 
     def show_step(self, what: str, done: int, total: int) -> None:
-        """Show it of a step; the time that is left is estimated anew with each."""
+        """Show it of a step; the time that is left is estimated again with each."""
         if what != self._what:
             self._progress.reset(self._task, description=what)
             self._what = what
@@ -45,7 +45,7 @@ class ProgressBar:
 def progress_bar(
     what: str, *, total: int | None = None, in_bytes: bool = False, is_shown: bool = True
 ) -> Iterator[ProgressBar]:
-    """Show a bar behind these words, gone at the end; nothing where the standard error is no terminal."""
+    """Show a bar after these words, gone at the end; nothing where the standard error is no terminal."""
     console = Console(stderr=True)
     progress = Progress(
         TextColumn("{task.description}"),

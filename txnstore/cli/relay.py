@@ -151,7 +151,7 @@ def _forget(url: str, schema: str, relay: str, topics: Sequence[str]) -> None:
 def ends_soon(stop: threading.Event, end_process: Callable[[int], object]) -> Iterator[None]:
     """End the process if the body goes on for long after `stop` was set, in whatever it is.
 
-    A relay may be killed anywhere: whoever comes next goes on from what was committed.
+    A relay may be killed anywhere: the next one goes on from what was committed.
     """
     is_over = threading.Event()
 

@@ -56,7 +56,7 @@ class EventQueue(Generic[Event]):
         """The events that have not been served yet."""
 
     def put(self, event: Event) -> None:
-        """Add an event; whoever waits is woken."""
+        """Add an event; waiting threads are woken."""
         with self._changed:
             self.events.append(event)
             self._changed.notify_all()
@@ -67,7 +67,7 @@ class EventQueue(Generic[Event]):
             return self.events.popleft() if self.events else None
 
     def serve_first(self, serve: Callable[[list[Event]], Result]) -> Result:
-        """Call `serve` with a list of the first event, or of none; what it leaves in there if it fails stays first."""
+        """Call `serve` with a list of the first event, or an empty list; what it leaves there if it fails stays."""
         taken: list[Event] = []
         try:
             with self._changed:
@@ -100,7 +100,7 @@ PERIOD_SECONDS: Final = 1.0
 
 
 class RepeatedTrouble:
-    """Knows which trouble was told a moment ago; whoever shares one among threads holds a lock.
+    """Knows which trouble was told a moment ago; threads that share one hold a lock.
 
     What `error_cb` hears goes by it (`ErrorReporter`), and what a poll() returns, which has no callback, less often.
     """

@@ -1,4 +1,4 @@
-"""What became of a transaction that an application has prepared, for whoever remembers only its name."""
+"""What became of a transaction that an application has prepared, for a caller that remembers only its name."""
 
 from __future__ import annotations
 

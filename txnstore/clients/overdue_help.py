@@ -1,4 +1,4 @@
-"""The help of clients with abandoned transactions: whoever is held back by one ends it as soon as its time is up."""
+"""The help of clients with abandoned transactions: a client held back by one ends it as soon as its time is up."""
 
 from __future__ import annotations
 

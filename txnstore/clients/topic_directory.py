@@ -76,9 +76,9 @@ class TopicDirectory:
         self.entries.clear()
 
     def again_if_unknown(self, names: Iterable[str], call: Callable[[], Result]) -> Result:
-        """Make a call; once more, the topics read anew, if the store says that a partition is not there.
+        """Make a call; once more, with the topics read again, if the store says that a partition is not there.
 
-        One that was deleted and made anew has other partitions than those that are remembered of its name.
+        One that was deleted and recreated has other partitions than those remembered under its name.
         """
         try:
             return call()

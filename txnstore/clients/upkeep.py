@@ -3,7 +3,7 @@
 It comes beside the client's own work and never in it: in a thread that exists while there is something to do, with
 connections of the client's own pool.  A process looks at a store once in ten seconds, however many clients it has, for
 the first time once a client has been there for two.  A client that lives for less than that looks as it is closed, and
-then does what fits into a moment: what that takes, whoever closes a client waits for.
+then does what fits into a moment: closing a client waits for as long as that takes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BEHIND_SECONDS: Final = 1.0
 TURN_SECONDS: Final = 0.2
 #: A role that may not do it looks more rarely: it may be allowed to one day.
 REFUSED_SECONDS: Final = 300.0
-#: How long whoever closes a client waits for a look, and for a turn, and for how long a turn begins portions then.
+#: How long closing a client waits for a look, and for a turn, and for how long a turn begins portions then.
 PARTING_WAIT_SECONDS: Final = 0.05
 PARTING_TURN_SECONDS: Final = 0.02
 #: What a process that ends has taken is free again this soon.

@@ -47,7 +47,7 @@ class Worker:
         future: Future[Result] = new_future()
         with self._lock:
             has_thread = not self._closed and self._start()
-            # No call between these: a job behind the end would never be done.
+            # No call between these: a job after the end would never be done.
             if self._closed:
                 raise RuntimeError(f"{self._thread.name} has been closed")
             if has_thread:

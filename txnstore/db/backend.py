@@ -137,7 +137,7 @@ class OffsetGroup:
 
 @dataclass(frozen=True, slots=True)
 class WholeTransaction:
-    """All that a transaction writes, before anything of it is in the database; or what belongs to none.
+    """All that a transaction writes, before anything of it is in the database; or what belongs to no transaction.
 
     That is batches, or the offsets of a group.
     """
@@ -178,7 +178,7 @@ class WholeTransaction:
 class Waiter(Protocol):
     """One reader's place to wait until something is committed that it reads; for one thread, but for `wake`.
 
-    A wake-up is a hint and nothing more: whoever is woken reads again, and whoever is not looks again by itself after
+    A wake-up is a hint and nothing more: a reader that is woken reads again, and one that is not looks again after
     a while.  So a lost, late or forged one costs time, never a record.
     """
 
@@ -274,7 +274,7 @@ class Backend(Protocol):
     name: str
     #: Whether the database keeps prepared transactions (two-phase commit).
     keeps_prepared: bool
-    #: Whether whoever writes keeps everybody else from writing, whatever the rows.
+    #: Whether a writer keeps everybody else from writing, whatever the rows.
     has_one_writer: bool
     #: Whether readers that wait are woken by every commit, also one of an application's own rows.
     every_commit_wakes_readers: bool
@@ -364,7 +364,7 @@ class Backend(Protocol):
     def identity(self, connection: Connection) -> str | None:
         """Return where the store's tables are: the numbers that their server or file system gives the place.
 
-        A dump that is restored elsewhere, under another name or anew and a copied file have other ones; a standby, a
+        A dump that is restored elsewhere, under another name or again, and a copied file have other ones; a standby, a
         physical copy of a whole server and a copied disk have the same.  None: this role may not ask.
         """
         ...

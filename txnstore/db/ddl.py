@@ -61,7 +61,7 @@ _KEEP_AS_THEY_ARE: Final = 'ALTER TABLE "{schema}".record_batches ' + ", ".join(
 )
 
 
-#: Whoever may write into the journal may draw a number from its key's sequence; nobody may set it back.
+#: A role that may write into the journal may draw a number from its key's sequence; none may set it back.
 _NUMBERS_ARE_DRAWN: Final = f'GRANT USAGE ON SEQUENCE "{{schema}}".{commit_function.JOURNAL_NUMBERS} TO PUBLIC'
 
 

@@ -1,7 +1,7 @@
 """The portions: work on many rows is cut into database transactions so short that nobody waits long for one.
 
 A portion that has held its locks for long makes the next one smaller, one that was quick makes it larger.  Whoever has
-little time says until when a portion may begin; it is asked behind each, so that every turn comes a portion further.
+little time says until when a portion may begin; it is asked after each, so that every turn gets a portion further.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Place = TypeVar("Place")
 BYTES_AT_ONCE: Final = 1024 * 1024
 #: How many rows one look finds; what is left is found by the next one.
 FOUND_MAX: Final = 500
-#: How long a portion is to hold its locks: others wait so long, and for whoever came before them.
+#: How long a portion is to hold its locks: others wait so long, and for those before them in the queue.
 HELD_SECONDS: Final = 0.01
 #: How many rows and bytes the first portion of a turn that has little time takes at most.
 FIRST_ROWS: Final = 25
@@ -84,7 +84,7 @@ class Portions:
         """About how many bytes it changes at most."""
 
         self.was_told_over = False
-        """Whether whoever does the portions has heard that no further one may begin: something may be left."""
+        """Whether the caller has heard that no further portion may begin: something may be left."""
 
         self._held_seconds = held_seconds
         self._least = (1, 1) if self.is_bounded else (LEAST_ROWS, LEAST_BYTES)
@@ -103,7 +103,7 @@ class Portions:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether whoever does the portions was told to stop."""
+        """Whether the caller was told to stop."""
         return self._stop is not None and self._stop.is_set()
 
     @property
@@ -115,7 +115,7 @@ class Portions:
 
     @property
     def is_over(self) -> bool:
-        """Whether no further portion may begin; for whoever has more to do, for it is noted that he heard so."""
+        """Whether no further portion may begin; for a caller with more to do: it is noted that it has heard so."""
         is_over = self.left_seconds <= 0
         self.was_told_over = self.was_told_over or is_over
         return is_over
@@ -162,7 +162,7 @@ class Portions:
         return result
 
     def write_unless_busy(self, store: Store, work: Callable[[Connection], Result], busy: Result) -> Result:
-        """Do the same; whoever has little time gets `busy` where somebody at work holds the lock."""
+        """Do the same; a caller with little time gets `busy` where somebody at work holds the lock."""
         try:
             return self.write(store, work)
         except (StoreBusy, WriteConflict):

@@ -3,7 +3,7 @@
 The view opens batches with nothing but SQL, in time that grows with the number of records and not with the size of
 their batches.  What is pushed down to the index of the batches, on both databases, are conditions on `topic`,
 `partition` and the columns `batch_...`.  No database derives a condition on batches from one on `offset` or
-`timestamp_ms`: these are checked record by record.  So whoever looks for a few records of a long log says both:
+`timestamp_ms`: these are checked record by record.  So a query for a few records of a long log says both:
 
     SELECT * FROM txnstore.records
     WHERE topic = 'orders' AND partition = 0

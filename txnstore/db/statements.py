@@ -6,7 +6,7 @@
 Core stays what every statement is written in, but its way through an execution takes ten times as long as the driver
 and SQLite need for a small one.  So only what differs from one execution to the next is done at each: values are put
 in order, and rows get names.  It is the same database transaction as that of `connection.execute`, errors are the same
-`DBAPIError`, and whoever listens for statements on the engine hears of these: they go Core's way then.
+`DBAPIError`, and listeners for statements on the engine hear of these: they go Core's way then.
 """
 
 from __future__ import annotations
@@ -281,7 +281,7 @@ class begins_with(FunctionElement[bool]):  # noqa: N801 - reads as the SQL it st
     inherit_cache = True
 
     def __init__(self, text: ColumnElement[str], beginning: str) -> None:
-        """Look for `beginning`, which ends with a character that has one behind it."""
+        """Look for `beginning`, which ends with a character that has a successor."""
         after = beginning[:-1] + chr(ord(beginning[-1]) + 1)
         super().__init__(text.startswith(beginning), and_(text >= beginning, text < after))
 
@@ -430,7 +430,7 @@ class _Renderings:
 
 
 def _given(statement: Any, parameters: Mapping[str, Any]) -> Any:
-    """Return the statement with values, which Core gives to none that writes."""
+    """Return the statement with values, which Core gives to no statement that writes."""
     if not statement.is_dml:
         return statement.params(parameters)
 
@@ -578,7 +578,7 @@ class CompiledStatements(MutableMapping[Any, Any]):
         return found
 
     def __setitem__(self, key: Any, compiled: Any) -> None:
-        """Keep it, for all if it is none of this engine's alone."""
+        """Keep it, for all engines unless it is this one's alone."""
         if any(bind.callable is not None for bind in compiled.binds.values()):
             self._own[key] = compiled
         else:
@@ -651,7 +651,7 @@ def run_on_driver(
 
 @contextmanager
 def heard(connection: Connection, text: str) -> Iterator[None]:
-    """Tell whoever listens of a statement that is run within, past Core and its cursors."""
+    """Tell the listeners of a statement that is run within, past Core and its cursors."""
     if not has_listeners(connection):
         yield
         return

@@ -200,7 +200,7 @@ class Store:
         return result
 
     def commit_whole(self, whole: WholeTransaction, *, retry_timeout_ms: int | None = None) -> list[int] | None:
-        """Commit a transaction that is wholly in the client, or write batches or offsets of none, by one statement.
+        """Commit a transaction wholly in the client, or write batches or offsets of no transaction, in one statement.
 
         Returns what `CommitWhole` returns.  None: something is unusual and nothing was changed; the general way, in
         several statements, does it or says why not.
@@ -634,7 +634,7 @@ def _check_count(statement: Update | Delete, hit: int, wanted: int) -> None:
 def pause_after_portion(held_seconds: float) -> None:
     """Let others go first, after a portion that has held its locks for so long.
 
-    Whoever waits for the write lock of SQLite asks for it again and again, so it is left free between two portions.
+    Those waiting for the write lock of SQLite ask for it again and again, so it is left free between two portions.
     """
     time.sleep(min(max(held_seconds, _PAUSE_MIN_SECONDS), _PAUSE_MAX_SECONDS))
 

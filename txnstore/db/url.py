@@ -21,7 +21,7 @@ _KINDS: Final = {
 }
 _FORMS: Final = "sqlite:///path/to/file.db or postgresql://user:password@host:port/database"
 
-#: Parts of a PostgreSQL URL that libpq also takes as options behind the question mark.
+#: Parts of a PostgreSQL URL that libpq also takes as options after the question mark.
 _PARTS: Final = {"user": "username", "password": "password", "dbname": "database"}
 #: Options that hold a secret; SQLAlchemy would show them in the engine's text form.
 _SECRET_OPTIONS: Final = ("sslpassword",)
@@ -105,7 +105,7 @@ def _parse_sqlite(url: URL) -> DatabaseUrl:
 
 def _parse_postgresql(url: URL, text: str) -> DatabaseUrl:
     if text.partition("?")[0].count("@") > 1:
-        # The part behind the first one would be taken for the host, and printed.
+        # The part after the first one would be taken for the host, and printed.
         raise InvalidUrl("the PostgreSQL URL holds several @; one in the user or the password is written %40")
     url = _with_parts_from_options(url)
     if not url.database:

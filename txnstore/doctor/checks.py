@@ -65,7 +65,7 @@ class Finding:
 
 
 def findings(checks: Sequence[Check[F]], facts: F) -> list[Finding]:
-    """Return what the checks find in the facts, in their order; behind it, what could not be looked at.
+    """Return what the checks find in the facts, in their order; after them, what could not be looked at.
 
     What is known in part is looked at, and told of as such.
     """

@@ -1,9 +1,9 @@
 """The group coordinator over rows: joining, heartbeats, leaving and expiry; each locks the group's row first.
 
-The protocol, for whoever writes a member.  A member has a member id of its own choice (a new one each time it has lost
+The protocol, for those who write a member.  A member has a member id of its own choice (a new one each time it has lost
 its place), the set `owned` (partitions that it works on or has yet to revoke), the generation it was told last, and a
 `step` that it increases with every request but `renew`.  It has ONE request under way at a time, and acts on an answer
-only if `answer.step` is the step that it sent last; whatever a failed request may have done, the next one reports anew.
+only if `answer.step` is the step that it sent last; whatever a failed request may have done, the next reports again.
 
 1. `subscribe()`: `join` with NO_GENERATION and nothing owned.  A changed subscription, or patterns that match other
    topics now: `join` again, with generation and owned.  Repeating a `join` or `heartbeat` is harmless.
@@ -148,7 +148,7 @@ def heartbeat(connection: Connection, report: Report) -> MemberAnswer:
 def leave(store: Store, membership: GroupMembership, *, retry_timeout_ms: int | None = None) -> bool:
     """Remove the member, whose partitions are free from now on; False if it was no longer a member.
 
-    It assigns nothing, which whoever is left does with the next request: of many that leave at once none waits long.
+    It assigns nothing, which those left do with the next request: of many that leave at once none waits long.
     """
     check_group_id(membership.group_id)
     group_id = membership.group_id

@@ -129,9 +129,9 @@ def expire_silent_members(store: Store, portions: Portions | None = None, *, gro
 def expire_offsets(
     store: Store, portions: Portions | None = None, *, groups_max: int, after_group_id: str = ""
 ) -> tuple[int, str | None]:
-    """Delete offsets whose retention has passed, and groups that have none left, behind a group by name.
+    """Delete offsets whose retention has passed, and groups that have no offsets left, after a group by name.
 
-    Returns of how many groups something was deleted, and behind which group to go on; None: no group is left.  By the
+    Returns of how many groups something was deleted, and after which group to go on; None: no group is left.  By the
     clock of the database server.  At most `groups_max` groups, each in database transactions of its own that hold its
     lock; among neighbours by name those first that have been unused for longest.  Groups that turn out to be in use
     are left as they are.

@@ -90,7 +90,7 @@ class Group:
     group_id: str
     generation: int = 0
     assignor: str | None = None
-    """None: it has no members, or some have left and the others have yet to assign anew."""
+    """None: it has no members, or some have left and the others have yet to assign again."""
 
     members: Mapping[str, MemberState] = field(default_factory=dict)
 
@@ -142,7 +142,7 @@ class GroupState(enum.Enum):
     """It has no members; its offsets stay until they expire."""
 
     PREPARING_REBALANCE = "PreparingRebalance"
-    """A member owns something that it has to give back first; or one has left, and nothing is assigned anew yet."""
+    """A member owns something that it has to give back first; or one has left, and nothing is reassigned yet."""
 
     COMPLETING_REBALANCE = "CompletingRebalance"
     """Nothing is left to give back; a member has yet to hear of its assignment, or to get it."""
@@ -158,13 +158,13 @@ class GroupMove(enum.Enum):
     """What changes a group's state."""
 
     REBALANCE = "rebalance"
-    """The partitions are assigned anew, in a new generation: members, subscriptions or topics have changed."""
+    """The partitions are reassigned, in a new generation: members, subscriptions or topics have changed."""
 
     TAKE_OVER = "take over"
     """A static member is back under a new member id, and has what its predecessor had."""
 
     LEAVE = "leave"
-    """A member has left; the others have yet to assign anew."""
+    """A member has left; the others have yet to assign again."""
 
     REPORT = "report"
     """A member has reported what it owns, and was given what is free."""

@@ -69,7 +69,7 @@ _as_journal_text: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", 
 
 # The group's row lock, taken by counting one more commit: commits of one group follow each other, and a transaction's
 # offsets are counted in at one moment. It is taken after the heads of partitions, never before.
-# It returns columns of the locked row alone: PostgreSQL reads those anew after a wait for the lock, but a subquery
+# It returns columns of the locked row alone: PostgreSQL reads those again after a wait for the lock, but a subquery
 # would still see the members from before it.
 _COUNT: Final = HotStatement(
     update(groups)
@@ -106,7 +106,7 @@ _OFFSET_COLUMNS: Final = (
 def _of_partition(table: Table, columns: Iterable[str], *conditions: ColumnElement[bool]) -> Insert:
     """Return an INSERT of one row if its partition exists; it inserts nothing for a deleted one."""
     values = [bindparam(f"new_{name}", type_=table.c[name].type) for name in columns]
-    # In one statement, without a look before: a topic made anew has another partition of the same name.
+    # In one statement, without a look before: a recreated topic has another partition of the same name.
     source = select(*values).where(partitions.c.partition_id == bindparam("new_partition_id"), *conditions)
     return upsert(table).from_select(list(columns), source)
 
@@ -545,7 +545,7 @@ def _lock_for_commit(
 def _owned_anew(
     connection: Connection, members: Iterable[CommittingMember], committer: GroupMembership, ids: Collection[int]
 ) -> set[int]:
-    """Return those of the partitions that the member owns by name: their topics were made anew since."""
+    """Return those of the partitions that the member owns by name: their topics were recreated since."""
     subscription = next((member.subscription for member in members if member.member_id == committer.member_id), None)
     if subscription is None:
         return set()

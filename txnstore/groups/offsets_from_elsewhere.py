@@ -50,7 +50,7 @@ _DUE_PRODUCERS: Final = (
     .order_by(offset_producers.c.last_update_minute)
     .limit(bindparam("rows_max"))
 )
-# The lock of what is forgotten: whoever sends offsets takes it before he commits them. Whether there are some is asked
+# The lock of what is forgotten: a sender of offsets takes it before it commits them. Whether there are some is asked
 # behind it, in a statement of its own.
 _LOCK_PRODUCERS: Final = (
     select(offset_producers.c.producer_id)
@@ -80,10 +80,10 @@ def add_offsets_from_elsewhere(
         UnannouncedProducerError: the producer is not known here; see `announce_offset_producer`.
         TxnStoreError: see `add_pending_offsets`.
     """
-    # It locks the group: whoever ends the transaction comes before or after all of this.
+    # It locks the group: the end of the transaction comes before or after all of this.
     add_pending_offsets(connection, committer, offsets, producer)
     of = {"of_producer_id": producer.producer_id}
-    # Locked: whoever forgets it waits, and finds the offsets.
+    # Locked: the one that forgets it waits, and finds the offsets.
     newest = connection.execute(_PRODUCER_EPOCH.with_for_update(), of).scalar_one_or_none()
     if newest is None:
         raise UnannouncedProducerError

@@ -1,9 +1,9 @@
 """The rules of rebalancing, pure: what joining, reporting and leaving do to a group, and who gets what when.
 
 Each generation of a group is a target: an assignment of all its partitions to its members.  The members reach it one
-by one: whoever owns more than its assignment is told to give it back, and what is free goes to the member that it is
-assigned to.  `MemberState.owned` only grows by partitions that no other member owns, and only shrinks when its member
-reports that or is removed; so no partition ever has two owners.
+by one: a member that owns more than its assignment is told to give it back, and what is free goes to the member that it
+is assigned to.  `MemberState.owned` only grows by partitions that no other member owns, and only shrinks when its
+member reports that or is removed; so no partition ever has two owners.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def heartbeat(
 
 
 def leave(group: Group, member_id: str) -> Group:
-    """Remove a member; who is left assigns its partitions anew with the next request, and until then they are nobody's.
+    """Remove a member; those left assign its partitions again with the next request; until then they are nobody's.
 
     Where all leave at once, nothing is assigned that nobody would hear of.
     """
@@ -195,7 +195,7 @@ def _former_self(group: Group, report: Report) -> MemberState | None:
 
 
 def _rebalance(before: GroupState, group: Group, partition_counts: Mapping[str, int]) -> Group:
-    """Return the group, which was in the state `before`, its partitions assigned anew, in a generation of its own.
+    """Return the group, which was in the state `before`, its partitions reassigned, in a generation of its own.
 
     The one in which a member has left is taken if nobody has settled in it: who has, as clients of the version before
     may, would not ask again.

@@ -46,7 +46,7 @@ _REMOVE_EXPIRED: Final = HotStatement(
     .returning(group_members.c.member_id)
 )
 _REMOVE: Final = HotStatement(delete(group_members).where(_OF_GROUP, _OF_MEMBER))
-# The generation is a new one, so the others ask; without an assignor they find that they have to assign anew.  Whether
+# The generation is a new one, so the others ask; without an assignor they find that they have to assign again.  Whether
 # it is a member is asked under the lock: what is asked together with the lock is answered as of before the wait.
 _UNASSIGN: Final = HotStatement(
     update(groups)
@@ -222,7 +222,7 @@ def _stored(member: MemberState, known: KnownPartitions) -> dict[str, Any]:
         "step": member.step,
     }
     if member.granted:
-        # Apart: a commit of these is never usual, which spares whoever knows `owned_ids` alone to ask in which it is.
+        # Apart: a commit of these is never usual, which spares a caller that knows only `owned_ids` the question.
         subscription["granted"] = _by_topic(member.granted)
         subscription["granted_ids"] = known.ids(member.granted)
         subscription["granted_in"] = member.granted_in

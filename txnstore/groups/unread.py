@@ -50,7 +50,7 @@ _COUNTS: Final = select(
 ).where(_BEHIND, _IS_READ)
 _PAGE: Final = (
     select(record_batches.c.last_offset, case((_IS_READ, _LEFT), else_=0).label("left"))
-    # Bounded on both sides: what is open ends at or behind the last stable offset.
+    # Bounded on both sides: what is open ends at or after the last stable offset.
     .where(_BEHIND, record_batches.c.last_offset < bindparam("stable_offset"))
     .order_by(record_batches.c.last_offset)
     .limit(bindparam("batches_max"))
@@ -60,7 +60,8 @@ _COUNT_PAGE: Final = select(func.count(), func.sum(_PAGE.c.left), func.max(_PAGE
 
 _FROM_PLACE: Final = bindparam("from_place", type_=Int64)
 _WITHIN: Final = bindparam("from_offset_in_transaction", type_=Int64)
-# A transaction of which a part is deleted never comes, but to who has begun it; open ones have no marker yet.
+# A transaction of which a part is deleted never comes, except to a reader that has begun it; open ones have no marker
+# yet.
 _MARKER_OFFSET: Final = (
     select(finished_transactions.c.marker_offset)
     .where(
@@ -93,7 +94,7 @@ class CountedLag:
     """How many committed records are unread, counted up to a number of batches."""
 
     records: int
-    """Those counted, and behind the last counted batch one for each offset: then it is an upper bound."""
+    """Those counted, and after the last counted batch one for each offset: then it is an upper bound."""
 
     batches: int
     """How many batches were looked at."""
@@ -102,9 +103,9 @@ class CountedLag:
 
 
 def count_unread(connection: Connection, bounds: Bounds, position: OffsetAndMetadata) -> tuple[int, int]:
-    """Return how many records behind `position` a reader of committed ones may read, and how many may be later.
+    """Return how many records after `position` a reader of committed ones may read, and how many may be later.
 
-    In commit order those of open transactions may be later, and nothing else.  Looks at each batch behind it, however
+    In commit order those of open transactions may be later, and nothing else.  Looks at each batch after it, however
     many there are.
     """
     if position.offset_in_transaction is None:
@@ -137,7 +138,7 @@ def bound_lag(connection: Connection, bounds: Bounds, place: int, *, markers_max
 
 
 def count_lag(connection: Connection, bounds: Bounds, position: int, *, batches_max: int) -> CountedLag:
-    """Return how many committed records are unread behind `position`; looks at no more than so many batches."""
+    """Return how many committed records are unread after `position`; looks at no more than so many batches."""
     place = _place(bounds, position)
     left = bounds.last_stable_offset - place["from_offset"]
     if left <= 0:

@@ -511,8 +511,8 @@ def announce(connection: Connection, producer: ProducerIdentity, partition_ids: 
     What its transaction has there is ended by a marker that raises the epoch.  Were the producer forgotten after that,
     one that was asleep could append to a transaction that is over, and nobody would end it.  So an append from
     elsewhere is taken only where the producer is known; it is made known first, then asks its coordinator whether the
-    transaction is still open, then appends.  Whoever has slept over any of it is unknown again, or finds a newer epoch.
-    (The verification guard of KIP-890, Kafka's VerificationStateEntry.)
+    transaction is still open, then appends.  A producer that slept through any of it is unknown again, or finds a newer
+    epoch. (The verification guard of KIP-890, Kafka's VerificationStateEntry.)
 
     Raises:
         UnknownTopicOrPartition: a partition is not in this database.

@@ -36,7 +36,7 @@ _SELECT_BOUNDS: Final = (
     .where(partition_heads.c.partition_id.in_(bindparam("partition_ids", expanding=True)))
     .order_by(partition_heads.c.partition_id)
 )
-# Who reads asks for both in one: a look at the outbox costs an idle consumer nothing of its own.
+# Readers ask for both in one: a look at the outbox costs an idle consumer nothing of its own.
 _BOUNDS_AND_OUTBOX: Final = HotStatement(_SELECT_BOUNDS.add_columns(OUTBOX_WAITS))
 _BOUNDS: Final = HotStatement(_SELECT_BOUNDS)
 # The first batch whose running maximum reaches a time is the first one with a timestamp that does.
@@ -206,7 +206,7 @@ def offset_of_max_timestamp(
             found = OffsetAndTimestamp(-negative_offset, timestamp_ms)
         if timestamp_ms >= largest_ms:
             break
-        # The record itself was deleted from the beginning of the first batch: those behind may have a larger one.
+        # The record itself was deleted from the beginning of the first batch: later ones may have a larger one.
         parameters["start_offset"] = batch.last_offset + 1
     return found
 

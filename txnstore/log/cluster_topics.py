@@ -1,6 +1,6 @@
 """Changes of topics and settings in a cluster: made at the controller, then copied to the members.
 
-A member that is away gets its copies later: from whoever finds them missing, or from the maintenance.
+A member that is away gets its copies later: from a client that finds them missing, or from the maintenance.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def bring_up_to_date(store: Store, cluster: Cluster | None) -> int:
     """
     if cluster is None or cluster.is_alone or store is cluster.controller:
         return 0
-    # Whoever looks does so again and again: it waits for nobody who is away.
+    # A caller looks again and again: it does not wait for a member that is away.
     if store.read(_version) == cluster.controller.read(_version, retry_timeout_ms=0):
         return 0
     return int(cluster.reconcile(store.database_id))

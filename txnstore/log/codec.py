@@ -3,7 +3,7 @@
 Nothing here touches the database: what is refused is refused before anything happened.
 
 The checksum protects the whole batch but for what the append gives under its lock: the offsets and the maximum
-timestamps.  A topic that stamps records itself (LogAppendTime) has the batch sealed anew: `EncodedBatch.stamped`.  A
+timestamps.  A topic that stamps records itself (LogAppendTime) has the batch sealed again: `EncodedBatch.stamped`.  A
 batch that is read is checked against it, and opened only as far as it is asked.
 """
 
@@ -250,7 +250,7 @@ class RecordBatchRow(ChecksummedColumns, Protocol):
 class RecordBatch:
     """A stored record batch that agrees with its checksum; see `decode`.
 
-    Each method opens the columns that it needs, anew at every call.  That raises CorruptBatch if a column does not
+    Each method opens the columns that it needs, at every call.  That raises CorruptBatch if a column does not
     hold what it must, which takes a checksum that agrees by chance or a foreign writer, and UnsupportedCompression if
     the package that implements the codec is not installed.
     """
@@ -433,7 +433,7 @@ def encode_columns(
     """Return records as one batch.
 
     Keys, values and header values may be bytes, bytearray or memoryview; they come back as bytes.  `offset_deltas`
-    says where each record lies behind the batch's base offset, if not at 0, 1, 2, ...: compaction leaves gaps.
+    says where each record lies after the batch's base offset, if not at 0, 1, 2, ...: compaction leaves gaps.
 
     Raises:
         InvalidRecord: there is no record, or a key, a value or a header is not of its type.

@@ -288,7 +288,7 @@ def unpack_positions(packed: bytes, count: int, what: str) -> array[int]:
     That they ascend is for the caller to check.
 
     Raises:
-        DamagedColumn: the column is not of `count` + 1 numbers, or the data would begin behind 0 or be too long.
+        DamagedColumn: the column is not of `count` + 1 numbers, or the data would begin after 0 or be too long.
     """
     # Text could have a checksum that agrees.
     if not isinstance(packed, (bytes, bytearray, memoryview)):
@@ -362,7 +362,7 @@ def pack_bytes(cells: Sequence[bytes | None], what: str) -> PackedBytes:
 
 
 def join_bytes(data: bytes, positions: bytes, nulls: Sequence[int]) -> PackedBytes:
-    """Return keys or values as columns that lie behind each other already: an Arrow array, or a part of one.
+    """Return keys or values as columns that already follow each other: an Arrow array, or a part of one.
 
     `positions` is where each begins and the last one ends, from 0 on, as this machine has numbers of 32 bits; `nulls`
     names those that are null, ascending, which take no room.

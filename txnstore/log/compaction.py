@@ -1,7 +1,7 @@
 """The compaction: of the records with one key only the newest stays, where a topic's cleanup.policy has `compact`.
 
 A pass over a partition reads what has come since the last one, remembers the newest offset of each key, and then goes
-over the whole log: a record with a newer one behind it goes, an aborted one goes whatever stands behind it, and never
+over the whole log: a record with a newer one after it goes, an aborted one goes whatever follows it, and never
 makes another go.  What is left of a batch takes the batch's place, with its offsets, so nobody's position changes; a
 batch of which nothing is left is deleted.  Nothing at or past the last stable offset is touched.
 
@@ -10,7 +10,7 @@ pass, so that readers who are late still learn of it, and so does a marker, if i
 then.  A batch needs no empty remainder, as Kafka leaves one: what producers did last is in `producer_states`.
 
 A pass may stop anywhere.  What it did is right at any moment; how far the partition is compacted is written at its end.
-How far an unfinished pass has come is written too, so that whoever goes on with it reads its keys again and no more.
+How far an unfinished pass has come is written too, so that whatever continues it reads its keys again and nothing else.
 Who has no time for so many keys takes fewer: the pass then ends sooner, and the next one takes the rest.
 """
 
@@ -301,7 +301,7 @@ def compact_portion(store: Store, portions: Portions | None = None, *, batches_m
 
 
 def _passes(store: Store, portions: Portions) -> Iterator[_Progress]:
-    """Compact what is due, and yield behind every portion."""
+    """Compact what is due, and yield after every portion."""
     now_ms, settings_of = store.read(_read_settings)
     due = [found for found in _due_partitions(store, settings_of, now_ms, portions) if found is not None]
     failure: TxnStoreError | None = None
@@ -443,7 +443,7 @@ class _Pass:
     _noted_offset: int = 0
 
     def steps(self) -> Iterator[_Progress]:
-        """Compact the partition, and yield behind every portion."""
+        """Compact the partition, and yield after every portion."""
         self._end_offset = self.due.end_offset
         self._resumed_offset = self.due.start_offset
         if self.due.going_on is not None:
@@ -462,7 +462,7 @@ class _Pass:
         self.portions.write(self.store, self._finish)
 
     def note(self) -> None:
-        """Write down how far the pass has come, for whoever goes on."""
+        """Write down how far the pass has come, for its continuation."""
         if self._swept_offset > self._noted_offset:
             self.portions.write(self.store, self._note)
 
@@ -655,7 +655,7 @@ class _Pass:
             raise ToldOtherwise
 
     def _is_of_its_topic(self, connection: Connection) -> bool:
-        """Return whether no other topic has the number of the partition: a restored controller may give it out anew."""
+        """Return whether no other topic has the partition's number: a restored controller may give it out again."""
         of_partition = {"of_partition_id": self.due.partition_id}
         return bool(connection.execute(_TOPIC_OF_PARTITION, of_partition).scalar() == self.due.topic_uuid)
 

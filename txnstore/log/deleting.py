@@ -2,7 +2,7 @@
 
 The two are steps of their own.  Moving the log start is one short database transaction under the head's lock, and
 from its commit on nobody reads what lies below.  Batches that lie below it as a whole are then deleted in portions,
-without the lock, so that nobody's append waits for a long deletion; whoever is interrupted leaves rows that the next
+without the lock, so that nobody's append waits for a long deletion; an interrupted deletion leaves rows that the next
 deletion takes.  A batch with a record at or past the log start stays whole.
 
 How far the deletion has come is kept (`partition_storage`): the next portion begins there, instead of passing what is
@@ -14,7 +14,7 @@ transactions goes: all of its records lay before the marker.  The producers' sta
 repetitions are recognised by them.
 
 Of a partition whose topic was deleted there is no head any more, so nobody reads it or appends to it; what it held is
-deleted in portions as well, by whoever deleted the topic or by the maintenance.
+deleted in portions as well, by the call that deleted the topic or by the maintenance.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ from txnstore.log.partition_storage import (
 HIGH_WATERMARK: Final = -1
 #: These rows are small, and a partition that was never used has no others.
 _STRUCK_OFF_AT_ONCE: Final = 1_000
-#: How many rows whoever has deleted a topic deletes of it, and for how long; the rest is left to the maintenance.
+#: How many rows the deletion of a topic deletes at once, and for how long; the rest is left to the maintenance.
 _PURGED_SOON: Final = 5_000
 _PURGED_SOON_SECONDS: Final = 1.0
 

@@ -34,7 +34,7 @@ class Page:
     """Batches with records for the reader; the first one may begin before the position it asked for."""
 
     next_offset: int
-    """Where to go on: behind the last batch, or behind whatever was skipped after it."""
+    """Where to go on: after the last batch, or after whatever was skipped beyond it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Room:
 
 
 _behind: Final = record_batches.alias("behind")
-# The batch in which, or behind which, the range ends. With it the key bounds the range on both sides; the condition
+# The batch in which, or after which, the range ends. With it the key bounds the range on both sides; the condition
 # on base_offset alone would read on to the end of the log.  All of it is in a subquery: PostgreSQL takes COALESCE for
 # something that may give rows away, and, under row-level security, does not let the key look for it.
 _LAST: Final = (
@@ -65,7 +65,8 @@ IN_RANGE: Final = and_(
     record_batches.c.base_offset < bindparam("end_offset"),
 )
 _IN_PAGE: Final = and_(IN_RANGE, record_batches.c.control_type.is_(None))
-#: Batches of committed transactions, and of none.  A transaction has an epoch of its own (KIP-890), so this finds how
+#: Batches of committed transactions, and of no transaction.  A transaction has an epoch of its own (KIP-890), so this
+#: finds how
 #: the one that a batch belongs to ended.
 IS_COMMITTED: Final = or_(
     not_(record_batches.c.is_transactional),

@@ -40,7 +40,7 @@ from txnstore.log.fetch import IS_COMMITTED, Page, Room
 from txnstore.log.outbox.rows import OUTBOX_WAITS
 from txnstore.model import ControlType, IsolationLevel
 
-#: Who reads more partitions than this asks for bounds first: most of them have nothing new.
+#: A reader of more partitions than this asks for bounds first: most of them have nothing new.
 PARTITIONS_MAX: Final = 12
 #: How many offsets of a partition are looked at, how many batches come in all, and up to which size they come.
 OFFSETS_MAX: Final = 500
@@ -237,7 +237,7 @@ def _branch(isolation: IsolationLevel | None, number: int) -> Select[Any]:
         .where(
             record_batches.c.partition_id == partition_id,
             record_batches.c.last_offset >= begins_at,
-            # The batch that ends behind it is for another day, and so are those behind.
+            # The batch that ends after it is for another day, and so are those that follow.
             record_batches.c.last_offset < to_offset,
             record_batches.c.control_type.is_(None),
             *conditions,

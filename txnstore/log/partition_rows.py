@@ -1,7 +1,7 @@
 """The rows of a partition: its head, whose lock puts appends in order, and the producers that it knows.
 
 All that was committed in a database has one strict order, transactions and what is in none: that of the numbers of
-the commits.  Whoever commits draws a number once he has locked the heads of all the partitions that he has written to,
+the commits.  A commit draws a number once it has locked the heads of all the partitions that were written to,
 and holds the locks until he has committed.  So the numbers grow along each partition, and what was committed before, or
 what somebody has read, has a lower one than whatever is asked to commit after that.
 
@@ -150,7 +150,7 @@ class _next_number(next_value):  # noqa: N801 - reads as the SQL it stands for
     """The next number of a sequence, by PostgreSQL's own function.
 
     The name of a sequence is a text without a type: a function `nextval(text)` that somebody has made in the schema
-    `public` would be called before it, with the rights of whoever enlists a connection.
+    `public` would be called before it, with the rights of the role that enlists a connection.
     """
 
     inherit_cache = True
@@ -284,8 +284,8 @@ def read_producer_states(
 ) -> dict[ProducerKey, ProducerInPartition]:
     """Return what the partitions know of these producers, and of the oldest that have a transaction open there.
 
-    `oldest_open` says how many of those, by partition id: whoever ends fewer transactions than that needs to know no
-    more.  Producers that are unknown are left out.  The heads of the partitions must be locked: see `_FEW`.
+    `oldest_open` says how many of those, by partition id: a caller that ends fewer transactions than that needs to know
+    no more.  Producers that are unknown are left out.  The heads of the partitions must be locked: see `_FEW`.
     """
     found = _read_states(connection, keys, oldest_open, of_markers=False)
     return {key: _state_from_row(row) for key, row in found.items()}
@@ -351,7 +351,7 @@ def _states_and_oldest(partition_count: int, *, is_many: bool, of_markers: bool)
 def producers_of_partition(
     connection: Connection, partition_id: int, *, after_id: int = NO_PRODUCER_ID, count_max: int = OFFSET_MAX
 ) -> list[ProducerInPartition]:
-    """Return the producers that the partition remembers, by producer id: so many behind `after_id`, or all."""
+    """Return the producers that the partition remembers, by producer id: so many after `after_id`, or all."""
     page = {"of_partition_id": partition_id, "after_id": after_id, "count_max": count_max}
     return [_state_from_row(row) for row in _STATES_OF_PARTITION.rows(connection, page)]
 
@@ -383,7 +383,7 @@ def forget_producers(store: Store, portions: Portions | None = None, *, before_m
     of = {"before_ms": before_ms, "before_minute": before_ms // MINUTE_MS, "rows_max": rows_max}
 
     def find(connection: Connection) -> dict[int, list[int]]:
-        # A partition at a time: who waits for one head keeps no other one from anybody.
+        # A partition at a time: waiting for one head blocks no other.
         ids_of: dict[int, list[int]] = {}
         for partition_id, producer_id in connection.execute(_DUE, of):
             ids_of.setdefault(partition_id, []).append(producer_id)

@@ -26,7 +26,7 @@ from txnstore.log.partition_rows import lock_heads
 BATCH_HEADER_BYTES: Final = 61
 #: How many batches are counted under one lock.
 _COUNTED_AT_ONCE: Final = 500
-#: How many batches behind an offset are weighed; the others are taken to be as large.
+#: How many batches after an offset are weighed; the others are taken to be as large.
 _WEIGHED_MAX: Final = 1_000
 
 
@@ -131,7 +131,7 @@ def next_horizons(
 ) -> list[tuple[int, int]]:
     """Return the horizons after a pass that took what was to go below `deletable_offset`, with a new one if any.
 
-    One that is less than `apart_ms` behind the one before it gives way to the new one.
+    One that comes less than `apart_ms` after the one before it gives way to the new one.
     """
     kept = [(offset, from_ms) for offset, from_ms in horizons if offset > deletable_offset]
     if new is not None and new[0] > max([deletable_offset, *(offset for offset, _ in kept)]):
@@ -142,7 +142,7 @@ def next_horizons(
 
 
 def bytes_behind(connection: Connection, storage: PartitionStorage, end_offset: int) -> int:
-    """Return what is counted behind an offset; about that, where it is much: nobody passes all of it for this."""
+    """Return what is counted after an offset, or an estimate where it is much: nobody reads all of it for this."""
     behind = {"of_partition_id": storage.partition_id, "from_offset": end_offset, "batches_max": _WEIGHED_MAX}
     count, payload_bytes, last_offset = connection.execute(_WEIGHED, behind).one()
     weighed_bytes: int = payload_bytes + count * batch_bytes(0)

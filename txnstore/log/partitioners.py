@@ -1,6 +1,7 @@
 """The partitioners: which partition a key belongs to, as librdkafka and Java's producer compute it, and the choice.
 
-The hashes are part of Kafka's contract with its users: records of one key go to one partition, whoever writes them.
+The hashes are part of Kafka's contract with its users: records of one key go to one partition, no matter which client
+writes them.
 """
 
 from __future__ import annotations
@@ -165,10 +166,10 @@ class PartitionChoice:
         """What a key's partition is by, modulo how many there are; None: it is not by the key."""
 
         self.empty_is_none = partitioner in _EMPTY_IS_NONE
-        """Whether an empty key is none."""
+        """Whether an empty key counts as no key."""
 
         self.sticky_seconds = sticky_seconds
-        """For how long those without a key stay together; with 0 they are chosen for anew, also if asked again."""
+        """For how long those without a key stay together; with 0 each is placed by itself, also if asked again."""
 
         self._random = random.Random()
         #: By topic: the partition of the moment, and until when.

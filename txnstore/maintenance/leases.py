@@ -1,8 +1,8 @@
 """The leases: which duties are due, and who is at them.
 
-Each duty has a row.  Whoever finds one that is due takes it for a while, and meanwhile all others pass it by; so they
-do not do the same twice, and that is all: a duty looks again under the locks of what it is about, whoever else is at
-it.  One whose holder died is due again when its lease is over.  All times are the database server's.
+Each duty has a row.  A client that finds one due takes it for a while, and meanwhile all others pass it by; so they
+do not do the same twice, and that is all: a duty looks again under the locks of what it is about, no matter who else is
+at it.  One whose holder died is due again when its lease is over.  All times are the database server's.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ LEASE_MS: Final = 10_000
 
 _NOW: Final = server_now_ms().label("now_ms")
 _ROWS: Final = select(maintenance_duties, _NOW).order_by(maintenance_duties.c.duty)
-# Of all duties, which are few: whoever looks once, and is gone, does not wait for a list to be rendered.
+# All duties, which are few: a process that looks only once does not wait for a list to be rendered.
 _READ: Final = HotStatement(_ROWS)
-# Whom somebody else is taking at this moment, somebody else has.
+# A duty that somebody else is taking at this moment belongs to somebody else.
 _LOCK: Final = _ROWS.where(maintenance_duties.c.duty.in_(bindparam("duties", expanding=True))).with_for_update(
     skip_locked=True
 )

@@ -1,4 +1,4 @@
-"""The loop of whoever does nothing but the maintenance: turn after turn, until it is stopped.
+"""The loop of a process that does nothing but the maintenance: turn after turn, until it is stopped.
 
 A duty is done in portions until nothing of it is left.  Between two of them the other duties have their turn: what
 others wait for does not wait until a week's journal is trimmed.
@@ -133,7 +133,7 @@ class Maintenance:
         return turn
 
     def _do_often(self, stop: threading.Event) -> float:
-        """Do what others wait for and costs one look, whoever holds it; return after how many seconds again."""
+        """Do what others wait for and costs one look, held or not; return after how many seconds again."""
         next_seconds = math.inf
         for duty in self._duties:
             if duty.interval_max_seconds == math.inf:

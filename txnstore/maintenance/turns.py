@@ -1,4 +1,4 @@
-"""The turn: whoever has time looks which duties are due, takes them, does a portion of each, and leaves them.
+"""The turn: a process with time to spare looks which duties are due, takes them, and does a portion of each.
 
 A turn of somebody who has little time does what there is time for, at least a portion, and gives the rest back.
 """
@@ -64,10 +64,10 @@ class MaintenanceDuty(NamedTuple):
     """The setting of the store that says, in milliseconds, how often."""
 
     load: Callable[[], Work]
-    """Import what does it, and return that: whoever finds nothing due imports nothing."""
+    """Import what does it, and return that: where nothing is due, nothing is imported."""
 
     interval_max_seconds: float = math.inf
-    """Whoever does nothing but the maintenance does it at least so often, whatever the setting says."""
+    """A process that does nothing but the maintenance does it at least so often, whatever the setting says."""
 
 
 class MaintenanceObserver(Protocol):
@@ -138,10 +138,10 @@ def take_turn(
     observer: MaintenanceObserver = NOBODY,
     monotonic_seconds: Callable[[], float] = time.monotonic,
 ) -> Turn:
-    """Do a portion of each duty that is due and that nobody is at; with `forced` of each, whoever is at it.
+    """Do a portion of each duty that is due and that nobody is at; with `forced` of each, even one that somebody is at.
 
     Where somebody else has stopped, or failed, is nothing to go by for who is to do all of a duty: with `forced` each
-    begins at its position of `positions`, or anew.
+    begins at its position in `positions`, or at the start.
     What fails is tried again where it was when it is due again, and keeps no other duty from being done.
 
     Raises:
@@ -190,7 +190,7 @@ def take_turn(
 
 
 def do_unleased(store: Store, cluster: Cluster | None, duty: MaintenanceDuty, portions: Portions | None = None) -> Turn:
-    """Do a duty beside whoever holds it: for what costs less than to ask who does."""
+    """Do a duty beside its holder: for what costs less than asking who that is."""
     turn = Turn()
     _do(duty, DutyLease(duty.name, 0), Portion(store, cluster, portions or Portions()), turn)
     return turn
@@ -202,7 +202,7 @@ def _do(duty: MaintenanceDuty, lease: DutyLease, portion: Portion, turn: Turn) -
         count = duty.load()(portion)
     except Exception as error:  # noqa: BLE001 - neither an outage nor a bug in one duty leaves the others undone
         turn.failed[duty.name] = error
-        # Else what comes later might never be reached; where it fails again it begins anew, for what comes before.
+        # Else what comes later might never be reached; where it fails again it starts over, for what comes before.
         position = lease.position if lease.is_unfinished else None
         return PortionOutcome(duty.name, lease.begun_ms, is_unfinished=False, position=position)
     # One that only looked, however long that took, has left nothing.

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from txnstore.errors import InvalidRequest
 
-#: The columns, by the names of the view `records`; timestamps are points in time for whoever reads the file.
+#: The columns, by the names of the view `records`; timestamps are points in time for readers of the file.
 SCHEMA: Final = pa.schema(
     [
         pa.field("topic", pa.string(), nullable=False),
@@ -58,7 +58,7 @@ class Contents:
     """The topic's settings that were set, as text."""
 
     ranges: Mapping[int, tuple[int, int]]
-    """By partition number, the first offset, and the one behind the last, between which all records are here."""
+    """By partition number, the first offset, and the one after the last, between which all records are here."""
 
     def to_metadata(self) -> dict[bytes, bytes]:
         """Return what the file's metadata hold."""

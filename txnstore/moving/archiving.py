@@ -65,7 +65,7 @@ def export(
 ) -> Exported:
     """Write the committed records of a topic to a file, in the order of partitions and offsets.
 
-    What is committed later, or is behind an open transaction, is not in it: its ranges say where it ends.  `told` hears
+    What is committed later, or follows an open transaction, is not in it: its ranges say where it ends.  `told` hears
     how many offsets are done, and of how many.
 
     Raises:
@@ -93,9 +93,9 @@ def export(
 
 
 def _ranges(cluster: Cluster, topic: Topic, wanted: RecordSelection) -> dict[int, tuple[int, int]]:
-    """Return the first offset of each partition that is wanted, and the one behind the last.
+    """Return the first offset of each partition that is wanted, and the one after the last.
 
-    Of all partitions of one database at one moment: who commits in several of them meanwhile is in none.
+    Of all partitions of one database at one moment: what is committed in several of them meanwhile is in none.
     """
     by_leader: dict[int, dict[int, int]] = {}
     for number in sorted(set(wanted.partitions)) or range(len(topic.partition_ids)):

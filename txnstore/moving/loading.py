@@ -1,7 +1,7 @@
 """The load: the records of an archive are produced to a topic, each once, however often the load is broken off.
 
 A row group is a transaction.  How many are done is committed with it, as the offset of a group that has the archive's
-name: whoever comes next goes on behind them.  The records get new offsets; partition, timestamp, key, value and headers
+name: the next one goes on after them.  The records get new offsets; partition, timestamp, key, value and headers
 are those of the archive.
 """
 
@@ -134,7 +134,7 @@ class _Loading:
         self._producer = Producer({**settings, "transactional.id": name, "message.max.bytes": 1_000_000_000})
 
     def __enter__(self) -> Self:
-        """Take over from whoever has loaded it before."""
+        """Take over from the call that has loaded it before."""
         self._producer.init_transactions(_CALL_SECONDS)
         return self
 

@@ -1,6 +1,6 @@
 """The tables of a store as a move sees them: which are copied, by which key, and what a fresh store has in them.
 
-A table that is in neither list makes a test fail: whoever adds one says here how it moves.
+A table that is in neither list makes a test fail: how a new one moves is said here.
 """
 
 from __future__ import annotations
@@ -135,5 +135,5 @@ OWN: Final = (stores,)
 STORE_COLUMNS: Final = (stores.c.next_producer_id, stores.c.oldest_writer_version, stores.c.created_ms)
 #: In which a store has a row from the start.
 MADE_WITH_TABLES: Final = (databases, outbox_sequencers)
-#: In which whoever opens a store, and does nothing else, may leave something.
+#: In which merely opening a store may leave something.
 LEFT_BY_ANYBODY: Final = (maintenance_duties,)

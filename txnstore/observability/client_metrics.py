@@ -117,7 +117,7 @@ class ClientCollector(Collector):
             outcome = "committed"
         except KafkaException as error:
             if error.args[0].code() == KafkaError._TIMED_OUT:
-                # It goes on, and whoever takes its answer counts it.
+                # It goes on, and the call that takes its answer counts it.
                 outcome = "unfinished"
             raise
         finally:

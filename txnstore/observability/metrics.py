@@ -250,7 +250,7 @@ _Sample = tuple[Metric, tuple[object, ...], float]
 
 
 def _samples(figures: StoreFigures) -> Iterator[_Sample]:
-    """Return what one database says: metrics, the labels behind that of the database, and values."""
+    """Return what one database says: metrics, the labels after that of the database, and values."""
     for partition in figures.partitions:
         name, bounds = (partition.name.topic, partition.name.partition), partition.bounds
         yield table.LOG_START, name, bounds.log_start_offset

@@ -46,7 +46,7 @@ class FigureLimits:
     """Positions of groups."""
 
     lag_batches: int = 2_000
-    """Batches, over all groups, in which unread records are counted; behind them offsets stand in."""
+    """Batches, over all groups, in which unread records are counted; after those, offsets stand in for them."""
 
     counted_rows: int = 100_000
     """Rows, where rows are counted."""
@@ -212,7 +212,7 @@ def read_cluster_figures(cluster: Cluster, limits: FigureLimits) -> dict[int, St
     numbers = [member.database_id for member in cluster.databases]
     found = _of_each(cluster, numbers, lambda store: _read_positions(store, limits))
     positions = [one for figures in found.values() if isinstance(figures, StoreFigures) for one in figures.positions]
-    # After the positions: who goes on meanwhile is not ahead of the log.
+    # After the positions: a group that goes on meanwhile is not ahead of the log.
     reached = [number for number, figures in found.items() if isinstance(figures, StoreFigures)]
     found |= _of_each(cluster, reached, lambda store: _read_others(store, limits, found[store.database_id], positions))
     return _with_names_from_elsewhere(cluster, found)

@@ -1,4 +1,4 @@
-"""OpenTelemetry spans of the clients: sent with records as W3C headers, and found again by whoever processes them.
+"""OpenTelemetry spans of the clients: sent with records as W3C headers, and found again where they are processed.
 
 from txnstore.observability.tracing import TxnStoreInstrumentor, process
 
@@ -40,7 +40,7 @@ except ImportError:
 Client = TypeVar("Client", Producer, Consumer)
 Headers = list[tuple[str, Any]]
 
-#: The value of `messaging.system`, which the conventions leave to who has none of theirs.
+#: The value of `messaging.system`, for systems to which the conventions give no name.
 SYSTEM: Final = "txnstore"
 #: How many links a span has at most: as many as the SDK keeps by default.
 LINKS_MAX: Final = 128

@@ -56,7 +56,7 @@ class Watch:
         sessions: Any,
     ) -> None:
         """Use `Outbox.watch` instead."""
-        from sqlalchemy.orm import Mapper, Session  # slow to import, and only needed by who has mapped classes
+        from sqlalchemy.orm import Mapper, Session  # slow to import, and only needed with mapped classes
 
         mapper: Any
         try:

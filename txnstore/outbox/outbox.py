@@ -241,7 +241,7 @@ class Outbox:
             self._background.notice()
 
     def _follow_fork(self) -> None:
-        """Begin anew in a child of a fork, which has neither the threads nor the connections of its parent."""
+        """Start afresh in a child of a fork, which has neither the threads nor the connections of its parent."""
         if os.getpid() != self._connection.process_id and not self._closed:
             self._finalizer.detach()
             self._start()

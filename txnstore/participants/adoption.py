@@ -23,7 +23,7 @@ from txnstore.log.outbox.rows import lock_outbox, tell_callers_apart
 from txnstore.transactions.branch_rows import all_branches
 from txnstore.transactions.recovery import abort_by_administrator
 
-# Of two that adopt at once the second waits; so does whoever makes a branch known.
+# Of two that adopt at once the second waits; so does a client that registers a branch.
 _LOCK: Final = select(stores.c.store_uuid, stores.c.database_identity).with_for_update()
 _SET: Final = update(stores).values(store_uuid=bindparam("new_uuid"), database_identity=bindparam("new_identity"))
 _RENAME: Final = (

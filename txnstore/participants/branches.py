@@ -181,7 +181,7 @@ class Branches:
             TxnStoreError: the coordinator does not let the producer go on, see `protocol.add_to_transaction`; no
                 database was asked.
         """
-        # Whoever gives them up in another thread meanwhile takes away none of the votes that are needed.
+        # Giving them up in another thread meanwhile takes away none of the votes that are needed.
         needed = list(self._branches)
         lost = [branch for branch in needed if not branch.is_held]
         if lost:
@@ -369,7 +369,7 @@ class Branches:
         if answer.kind is not AnswerKind.DONE and branch.state is _S.PREPARED and not branch.is_forgotten:
             try:
                 if has_ended_otherwise(driver, branch.transaction_id, commit=commit, timeout_seconds=timeout_seconds):
-                    # The server that has taken the vote knows its number; another one may have given it anew.
+                    # The server that has taken the vote knows its number; another one may have given it out again.
                     is_sure = commit or driver is branch.driver
                     self._ended_otherwise[branch.database.label] = is_sure
             except BranchUnfinished as error:
@@ -379,7 +379,7 @@ class Branches:
         return True
 
     def _ended(self, branch: Branch) -> None:
-        # One in doubt may still come to be prepared: its row stays for whoever looks next.
+        # One in doubt may still come to be prepared: its row stays for the next look.
         if branch.state not in (_S.ENLISTED, _S.IN_DOUBT):
             self._ended_gids.append(branch.gid)
         branch.move(_S.ENDED)

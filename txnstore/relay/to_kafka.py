@@ -3,7 +3,7 @@
 Each partition has a producer with a transactional id of its own, so partitions take their turns side by side, and a
 relay that is started while another one works fences it partition by partition.  The position is the store's offset of
 the next record, committed for the relay's group in the Kafka transaction that holds the records before it.  So Kafka
-has both or neither, and whoever comes next reads it back after `init_transactions`, which has fenced the relay before
+has both or neither, and the next relay reads it back after `init_transactions`, which has fenced the relay before
 and ended what it had left open.
 """
 
@@ -225,7 +225,7 @@ class ShippedPartition:
         return bounds[self.partition_id]
 
     def _commit(self, page: Page | None, next_offset: int, consumer: Any) -> int:
-        """Give Kafka the records and the position behind them; return how many records."""
+        """Give Kafka the records and the position after them; return how many records."""
         cluster, producer = self._cluster, self._producer
         self._refused = None
         count = 0

@@ -31,7 +31,7 @@ class TxnStoreDataSource(DataSource):
         """Return the columns that a read gives, unless the program asked for some of them with `.schema()`.
 
         Raises:
-            InvalidConfiguration: an option is unknown; what the others hold is looked at by who uses them.
+            InvalidConfiguration: an option is unknown; what the others hold is looked at where they are used.
         """
         check_names(self.options)
         text = self.options.get("includeHeaders", "false")

@@ -2,7 +2,7 @@
 
 Which partition a row goes to follows the producer's rules, by the column: each distinct key is hashed once.
 
-Keys and values of one partition lie behind each other once the rows are sorted by it: their bytes are cut out as they
+Keys and values of one partition follow each other once the rows are sorted by it: their bytes are cut out as they
 are, and Arrow's offsets are the log's positions but for the order of their bytes.  Only headers are opened record by
 record.
 """
@@ -127,7 +127,7 @@ class BatchLimits:
 
 @dataclass(frozen=True, slots=True)
 class UnsentBatch:
-    """Records for one partition, ready but for who writes them."""
+    """Records for one partition, ready but for their producer."""
 
     topic: Topic
     partition: int
@@ -276,7 +276,7 @@ class BatchMaker:
 
 @dataclass(frozen=True, slots=True)
 class _Cells:
-    """Keys or values behind each other: `data`, where each begins and the last one ends, and which are null."""
+    """Keys or values one after another: `data`, where each begins and the last one ends, and which are null."""
 
     data: memoryview
     positions: memoryview

@@ -1,7 +1,7 @@
 """Arrow record batches made of stored ones: what a task of Spark gets for a range of a partition.
 
 Integers and byte strings become Arrow arrays without a Python object for each: positions are an offsets buffer of
-Arrow's but for the order of their bytes, and the data is the buffer behind it.
+Arrow's but for the order of their bytes, and the data is the buffer after it.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ LATEST: Final = -1
 EARLIEST: Final = -2
 #: What says in a query's offsets that they are places: no topic can be called so.
 COMMIT_ORDER: Final = "$commit_order"
-#: What says in a query's offsets which topics they are of: one that is made anew under its name is another one.
+#: What says in a query's offsets which topics they are of: one that is recreated under its name is another one.
 TOPICS: Final = "$topics"
 _PARTITION_MAX: Final = 2**31 - 1
 _PARTITION: Final = re.compile(r"[0-9]{1,10}")
@@ -44,7 +44,7 @@ def read_offsets(text: str, option: str, *, in_commit_order: bool) -> dict[Parti
     """
     example = f'{option} is JSON like {{"topic": {{"0": 23, "1": -2}}}}, with -2 for earliest and -1 for latest'
     topics = _topics(text, option, example)
-    # Who names offsets himself means the topics of now.
+    # Offsets that a user names mean the topics of now.
     topics.pop(TOPICS, None)
     if topics.pop(COMMIT_ORDER, None) is not None and not in_commit_order:
         raise InvalidConfiguration(

@@ -1,7 +1,7 @@
 """The partitions that a query reads, as they are at one moment, and where the read begins and ends there.
 
 Everything that one plan needs is read in one snapshot of the database: a transaction that wrote to several partitions
-lies before the ends of all of them or behind them all, but where an older one that is open holds some of them back.
+lies before the ends of all of them or after them all, but where an older one that is open holds some of them back.
 """
 
 from __future__ import annotations

@@ -544,7 +544,7 @@ def _everyone_reaches(folder: Path) -> bool:
 def free_port() -> int:
     """Return a TCP port on 127.0.0.1 that nobody listens on at this moment.
 
-    Somebody may take it before the caller does: whoever binds it must be ready to ask for another.
+    Somebody may take it before the caller does: be ready to ask for another.
 
     Raises:
         OSError: a hundred ports chosen at random were all taken.

@@ -1,4 +1,4 @@
-"""PostgreSQL databases with a fresh store each, which tests have one after the other: emptied, not made anew.
+"""PostgreSQL databases with a fresh store each, which tests have one after the other: emptied, not recreated.
 
 To empty a database takes the server a fraction of what it takes to copy one and to drop it. One is given out again
 where nobody can tell it from a new copy. PostgreSQL's own counters show that: since they were last reset no row of the

@@ -1,7 +1,7 @@
 """The rows of a transaction's branches: its shares in other databases, which vote before it is decided.
 
 A row is there, durably, before its branch may be prepared; the decision of the transaction sets its outcome in the
-same database transaction; and it goes once the branch has ended in its own database.  So whoever finds a prepared
+same database transaction; and it goes once the branch has ended in its own database.  So a client that finds a prepared
 branch finds out here how it ends; one without a row was never decided to commit.
 """
 
@@ -117,7 +117,7 @@ def branches_by_gid(connection: Connection, gids: Collection[str]) -> dict[str, 
 def known_branches(
     store: Store, gids: Collection[str], *, retry_timeout_ms: int | None = None
 ) -> dict[str, RegisteredBranch]:
-    """Return those of the branches that are known: whoever asks may take the others for aborted, or ended.
+    """Return those of the branches that are known: the caller may take the others for aborted, or ended.
 
     Raises:
         StoreReadOnly: this is a standby, which may not have heard of them yet.

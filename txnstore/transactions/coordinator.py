@@ -371,7 +371,7 @@ class TransactionCoordinator:
         if request.is_repeated or (request.has_begun and request.open_group_id is None):
             return None
         if request.transaction_group is not None:
-            # Whoever waits for others of the group is not to hold partitions meanwhile.
+            # A transaction that waits for others of the group must not hold partitions meanwhile.
             return None
         whole = whole_request(
             request.transactional_id,

@@ -196,7 +196,7 @@ def each_open_in(store: Store, partition_ids: Collection[int] | None = None) -> 
 
 @dataclass(frozen=True, slots=True)
 class HeldOffsets:
-    """What an open transaction holds of a group's offsets in a partition: whoever asks for these waits for its end."""
+    """What an open transaction holds of a group's offsets in a partition: consumers that ask wait for its end."""
 
     group_id: str
     partition: PartitionName

@@ -5,7 +5,7 @@ after the next crash. So the epoch is raised first, durably. After that nothing 
 what the coordinator's rows say is final.
 
     store.write(...)                      the coordinator's own way: see `coordinator`
-    end_within(connection, request)       here: whoever owns `connection` commits, and the application's rows with it
+    end_within(connection, request)       here: the owner of `connection` commits, and the application's rows with it
 
 The answer to such a COMMIT may be lost, and nobody can repeat it: its other rows were not ours.  So `resolve_end` asks
 what became of it, and sees to it that the answer holds: what is not committed then never will be.
@@ -124,7 +124,8 @@ class Ended:
 def read_outcome(connection: Connection, producer: ProducerIdentity) -> Outcome:
     """Return how the transaction that `producer` began has ended, or that it has not; changes nothing.
 
-    For whoever has "producer id:epoch" left and nothing else.  OPEN promises nothing: the next moment may decide it.
+    For a caller that has "producer id:epoch" left and nothing else.  OPEN promises nothing: the next moment may decide
+    it.
 
     Raises:
         TransactionalIdNotFound: nothing is remembered of such a producer.

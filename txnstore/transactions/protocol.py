@@ -53,10 +53,10 @@ class TransactionState(enum.IntEnum):
     """It is open: something was written."""
 
     PREPARE_COMMIT = 2
-    """Decided: it commits, whoever crashes. Kafka says "prepare"; nobody votes any more."""
+    """Decided: it commits, whatever crashes. Kafka says "prepare"; nobody votes any more."""
 
     PREPARE_ABORT = 3
-    """Decided: it aborts, whoever crashes."""
+    """Decided: it aborts, whatever crashes."""
 
     COMPLETE_COMMIT = 4
     """Every partition has its COMMIT marker."""
@@ -207,7 +207,7 @@ def check_change(before: TransactionMetadata | None, after: TransactionMetadata)
     """
     assert after.state in STORED, f"{after.state.kafka_name} is never stored"
     assert after.producer_epoch >= NO_PRODUCER_EPOCH, f"epoch {after.producer_epoch}"
-    # Who takes over a prepared transaction has any epoch: see EPOCH_MAX.
+    # A producer that takes over a prepared transaction has any epoch: see EPOCH_MAX.
     assert after.producer_epoch <= EPOCH_MAX or after.state not in AT_REST, f"epoch {after.producer_epoch}"
     if before is None:
         assert after.state is TransactionState.EMPTY, f"a new transactional id is {after.state.kafka_name}"
@@ -240,7 +240,7 @@ def _check_decided(before: TransactionMetadata, after: TransactionMetadata) -> N
     assert after.producer_id == before.producer_id
     assert after.producer_epoch == before.producer_epoch + 1
     assert after.begin_epoch < after.marker_identity.epoch, "a marker's epoch is above that of its records"
-    # Whoever is fenced has nothing that it could ask for again; of several at the last epochs it is told apart by it.
+    # A fenced producer has nothing to ask for again; at the last epochs `last_producer_epoch` tells several apart.
     repeatable = after.fence_reason is None or before.producer_epoch >= EPOCH_MAX
     assert after.last_producer_epoch == (before.producer_epoch if repeatable else NO_PRODUCER_EPOCH)
     if before.state not in AT_REST:

@@ -1,6 +1,6 @@
 """The help that any client gives: finish what is decided, abort what is open for too long, forget what is old.
 
-Whoever meets a transaction whose time is up aborts it, by the clock of the database that coordinates it.  Every
+Any client that meets a transaction whose time is up aborts it, by the clock of the database that coordinates it.  Every
 function may be run by anyone, at any time, by several at once, and again after a crash: each step locks the row it is
 about and looks again before it does anything.
 """
@@ -54,7 +54,7 @@ from txnstore.transactions.transaction import (
 )
 
 _log = logging.getLogger(__name__)
-#: How many transactions are asked about, by whoever is held back, of which some are open and none may be late.
+#: How many transactions a client that is held back asks about, of which some are open and none may be late.
 LOOKED_AT_FIRST: Final = 21
 #: How many of what holds one partition back are asked about.
 OPEN_MAX: Final = 20
@@ -75,7 +75,7 @@ COMPLETED_TOGETHER: Final = 100
 HELD_SECONDS: Final = 0.025
 #: When to look again at what could not be aborted now.
 AGAIN_MS: Final = 1_000
-#: What the sink id of a job begins with; of a query it begins with something else.
+#: How the sink id of a job begins; a query's begins otherwise.
 SINK_OF_JOB: Final = "job:"
 _IDS: Final[BindParameter[Any]] = bindparam("partition_ids", expanding=True)
 _BY_DEADLINE: Final = (transactions.c.deadline_ms, transactions.c.transactional_id)
@@ -92,7 +92,7 @@ _NEXT_DEADLINES: Final = (
     .order_by(*_BY_DEADLINE)
     .limit(bindparam("count_max"))
 )
-# Who has records of an open transaction in the partitions, the oldest first, or offsets for them.
+# The producers with records of an open transaction in the partitions, the oldest first, or offsets for them.
 _OPEN_IN: Final = (
     select(producer_states.c.producer_id)
     .where(producer_states.c.partition_id.in_(_IDS), producer_states.c.transaction_first_offset >= 0)
@@ -151,7 +151,7 @@ _OLDEST: Final = (
         .where(
             transactions.c.transactional_id == transaction_log.c.transactional_id,
             transactions.c.transaction_number == transaction_log.c.transaction_number,
-            # An id that was forgotten counts anew, with another producer id.
+            # An id that was forgotten counts from the start, with another producer id.
             transactions.c.producer_id == transaction_log.c.producer_id,
         )
         .scalar_subquery()
@@ -170,8 +170,8 @@ def abort_overdue(store: Store, cluster: Cluster | None = None) -> int | None:
     """Abort the transactions coordinated in this database whose time is up, those first that have waited longest.
 
     Returns in how many milliseconds there may be something to do again; None: no transaction with a deadline is open.
-    0: so many were aborted that whoever helps has its turn first.  One statement if there is nothing to do, whatever is
-    open.
+    0: so many were aborted that the helper's own work comes first.  One statement if there is nothing to do, whatever
+    is open.
 
     Raises:
         TxnStoreError: the database cannot be read.
@@ -188,8 +188,8 @@ def abort_overdue(store: Store, cluster: Cluster | None = None) -> int | None:
                 return 0
             size = max(least, portions.rows)
             some, left = left[:size], left[size:]
-            # Whoever has the lock of one, perhaps for long, is at work on it: the reader that is helped here does not
-            # wait, and those behind it have their turn.
+            # The holder of a lock, perhaps for long, is at work on it: the reader that is helped here does not
+            # wait, and those after it have their turn.
             portion = _abort_portion(store, some, cluster, portions, waits=False)
             log_timed_out(store, *portion.together)
             aborted += len(portion.aborted)
@@ -230,7 +230,7 @@ class _AbortedPortion:
     """How many the next portion takes at least, if its transactions are as these."""
 
     error: TxnStoreError | AssertionError | None = None
-    """Why one of them could not be aborted; those behind it were tried all the same if somebody waits for them."""
+    """Why one of them could not be aborted; those after it were tried all the same if somebody waits for them."""
 
 
 def _abort_portion(
@@ -431,7 +431,7 @@ def _abort_timed_out(
                 left, busy = (), []
         if portions.left_seconds <= 0:
             break
-    # Whoever was at work on these is done with most of them by now, and with the rest soon.
+    # The client that was at work on these is done with most of them by now, and with the rest soon.
     for some in chunks(busy, ABORTED_MAX):
         if portions.is_over:
             break

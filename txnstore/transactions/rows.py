@@ -244,7 +244,7 @@ def read_now_ms(connection: Connection) -> int:
 def touch_row(connection: Connection, transactional_id: str, now_ms: int) -> bool:
     """Lock the row, and say that it is used; False if there is none.
 
-    Whoever then locks it with a snapshot from before (REPEATABLE READ, on an enlisted connection) is refused (40001).
+    One that then locks it with an older snapshot (REPEATABLE READ, on an enlisted connection) is refused (40001).
     """
     return _TOUCH.run(connection, {"of_transactional_id": transactional_id, "new_now_ms": now_ms}) > 0
 

@@ -22,7 +22,7 @@ from txnstore.transactions.transaction import LockedTransaction
 
 #: In place of a run in `sink_inputs`: what the last batch read that was decided.
 OF_LAST_BATCH: Final = ""
-#: A retention that is none.
+#: No limit: kept for ever.
 FOR_EVER: Final = -1
 
 _NOW: Final = select(server_now_ms())
@@ -44,7 +44,7 @@ _IDS_OF_SINK: Final = union(
     select(sink_batches.c.transactional_id).where(sink_batches.c.sink_id == _OF_SINK),
     select(sink_runs.c.transactional_id).where(sink_runs.c.sink_id == _OF_SINK),
 )
-# Whoever enters a new run takes these locks, too: it may come under a transactional id that the sink never had.
+# The entry of a new run takes these locks, too: it may come under a transactional id that the sink never had.
 _LOCK: Final = [
     select(*table.primary_key).where(table.c.sink_id == _OF_SINK).order_by(*table.primary_key).with_for_update()
     for table in (sink_runs, sink_batches)
@@ -99,7 +99,7 @@ def forget_silent_sinks(store: Store, portions: Portions | None = None) -> int:
 
 
 def lock_sink(connection: Connection, sink_id: str) -> None:
-    """Let nobody forget the sink before this database transaction ends; behind the locks of transactional ids."""
+    """Let nobody forget the sink before this database transaction ends; locked after transactional ids."""
     for statement in _LOCK:
         connection.execute(statement, {"of_sink_id": sink_id})
 
@@ -116,7 +116,7 @@ def _ages(connection: Connection) -> tuple[int | None, int]:
 
 def _forget_sink(sink_id: str, before_ms: int, connection: Connection) -> bool:
     of = {"of_sink_id": sink_id}
-    # In the order in which everybody locks them: whoever decides a batch has the lock of its id.
+    # In the order in which everybody locks them: the decision of a batch holds the lock of its id.
     for transactional_id in sorted(connection.execute(_IDS_OF_SINK, of).scalars()):
         row = LockedTransaction.lock(connection, transactional_id).row
         if row is not None and row.state not in EXPIRABLE:

@@ -4,7 +4,7 @@ Whatever is said of them is said once for all: locks, reads and writes come to a
 they are, and one COMMIT waits for the disk.  What they have left to other databases goes there together, too, one
 database transaction in each.  What is unusual about one (it has branches; it was decided before this database heard of
 a partition of its own) is left to the functions of `transaction`, as is one that somebody is at work on: here nobody
-waits for the lock of a transactional id, so whoever holds many of them stands in no circle.  Heads of partitions and
+waits for the lock of a transactional id, so a holder of many of them is part of no cycle.  Heads of partitions and
 groups come after them, in the order of their ids.
 """
 
@@ -288,7 +288,7 @@ class _Aborts:
     def save(self) -> None:
         """Write all of it."""
         connection = self.connection
-        # Whoever reads waits for markers and offsets alone.
+        # Readers wait for markers and offsets alone.
         note_change(connection)
         if self.queued:
             make_durable(connection)
@@ -437,7 +437,7 @@ def _strike_off(
         groups = [(name, group_id) for name in ours for group_id in delivered[name].group_ids]
         if groups:
             connection.execute(_STRIKE_OFF_GROUPS, _ARE_GROUPS.parameters(groups))
-        # Whoever has struck off something since it was read has his share in what is left now.
+        # What others have struck off since it was read is no longer part of what is left.
         waiting = set(_WAITING.values(connection, _WANTED.parameters(ours)))
         complete = [name for name in ours if name not in waiting]
         if complete:

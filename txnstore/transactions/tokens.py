@@ -1,7 +1,7 @@
 """The short texts that stand for a transaction outside of the store; neither is a secret.
 
 A token lets other processes join an open transaction: it holds what it is called and who began it.  A prepared state
-is what an application keeps of a transaction in its own database (KIP-939).  Whoever holds either still needs the
+is what an application keeps of a transaction in its own database (KIP-939).  The holder of either still needs the
 database's URL and its credentials.
 """
 

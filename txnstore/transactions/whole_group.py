@@ -1,6 +1,6 @@
 """Several transactions of one producer, each wholly in the client, committed by one database transaction.
 
-They stand in the log one behind the other, each with its markers and its entry in the journal, as if each had been
+They stand in the log one after the other, each with its markers and its entry in the journal, as if each had been
 committed alone; but the disk is waited for once.  All of them are committed, or none is.
 """
 

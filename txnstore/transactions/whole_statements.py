@@ -5,7 +5,7 @@ then change: each condition stands in the statement that needs it. If one of the
 back, and the general way explains, waits or refuses.
 
 Offsets that cannot wait for their commit are the one exception to "wholly in the client": they begin such a
-transaction, and the commit behind them ends it.
+transaction, and the commit after them ends it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _COMMITTED: Final[dict[str, Any]] = {
     "fence_reason": None,
     "fence_detail": None,
 }
-# Locked and changed in one: whoever had the lock has left the row as the condition wants it, or nothing is hit.
+# Locked and changed in one: the last holder of the lock left the row as the condition wants it, or nothing is hit.
 _BEGIN_AND_COMMIT: Final = HotStatement(
     update(transactions)
     .where(_OF_ITS_PRODUCER, _IS_AT_REST)
@@ -122,7 +122,7 @@ _HAS_MORE: Final = HotStatement(
 _OF_PRODUCER: Final = (producer_states.c.partition_id == bindparam("of_partition_id")) & (
     producer_states.c.producer_id == bindparam("of_producer_id")
 )
-# In a statement of its own, behind the lock of the head: it sees what the last holder of the lock has committed.
+# In a statement of its own, after the lock of the head: it sees what the last holder of the lock has committed.
 _END_IN_PARTITION: Final = HotStatement(
     update(producer_states)
     .where(
@@ -166,7 +166,7 @@ def write_whole(connection: Connection, request: WholeRequest) -> list[int]:
         UnusualError: what was written is to be rolled back.
     """
     if not request.batches.appends:
-        # Whoever reads waits for records and markers alone, not for the transaction.
+        # Readers wait for records and markers alone, not for the transaction.
         note_change(connection)
     producer, now_ms = request.producer, rows.read_now_ms(connection)
     if not request.batches.earliest_ms <= now_ms <= request.batches.latest_ms:

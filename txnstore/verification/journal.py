@@ -210,7 +210,7 @@ def begun_by(snapshot: Snapshot, identities: Collection[Identity]) -> dict[Ident
 
 
 def _find_later_decisions(snapshot: Snapshot, begun: Mapping[tuple[int, int], Begun]) -> None:
-    """Find the decisions of transactions, by producer id and number, whose epoch was raised before by who took over."""
+    """Find the decisions of transactions, by producer id and number, whose epoch had been raised by a takeover."""
     if not begun:
         return
     rows = snapshot.rows(_OF_TRANSACTIONS, {"transactions": sorted(begun)})
@@ -285,7 +285,7 @@ def _told_violations(rows: Iterable[Row[Any]], begun: Mapping[Identity, Begun]) 
 def _overtaken_violations(
     snapshot: Snapshot, rows: Iterable[Row[Any]], begun: Mapping[Identity, Begun]
 ) -> Iterator[Violation]:
-    """Find offsets that a later transaction of the same producer has committed anew.
+    """Find offsets that a later transaction of the same producer has committed again.
 
     A producer has one transaction after the other.  What others commit takes the producer's name away, and of two
     producers the journal does not know who came later.

@@ -35,7 +35,7 @@ _BACKWARDS: Final = HotStatement(
     .order_by(record_batches.c.last_offset.desc())
     .limit(PAGE_ROWS)
 )
-#: Offsets that follow each other: the first one, and the one behind the last.
+#: Offsets that follow each other: the first one, and the one after the last.
 _Range = tuple[int, int]
 
 

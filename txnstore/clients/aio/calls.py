@@ -95,7 +95,7 @@ class AsyncCalls:
         try:
             return await asyncio.shield(running)
         finally:
-            # Not earlier: whoever called has its result before the next call begins.
+            # Not earlier: the caller has its result before the next call begins.
             if running.done():
                 turn.release()
             else:

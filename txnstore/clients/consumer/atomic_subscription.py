@@ -47,11 +47,11 @@ class AtomicSubscription(Subscription):
         self._partners: Sequence[AssignedPartition] = ()
         """Among which the transaction is whole: what was assigned of its database when it began."""
         self._added: list[AssignedPartition] = []
-        """What has been assigned since, and is of its database as long as it is not known to be of another one."""
+        """What has been assigned since, and counts as its database's until it is known to be of another one."""
         self._leader: int | None = None
         """The number of its database."""
         self._expected: set[AssignedPartition] = set()
-        """Those of which it is not known yet what comes next where they begin."""
+        """Those whose next transaction, from where they begin, is not known yet."""
         self._awaited: set[AssignedPartition] = set()
         """Those that are to be read once more before the next transaction is handed out."""
         self._not_there: set[AssignedPartition] = set()
@@ -94,7 +94,7 @@ class AtomicSubscription(Subscription):
         return removed
 
     def seek(self, partition: AssignedPartition, position: int) -> None:
-        """Continue from `position`; a transaction that is being handed out ends here, and begins anew."""
+        """Continue from `position`; a transaction that is being handed out ends here, and starts over."""
         self.return_kept()
         super().seek(partition, position)
         self.transaction = None
@@ -200,7 +200,7 @@ class AtomicSubscription(Subscription):
     # --- what is kept ------------------------------------------------------------------------------------------------
 
     def next_message(self) -> Message | None:
-        """Return the next message, a record or an event, and move the position behind it."""
+        """Return the next message, a record or an event, and move the position past it."""
         if self.kept:
             self.return_kept()
         return super().next_message()

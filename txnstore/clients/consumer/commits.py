@@ -83,7 +83,7 @@ class OffsetCommits:
 
     @property
     def under_way(self) -> Future[CommitResult] | None:
-        """The last commit, which is done behind all others; None: all are done."""
+        """The last commit, which is done after all others; None: all are done."""
         return None if self._last is None or self._last.done() else self._last
 
     def stored(self, partitions: Sequence[AssignedPartition] | None = None) -> list[TopicPartition]:

@@ -179,7 +179,7 @@ class ConsumerCore:
         self.is_assigned_by_application = False
         """Whether it has changed the assignment in the callback that is served, so that nothing else has to."""
         self.is_assigned_alone = False
-        """Whether the assignment was made behind unsubscribe(): what the group takes back is not there any more."""
+        """Whether the assignment was made after unsubscribe(): what the group takes back is no longer there."""
         self.is_losing = False
         """Whether the partitions being removed already belong to another consumer: nothing is committed for them."""
         self._helped_at = self._ended_overdue_at = -math.inf
@@ -257,12 +257,12 @@ class ConsumerCore:
             self.fetcher.start()
 
     def remove(self, partitions: Iterable[TopicPartition]) -> None:
-        """Read these partitions no more, and commit what is stored of them unless they are lost."""
+        """Stop reading these partitions, and commit what is stored of them unless they are lost."""
         removed = (self.subscription.remove(partition.topic, partition.partition) for partition in partitions)
         self._commit_removed([partition for partition in removed if partition is not None])
 
     def clear(self) -> None:
-        """Read nothing any more, and commit what is stored unless it is lost."""
+        """Stop reading, and commit what is stored unless it is lost."""
         self._commit_removed(self.subscription.clear())
 
     def _commit_removed(self, removed: list[AssignedPartition]) -> None:
@@ -644,13 +644,13 @@ def after_error(error: BaseException, deadline: Deadline) -> Deadline:
 
 
 def _nothing() -> None:
-    """Do nothing: the job behind all others."""
+    """Do nothing: the job after all others."""
 
 
 def _partition_facts(partition: AssignedPartition, position: int, options: ConsumerOptions) -> dict[str, Any]:
     bounds, place = partition.bounds, options.positions.place
     end_offset = -1 if bounds is None else options.end_offset(bounds)
-    # As librdkafka: behind what is committed, or what was handed out if nothing is.
+    # As librdkafka: after what is committed, or what was handed out if nothing is.
     known_offset = place(partition.committed if partition.committed >= 0 else position)
     return {
         "partition": partition.number,

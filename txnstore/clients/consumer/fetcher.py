@@ -328,7 +328,7 @@ class FetchThread:
     def _listen_for_group(self, due_seconds: float) -> None:
         """Wait for commits although there is nothing to read: a rebalance is one."""
         subjects = Subjects(group_ids=self._group_ids)
-        # What it hears besides costs a look now and then; to listen anew would cost the server one at each turn.
+        # What it hears besides costs a look now and then; to listen again would cost the server one at each turn.
         waiter, is_new = self._waiter_for(self._subjects if self._subjects.meets(subjects) else subjects)
         had_heard, self._has_heard = self._has_heard, False
         if is_new or self._listen(waiter, min(due_seconds, LISTEN_SECONDS_MAX)) or self._has_heard:
@@ -528,7 +528,7 @@ class OutboxHelp:
     """The help of one fetching thread for applications that write to the outbox of its database.
 
     When a consumer has nothing to read, the rows that it waits for may be in the outbox; so it makes records of them.
-    Nothing relies on that: whoever looks next finds what others have left.
+    Nothing relies on that: the next look finds what others have left.
     """
 
     def __init__(

@@ -420,13 +420,13 @@ class PartitionReader:
         return self._committed(committed, partition_id) if is_stored else position.position
 
     def _begun(self, connection: Connection, partition_id: int, position: int | None) -> int | None:
-        """Return the same position, within a transaction only if a part of it is behind the reader."""
+        """Return the same position, within a transaction only if the reader has passed a part of it."""
         if position is None or not self._positions.offset_in_transaction(position):
             return position
         return self._positions.at(*as_begun(connection, partition_id, self._positions.pair(position)))
 
     def _with_last_commits(self, outcomes: Sequence[ReadOutcome]) -> list[ReadOutcome]:
-        """Return the same, and what lies just behind each beginning: a reader may begin in the middle of it."""
+        """Return the same, and what lies just after each beginning: a reader may begin in the middle of it."""
         starts = [outcome for outcome in outcomes if isinstance(outcome, StartResolved)]
         if not starts:
             return list(outcomes)

@@ -1,6 +1,6 @@
 """The subscription of a consumer: the assigned partitions, their positions, what is buffered, and what to read next.
 
-It knows no thread and no database: whoever calls holds the consumer's lock.  What was read for a position that the
+It knows no thread and no database: the caller holds the consumer's lock.  What was read for a position that the
 application has left since carries an old version and is dropped.
 """
 
@@ -128,7 +128,7 @@ class AssignedPartition:
         self.ended_in = -1
         """The number of the newest snapshot in which what is buffered was all that there is; -1: there may be more."""
         self.last_commit: int | None = None
-        """The number of the last transaction of which something was handed out, or lies behind the beginning."""
+        """The number of the last transaction of which something was handed out, or that ends after the beginning."""
         self.is_hungry = False
         """Whether the last page was full before it was this partition's turn."""
         self.retry_at = 0.0
@@ -310,7 +310,7 @@ class Subscription:
             self._outlet.open(messages, chunk.last_offset, is_timed)
 
     def _close_outlet(self) -> None:
-        """Let poll() have nothing any more without the lock, and note how far it has come."""
+        """Keep poll() from handing out without the lock, and note how far it has come."""
         partition = self._lender
         if partition is not None:
             self._outlet.close()
@@ -320,7 +320,7 @@ class Subscription:
             partition.lent = self._lender = None
 
     def next_message(self) -> Message | None:
-        """Return the next message, a record or an event, and move the position behind it."""
+        """Return the next message, a record or an event, and move the position past it."""
         if self._lender is not None:
             self._close_outlet()
         while self._ready:
@@ -349,7 +349,7 @@ class Subscription:
                         self.withheld.add(partition)
                 return message
             except BaseException:
-                # An interrupt: whoever called does not know which message that was.
+                # An interrupt: the caller does not know which message that was.
                 begin = max(partition.position, chunk.start)
                 self._go_back(partition, begin if message is None else self._positions.of_message(message))
                 raise
@@ -499,7 +499,7 @@ class Subscription:
             partition.start = partition.stored_offset = None
             partition.has_fallen_behind = False
             if is_another:
-                # The application has sought in one that was made anew: these are offsets of the one before.
+                # The application has sought in a recreated one: these are offsets of the one before.
                 partition.stored = partition.committed = OFFSET_INVALID
             partition.partition_id = partition_id
             partition.last_commit = last_commit
@@ -570,7 +570,7 @@ class Subscription:
     def _note_eof(
         self, partition: AssignedPartition, page: PageRead, now: float, *, moved: bool, brought_nothing: bool
     ) -> None:
-        """Report once that the partition has ended: as a broker does, with the empty answer behind its records."""
+        """Report once that the partition has ended: as a broker does, with the empty answer after its records."""
         if page.next_position < page.end_position or partition.eof_reported_at == page.next_position:
             partition.eof_due_at = math.inf
             return
@@ -714,7 +714,7 @@ class Subscription:
                 self._shorten(partition)
 
     def _shorten(self, partition: AssignedPartition) -> None:
-        """Drop what is buffered behind the first records: it is read again."""
+        """Drop what is buffered after the first records: it is read again."""
         has_records = [isinstance(item, Chunk) and item.source is not None for item in partition.waiting]
         if partition.chunk is None and True in has_records:
             has_records[has_records.index(True)] = False
@@ -728,7 +728,7 @@ class Subscription:
         partition.is_hungry = partition.is_at_end = False
         partition.ended_in = -1
         partition.eof_due_at = math.inf
-        # What is told behind those records is told again.
+        # What is told after those records is told again.
         partition.eof_reported_at = partition.reported_code = None
 
     def _count(self, partition: AssignedPartition, chunk: Chunk, times: int = 1) -> None:

@@ -218,7 +218,7 @@ class ConsumerMember:
                 return
             self._protocol.drop_answer()
             if self._stage in (MemberStage.LEAVING, MemberStage.FENCED):
-                # Whoever is fenced stays so: another subscription would fence the one that has the name now.
+                # A fenced consumer stays so: another subscription would fence the one that has the name now.
                 self._topics = ()
                 return
             if self._stage is not MemberStage.MEMBER or not self._protocol.owned:
@@ -650,7 +650,7 @@ class ConsumerMember:
         self._depart(identity)
 
     def _lose(self, stage: MemberStage) -> None:
-        """Own no partitions any more: they are another member's, or will be."""
+        """Own no partitions from now on: they are another member's, or will be."""
         kept = self._protocol.owned - self._protocol.revoked
         if kept and self._stage is not MemberStage.LEAVING:
             self._take_away(RebalanceKind.LOST, kept)
@@ -670,7 +670,7 @@ class ConsumerMember:
     def _depart(self, identity: GroupMembership | None) -> None:
         """Tell the group that the member is gone; a static one stays in it until its session ends (KIP-345).
 
-        Either comes behind the commits that were submitted before, and the next join behind that: the next member id of
+        Either comes after the commits that were submitted before, and the next join after that: the next member id of
         a static one would fence them.
         """
         if identity is not None:

@@ -128,7 +128,7 @@ class GroupRequests:
     def has_news(self, membership: GroupMembership) -> bool:
         """Return whether the group has rebalanced since the member was told its generation."""
         store = self._store()
-        # One that only looks has the time, and whoever closes it does not wait for this.
+        # One that only looks has the time, and its closing does not wait for this.
         coordinator.make_ready_to_leave(store)
         return store.read(
             lambda connection: coordinator.has_news(connection, membership), retry_timeout_ms=LOOK_TIMEOUT_MS

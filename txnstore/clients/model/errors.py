@@ -1,7 +1,7 @@
 """The errors of the clients: Kafka's codes, `KafkaError` and `KafkaException`, and what each error from below becomes.
 
-The codes are librdkafka's 2.16: number, name and text never change, for users' programs compare with them.  Codes below
-zero are a client's own; their names begin with an underscore.  105 is Kafka's, but librdkafka lacks it.
+The codes are librdkafka's 2.16: number, name and text never change, because users' programs compare with them.  Codes
+below zero are a client's own; their names begin with an underscore.  105 is Kafka's, but librdkafka lacks it.
 """
 
 from __future__ import annotations

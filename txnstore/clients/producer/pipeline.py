@@ -38,7 +38,7 @@ TOGETHER_BYTES_MAX: Final = 1024 * 1024
 
 @dataclass(slots=True, eq=False)
 class SealedTransaction:
-    """All of a transaction that nothing is added to any more, and the answer to whoever wants to know of its commit."""
+    """All of a transaction that nothing is added to any more, and the answer for those who await its commit."""
 
     future: Future[None] = field(default_factory=Future)
     queues: dict[tuple[str, int], PartitionQueue] = field(default_factory=dict)

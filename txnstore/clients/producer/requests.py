@@ -130,7 +130,7 @@ class ProducerSession:
 
     def begin_transaction(self) -> None:
         """Take note that nothing has been added to the transaction that begins."""
-        # In the store it begins later: who asks from then on asks in time.
+        # In the store it begins later: a request from then on comes in time.
         self._added = AddedPartitions(asked_from=time.monotonic() + self.transaction_timeout_seconds)
 
     def become(self, identity: ProducerIdentity) -> None:

@@ -144,7 +144,7 @@ class Sender:
                 self._accumulator.linger_seconds = self._linger_seconds
 
     def hold_until_commit(self, size_bytes_max: float) -> None:
-        """Send nothing by itself until there is more than this; infinite: nothing at all, whoever asks."""
+        """Send nothing by itself until there is more than this; infinite: nothing at all, no matter who asks."""
         with self._lock:
             self._held_bytes_max = size_bytes_max
             if self.holds_everything:
@@ -335,7 +335,7 @@ class Sender:
         """Return what the lane is to write now, if there is something."""
         if lane.is_writing or not lane.in_flight:
             return None
-        # With one database there is nothing else to do meanwhile: whoever runs this has waited before.
+        # With one database there is nothing else to do meanwhile: the thread that runs this has waited before.
         if not lane.is_inline and lane.backoff.not_before_seconds > time.monotonic():
             return None
         in_flight = lane.in_flight[0]
@@ -473,7 +473,7 @@ class Sender:
             self.thread.wait_for_due(self._next_step_seconds)
 
     def _next_step_seconds(self, now_seconds: float) -> float | None:
-        """Return when there is something to do for who waits until all is sent; infinity: when an answer comes."""
+        """Return when something is due for a caller that waits for all to be sent; infinity: when an answer comes."""
         due_seconds = self.due_seconds(now_seconds)
         if due_seconds is None and (self._look_up.is_running or any(lane.is_writing for lane in self._lanes)):
             return math.inf
@@ -544,7 +544,7 @@ class Sender:
             lane.in_flight.append(InFlight(lane, own, has_fresh_topics=has_fresh_topics))
 
     def _is_misplaced(self, in_flight: InFlight) -> bool:
-        """Return whether some of the batches live elsewhere after all: a topic was made anew."""
+        """Return whether some of the batches live elsewhere after all: a topic was recreated."""
         for name in {batch.topic for batch in in_flight.batches}:
             self._topics.directory.ensure(name)
         return any(
@@ -611,7 +611,7 @@ class Sender:
             self._fail(in_flight, error)
 
     def settle(self) -> None:
-        """Wait, but not for long, until no database has anything in hand: whoever has an answer is to hear of it.
+        """Wait, but not for long, until no database has anything in hand: those with an answer are to hear of it.
 
         Raises:
             SenderStopped: the producer was closed.

@@ -110,7 +110,7 @@ class ProducerTransactions:
         if self._has_enlisted:
             with self._lock:
                 self._progress.check_call(_C.BEGIN)
-            # Before it has begun: Ctrl-C makes no connection of the last transaction's one of the next.
+            # Before it has begun: Ctrl-C must not carry a connection of the last transaction into the next.
             self._branches.begin()
         with self._lock:
             self._progress.check_call(_C.BEGIN)
@@ -165,7 +165,7 @@ class ProducerTransactions:
                 work.cancel()
 
     def prepare(self, timeout_seconds: float) -> PreparedTxnState:
-        """Send all of the transaction, so that whoever has the answer can commit it later, in another process too.
+        """Send all of the transaction, so that a holder of the answer can commit it later, in another process too.
 
         Raises:
             KafkaException: see the class's tables; also `_STATE`: a connection is enlisted, whose database transaction
@@ -188,7 +188,7 @@ class ProducerTransactions:
     def commits(self, remembered: PreparedTxnState) -> bool | None:
         """Return whether what is prepared commits, for it is what the application remembers; None: there is nothing.
 
-        The producer's own commit or abort is to follow, so that whoever observes those sees this one.
+        The producer's own commit or abort is to follow, so that observers of those see this one.
 
         Raises:
             KafkaException: see the class's tables.
@@ -267,7 +267,7 @@ class ProducerTransactions:
         progress.serve_reports()
         if progress.current is None and not self._has_enlisted:
             with progress.in_call(_C.COMMIT):
-                # One alone, whoever else may call: nothing overtakes what waits in it.
+                # One alone, even if others call: nothing overtakes what waits in it.
                 pipeline = self._commits()
                 if not pipeline.wait_for_room(progress.bounded(-1.0)):
                     reason = "Timed out waiting for the commits before this one; try again"

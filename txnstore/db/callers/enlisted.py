@@ -84,7 +84,7 @@ class CallerGuards:
             for ending in ENDINGS if holder is not None else ():
                 # SQLite's own type takes no attributes, nor do SQLAlchemy's asynchronous ones.
                 with contextlib.suppress(AttributeError):
-                    # Noted first, and struck off last below: an interrupt in between leaves none behind.
+                    # Noted first, and struck off last below: an interrupt in between leaves nothing behind.
                     self._guarded.append((holder, ending))
                     setattr(holder, ending, self._refusing(ending))
         if callers.owner is not None:
@@ -141,7 +141,7 @@ class EnlistedConnection:
         self._is_lasting = store.limits.durability is Durability.FULL
         self._guards = CallerGuards(callers, refuse)
         self._name = ""
-        # Whoever lets go may be another thread than the one that commits.
+        # The thread that lets go may be another than the one that commits.
         self._lock = threading.Lock()
         self._is_committing = self._is_let_go = False
 

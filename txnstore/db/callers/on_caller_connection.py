@@ -133,7 +133,7 @@ def commit_whole_within(
         with heard(connection, statement):
             answer = callers.call(statement, parameters, commit_function.TYPES_WITHIN)
     except psycopg.Error as error:
-        # If this role is another one now, it is asked anew what it may do.
+        # If this role is another one now, it is asked again what it may do.
         _known.pop(driver, None)
         raise DBAPIError(statement, None, error, hide_parameters=True) from None
     return None if answer is None else commit_function.places_of(answer)

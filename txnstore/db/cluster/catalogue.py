@@ -54,7 +54,7 @@ COPIED: Final[tuple[tuple[Table, tuple[str, ...]], ...]] = (
 #: What never changes in a row that is copied.
 _FIXED: Final = {topics: "topic_uuid", partitions: "topic_id"}
 #: What is deleted together with a partition: its own rows, and what open transactions still wanted of it.  Heads come
-#: last, so that whoever waits for one finds nothing behind it.  Its log, and what groups have committed of it, can no
+#: last, so that a waiter for one finds nothing after it.  Its log, and what groups have committed of it, can no
 #: longer be found: `log.deleting` deletes that in portions.
 OF_PARTITIONS: Final = (
     pending_group_offsets,
@@ -68,7 +68,7 @@ OF_PARTITIONS: Final = (
 
 _GONE: Final = select(deleted_partitions.c.partition_id)
 _STILL_DELETED: Final = _GONE.where(deleted_partitions.c.partition_id.not_in(select(partitions.c.partition_id)))
-# Whoever copies at the same time waits here.
+# Another copy at the same time waits here.
 _LOCK_COPY: Final = (
     select(databases.c.catalogue_version).where(databases.c.database_id == CONTROLLER_ID).with_for_update()
 )
@@ -102,7 +102,7 @@ def read_catalogue(connection: Connection) -> Catalogue:
 
 
 def is_current(connection: Connection, catalogue: Catalogue, database_id: int) -> bool:
-    """Return whether `apply_catalogue` would change nothing here; who may only read can ask."""
+    """Return whether `apply_catalogue` would change nothing here; a role that may only read can ask."""
     if not _is_member(connection, database_id):
         return False
     present = read_catalogue(connection)

@@ -2,7 +2,7 @@
 
 The first database of the list is the controller: it keeps topics, settings and the list of members.  A partition
 lives in one database, its leader; a transactional id or a group in the one that its name's hash selects.  A database
-that is away holds up only what lives there: whoever asks for it is told so, by its label.
+that is away holds up only what lives there: a caller that asks for it is told so, by its label.
 """
 
 from __future__ import annotations
@@ -440,7 +440,7 @@ class Cluster:
         raise failure
 
     def _open_member(self, address: Address) -> None:
-        """Open whatever is behind the address, and let it be the member that it is."""
+        """Open whatever is at the address, and let it be the member that it is."""
         store = address.open(self._open, create=False)
         try:
             member = self._registered(store, address)
@@ -679,7 +679,7 @@ def open_cluster(
     addresses = addresses_of(split_urls(urls) if isinstance(urls, str) else urls)
 
     own_limits = limits or Limits()
-    # Not for long: whoever needs another member does not wait for this one.
+    # Not for long: a caller that needs another member does not wait for this one.
     short_limits = replace(own_limits, retry_timeout_ms=min(OPENING_MS, own_limits.retry_timeout_ms))
     open_ = partial(open_store, schema=schema, clock=clock, pool_size=pool_size)
 

@@ -174,7 +174,7 @@ class Address:
         return self if url is self.url else Address(url.url.render_as_string(), url, self.label)
 
     def open(self, open_: Callable[[str, bool], Store], *, create: bool) -> Store:
-        """Open the database behind it, whatever it is.
+        """Open the database at it, whatever it is.
 
         Raises:
             TxnStoreError: it cannot be reached or refuses; the text has its label, and nothing else of its URL.
@@ -227,7 +227,7 @@ def label_of_address(url: DatabaseUrl) -> str:
 
 
 def unused_label(wanted: str, used: Iterable[str]) -> str:
-    """Return the label, with a number behind it if another database has it."""
+    """Return the label, with a number after it if another database has it."""
     taken, label, number = set(used), wanted, 1
     while label in taken:
         number += 1
@@ -239,7 +239,7 @@ def join(controller: Store, own: Database, label: str, newcomers: Sequence[tuple
     """Let databases join that are not members; those that are fresh can.
 
     The controller, whose own entry and label these are, is reserved; they are laid claim to and registered, and get
-    their copies when they are entered: whoever dies in between is followed by whoever comes next.
+    their copies when they are entered: if one dies in between, the next one goes on.
 
     Raises:
         WrongCluster: one of them is not fresh, or belongs to another cluster.

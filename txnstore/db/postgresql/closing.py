@@ -1,7 +1,7 @@
 """PostgreSQL's way to close a store: a trigger on each table that refuses every statement that writes to it.
 
 It asks no table: an application's database transaction may have a snapshot from before the closing, and would see there
-that the store is open.  Whoever fills a store that is closed says for which move, in a setting of the database
+that the store is open.  A process that fills a closed store says for which move, in a setting of the database
 transaction, and may.
 
 It refuses tools as well that turn triggers off by `session_replication_role = replica`.  A subscription's changes come
@@ -19,13 +19,14 @@ from txnstore.db.postgresql.segments import SEGMENT_TABLES
 CLOSED: Final = "TXN02"
 #: That of a function which a trigger calls, as it is to be dropped.
 STILL_USED: Final = "2BP01"
-#: The setting in which whoever fills a store names the move.
+#: The setting in which a process that fills a store names the move.
 _SETTING: Final = "txnstore.move"
 _TRIGGER: Final = "txnstore_closed"
 _ROW_TRIGGER: Final = "txnstore_closed_row"
 _FUNCTION: Final = "refuse_write"
 
-# By the rights of who closed the store: a role that may only write to the outbox is refused for the same reason.
+# By the rights of the role that closed the store: a role that may only write to the outbox is refused for the same
+# reason.
 _CREATE_FUNCTION: Final = f"""\
 CREATE OR REPLACE FUNCTION {{schema}}.{_FUNCTION}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp

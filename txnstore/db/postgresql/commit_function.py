@@ -9,7 +9,7 @@ only if nothing about the transaction is unusual. Otherwise it changes nothing a
 statements then explain, wait or refuse. So it has no message of its own, and it never decides what they would not.
 
 It is the whole database transaction: what BEGIN sets for others, it sets for itself.  `commit_transaction_within` is
-the same as a part of a database transaction that an application has begun, behind a savepoint.
+the same as a part of a database transaction that an application has begun, after a savepoint.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ a database-wide lock at commit and forbid PREPARE TRANSACTION.
 
 Each partition and group has a channel, which some share.  A notification wakes all sessions of the database that listen
 to anything (before PostgreSQL 19), whatever their channels, if only to find that it is not for them: a hundred idle
-readers make it twenty times as dear.  So whoever listens to a channel holds an advisory lock in its name, shared with
+readers make it twenty times as dear.  So a listener to a channel holds an advisory lock in its name, shared with
 the others, and where nobody holds it nobody is notified.
 """
 
@@ -59,7 +59,7 @@ LOOK_LAST_MS: Final = 200
 #: and the one to which every reader listens, for what may concern anybody.
 _MANY: Final = 2 * SUBJECT_BUCKETS
 _ANYBODY: Final = _MANY + 1
-#: Who waits for more listens to the channel of all: each is a lock in the server's memory.
+#: A reader that waits for more listens to the channel of all: each is a lock in the server's memory.
 _BUCKETS_MAX: Final = 12
 #: Where a value stands in a text for psycopg, and a percent sign.
 _PLACE: Final = re.compile("%[s%]")
@@ -113,7 +113,7 @@ class PostgreSQLConnection(psycopg.Connection[Any]):
         with self.lock:
             self.pgconn.send_query_params(statement.encode(), parameters, types, formats)
             results = self._answers()
-        # The server says that the statement is done before it commits: what the COMMIT was refused for comes behind.
+        # The server says that the statement is done before it commits: why the COMMIT was refused comes afterwards.
         for result in results:
             if result.status != pq.ExecStatus.TUPLES_OK:
                 raise psycopg.errors.error_from_result(result, encoding="utf-8")

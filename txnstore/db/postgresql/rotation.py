@@ -5,7 +5,7 @@ makes room for what is written next, unless somebody holds an old snapshot; a se
 room back, whoever holds one.
 
 A segment is emptied once nothing is seen in it, while it is locked against everybody and nothing that can be read is
-seen under the lock: whoever has written to it has committed by then, and whoever comes later finds an empty table.  So
+seen under the lock: earlier writers have committed by then, and later ones find an empty table.  So
 which one a partition's head names is of no matter to what is kept, and a rotation that stops halfway is continued at
 the next look.  Nobody waits longer than for a moment: a segment that somebody is reading, or has read in a transaction
 that goes on, has its turn again later.
@@ -48,7 +48,7 @@ _EMPTY_SECONDS: Final = 15.0
 _LASTING_PART: Final = 8
 #: How long it is not looked for them again: so many times as long as that took.
 _PAUSE_TIMES: Final = 20
-#: How long everybody may have to wait behind the wish to empty a segment, and for the look at it under the lock.
+#: How long everybody may have to wait for the wish to empty a segment, and for the look at it under the lock.
 _WAIT_MS: Final = 20
 _LOOK_MS: Final = 100
 #: How long a head is waited for that somebody has locked.
@@ -185,7 +185,7 @@ class _Segments:
         return emptied
 
     def _sizes(self) -> dict[int, int]:
-        """Return what the segments take that belong to this role; one that is in another file begins anew."""
+        """Return what the segments take that belong to this role; one that is in another file starts over."""
         segments = {name_of(segment): segment for segment in TURNING_SEGMENTS}
         sizes: dict[int, int] = {}
         rows = self._read(_SIZES, schema=sql.Literal(self._schema), names=_list_of(list(segments)))

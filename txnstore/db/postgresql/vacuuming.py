@@ -2,7 +2,7 @@
 
 PostgreSQL's autovacuum looks at a database once a minute at best (`autovacuum_naptime`, which is the server's), and
 takes its time.  What is written and deleted until then comes on top of what topics keep, and stays allocated.  So
-whoever deletes in a process of its own vacuums as well: the tables of which a good part is dead, and no large ones,
+a process that deletes vacuums as well: the tables of which a good part is dead, and no large ones,
 which would take long and are left to autovacuum.
 
 While somebody holds an old snapshot nothing that was deleted since can be freed, by anybody.  A table that was vacuumed

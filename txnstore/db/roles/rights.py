@@ -110,7 +110,7 @@ _PRODUCER: Final[Mapping[str, Sequence[Right]]] = {
 }
 _CONSUMER: Final[Mapping[str, Sequence[Right]]] = {
     **_OPENING,
-    # Whoever makes a group keeps databases from joining meanwhile: a lock, which takes the right to change a column.
+    # The maker of a group keeps databases from joining meanwhile: a lock, which takes the right to change a column.
     # This one is always 1.
     "stores": ("SELECT", ("UPDATE", ("singleton",))),
     "partition_heads": _READ,

@@ -1,7 +1,7 @@
 """SQLite's way to close a store: triggers on each table that refuse every row that is written to it.
 
-They ask the table `stores` whether it is closed: a writer always sees the newest state of the file.  Whoever fills a
-store that is closed opens it for the length of a database transaction, which nobody else sees.
+They ask the table `stores` whether it is closed: a writer always sees the newest state of the file.  A process that
+fills a store that is closed opens it for the length of a database transaction, which nobody else sees.
 """
 
 from __future__ import annotations

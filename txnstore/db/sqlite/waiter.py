@@ -83,7 +83,7 @@ _MANY: Final = "SELECT value FROM json_each(?)"
 def look_for(subjects: Subjects) -> tuple[str, list[str]]:
     """Return the statement whose row changes when something about these is committed, and its values.
 
-    It reads nothing else: after a commit of others SQLite has to find each page anew.
+    It reads nothing else: after a commit of others SQLite has to find each page again.
     """
     # Twice, for they stand in two places: Python 3.14 refuses numbered places.
     columns, values = [_OUTBOX], sorted(subjects.group_ids) * 2
@@ -191,7 +191,7 @@ class FileWaiter:
 
     def _wait_for_stamp(self, stamps: StampReader, deadline: float) -> bool:
         while True:
-            # Whatever is stamped behind this question, `wait` notices.
+            # Whatever is stamped after this question, `wait` notices.
             bell = stamps.bell
             if stamps.take():
                 self._begin_anew()

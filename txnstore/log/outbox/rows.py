@@ -43,7 +43,7 @@ class Listing:
 
     rows: Sequence[Listed]
     is_cut: bool
-    """Whether there may be more behind them."""
+    """Whether there may be more after them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ OUTBOX_WAITS: Final = (
     select(outbox.c.outbox_id).where(_WAITS).order_by(outbox.c.outbox_id).limit(1).correlate(None).scalar_subquery()
 ).is_not(None)
 _ANY: Final = select(OUTBOX_WAITS)
-# This lock makes one sequencer of many. The statements behind it see all that the one before has committed; without
+# This lock makes one sequencer of many. The statements after it see all that the one before has committed; without
 # it, a later row could pass an earlier one that somebody else is about to append.
 _LOCKED: Final = select(
     server_now_ms().label("now_ms"),
@@ -181,7 +181,7 @@ def lock_outbox(connection: Connection, *, waits: bool) -> Lock | None:
 
 
 def list_rows(connection: Connection, *, after_id: int) -> Listing:
-    """Return a page of the rows that wait, behind the one with this number; at least one if there is one."""
+    """Return a page of the rows that wait, after the one with this number; at least one if there is one."""
     found = connection.execute(_LIST, {"after_id": after_id, "rows_max": PAGE_ROWS_MAX}).all()
     rows: list[Listed] = []
     size_bytes = 0
@@ -194,7 +194,7 @@ def list_rows(connection: Connection, *, after_id: int) -> Listing:
 
 
 def callers_going_on(connection: Connection, caller_ids: Collection[CallerId], last_id: int) -> set[CallerId]:
-    """Return which of these database transactions have rows behind `last_id`, too."""
+    """Return which of these database transactions have rows after `last_id`, too."""
     known = [caller_id for caller_id in caller_ids if caller_id is not None]
     going_on: set[CallerId] = set()
     if known:

@@ -1,4 +1,4 @@
-"""This file makes Spark find the data source: it imports every top-level module that is called pyspark_something.
+"""Where Spark finds the data source: it imports every top-level module that is called pyspark_something.
 
 It is installed beside the package, not in it; see pyproject.toml.
 """
