@@ -56,7 +56,7 @@ def test_what_was_built_of_other_sources_is_not_used(root, tmp_path, file):
     assert chosen(tmp_path) == "False <class 'txnstore.clients.model.message.MessageParts'>"
     with pytest.raises(subprocess.CalledProcessError) as raised:
         chosen(tmp_path, PYTHONWARNINGS="error::RuntimeWarning")
-    assert "compiled of other sources" in raised.value.stderr
+    assert "compiled from other sources" in raised.value.stderr
     # A wheel has no sources beside it.
     for source in package.glob("_bulk*.[ch]"):
         source.unlink()

@@ -66,6 +66,6 @@ def number_violations(store: Store, connection: Connection, *, is_controller: bo
         table = str(key.table.name)
         following = None if largest is None else store.backend.next_key(connection, store.schema, table, key.name)
         if following is not None and following <= largest:
-            seen = f"{table} gives out {following} as the next {key.name}, but the {name} {largest} is there already"
+            seen = f"{table} gives out {following} as the next {key.name}, but the {name} {largest} is there"
             found.append(Violation(Invariant.NUMBERS_AHEAD, Place(), seen))
     return found

@@ -332,7 +332,7 @@ def test_the_outbox_of_a_writer_leaves_its_rows_to_others_and_says_so_once(bare,
         for _ in range(2):
             with connection.transaction():
                 outbox.produce(connection, "orders", "row")
-    assert sum("may not move them" in record.getMessage() for record in caplog.records) == 1
+    assert sum("may not move rows of the outbox" in record.getMessage() for record in caplog.records) == 1
     with bare.consumer("upkeep", "readers") as consumer:
         consumer.subscribe(["orders"])
         assert len(consumer.consume(2, PATIENCE_SECONDS)) == 2
