@@ -102,7 +102,7 @@ class Timeline:
     partition: int
     first_offset: int
     end_offset: int
-    """Behind the last offset that is shown."""
+    """The offset after the last one that is shown."""
 
     lanes: list[TimelineLane]
     pointers: list[Pointer]

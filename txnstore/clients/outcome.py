@@ -22,7 +22,7 @@ def outcome(state: PreparedTxnState | str, configuration: Mapping[str, Any] | st
     """Return whether the transaction that `state` names was committed, was aborted, or is still open.
 
     Nothing is changed, and nobody is fenced.  COMMITTED and ABORTED are final; OPEN may be something else the next
-    moment, for its producer may live: `Producer.init_transactions(keep_prepared_txn=True)` keeps it from that.
+    moment, because its producer may live: `Producer.init_transactions(keep_prepared_txn=True)` keeps it from that.
 
     Args:
         state: what `prepare_transaction()` returned, or its text "producer id:epoch".

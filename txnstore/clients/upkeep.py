@@ -141,7 +141,7 @@ class Upkeep:
             ready: list[MaintenanceDuty] = []
             began = self._monotonic_seconds()
             for duty in due:
-                # Here, for it needs no database: so it takes nothing of the time in which that has to answer.
+                # Here, because it needs no database: so it takes nothing of the time in which that has to answer.
                 duty.load()
                 ready.append(duty)
                 if self._monotonic_seconds() - began >= PARTING_TURN_SECONDS:

@@ -108,7 +108,7 @@ def _do(future: Future[Any], work: Callable[[], Any]) -> None:
 
 @dataclass(slots=True)
 class Duty:
-    """Something that is done every so often; it returns quickly, for it runs between two readings."""
+    """Something that is done every so often; it returns quickly, because it runs between two readings."""
 
     interval_seconds: float
     work: Callable[[], None]

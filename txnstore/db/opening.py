@@ -46,7 +46,7 @@ _IDENTIFIER_BYTES: Final = 63
 #: The number of a new store's first partition is one up to this, by chance.
 FIRST_PARTITION_ID_MAX = (1 << 31) - 1
 
-#: How long who finds somebody else at the tables of an SQLite file waits for them, however short its tries are else.
+#: How long a process that finds another at the tables of an SQLite file waits for it, however short its other tries.
 CREATE_TIMEOUT_MS: Final = 10_000
 
 # Somebody else's table of this name has other columns, and asking for ours would only be an error.

@@ -33,7 +33,7 @@ HELD_SECONDS: Final = 0.01
 #: How many rows and bytes the first portion of a turn that has little time takes at most.
 FIRST_ROWS: Final = 25
 FIRST_BYTES: Final = 128 * 1024
-#: Smaller than that no portion becomes where nobody waits for the end: it would take as long, on a busy machine.
+#: No portion becomes smaller than that where nobody waits for the end: it would take as long, on a busy machine.
 LEAST_ROWS: Final = 8
 LEAST_BYTES: Final = 128 * 1024
 #: A turn that has little time does not wait longer than this for a lock of somebody at work.

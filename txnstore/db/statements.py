@@ -170,7 +170,7 @@ class HotStatement:
         return statement.run(connection, {name: _array([parameters[name] for parameters in each]) for name in names})
 
     def rendered(self, dialect: Dialect, parameters: Mapping[str, Any] = _NO_PARAMETERS) -> Rendered | None:
-        """Return what is sent; None: it is for Core to render, for a list is too long to be kept."""
+        """Return what is sent; None: it is for Core to render, because a list is too long to be kept."""
         kind = _kind_of(dialect)
         found = self._renderings.get(kind)
         if found is None:

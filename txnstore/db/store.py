@@ -92,7 +92,7 @@ _MAKE_DURABLE: Final = (
 CONNECTION_CHECK: Final = "txnstore_check"
 
 _opened: Final[weakref.WeakSet[Store]] = weakref.WeakSet()
-#: Connections that a forked child inherited: neither used nor closed there, for they are the parent's.
+#: Connections that a forked child inherited: neither used nor closed there, because they are the parent's.
 _inherited: Final[list[Any]] = []
 
 

@@ -273,7 +273,7 @@ def _rights(facts: PostgreSQLFacts) -> Iterator[str]:
         return
     refused: dict[str, list[str]] = {}
     for relation in facts.relations or ():
-        # Only who owns the tables migrates them.
+        # Only the owner of the tables migrates them.
         wanted = _READ_ONLY if relation.name == VERSION_TABLE else relation.missing_rights
         missing = ", ".join(right for right in relation.missing_rights if right in wanted)
         if relation.name in _RIGHTS_OF and missing:

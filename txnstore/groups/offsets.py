@@ -282,8 +282,8 @@ def commit_offsets_at_once(
 ) -> bool:
     """Commit offsets by themselves, by one statement that is all of their database transaction.
 
-    False: nothing was changed, for the database has no such statement or something is unusual; `commit_offsets` does it
-    or says why not.
+    False: nothing was changed, because the database has no such statement or something is unusual; `commit_offsets`
+    does it or says why not.
 
     Raises:
         OutcomeUnknown: the connection broke; the offsets may have been committed.

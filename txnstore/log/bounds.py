@@ -49,7 +49,7 @@ _REACHES: Final = HotStatement(
     .limit(1)
 )
 # After retention or compaction the maximum may come from a batch that is gone, and markers raise it, too: so the
-# batches' own are asked from there on, one batch at a time, for each comes with what it carries.
+# batches' own are asked from there on, one batch at a time, because each comes with what it carries.
 _AT_TIME: Final = (
     select(record_batches)
     .where(record_batches.c.partition_id == bindparam("of_partition_id"))

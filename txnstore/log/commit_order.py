@@ -3,7 +3,7 @@
 A *place* is the offset at which something is delivered: a record outside transactions has its own offset, and all
 records of a committed transaction have the offset of its marker in the partition, where they come in their own order.
 Aborted ones have no place, and neither has what is open: a reader goes up to the high watermark and waits for nobody.
-Below it no place is ever filled later, for a marker is appended like everything else.
+Below it no place is ever filled later, because a marker is appended like everything else.
 
 A page is read from a stretch of the log with a bounded number of batches, transactions included that have begun a
 little before it.  One that began long before its marker, or that a reader stands in, is read by itself, by a walk from

@@ -11,7 +11,7 @@ then.  A batch needs no empty remainder, as Kafka leaves one: what producers did
 
 A pass may stop anywhere.  What it did is right at any moment; how far the partition is compacted is written at its end.
 How far an unfinished pass has come is written too, so that whatever continues it reads its keys again and nothing else.
-Who has no time for so many keys takes fewer: the pass then ends sooner, and the next one takes the rest.
+A turn with no time for so many keys takes fewer: the pass then ends sooner, and the next one takes the rest.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ def _page(
     if count == 0:
         return Page(bounds, (), range_["end_offset"])
     if full or is_cut:
-        # Behind what comes whole; to where the page was cut if nothing of it comes to that.
+        # After what comes whole; to where the page was cut if nothing of it comes to that.
         end_of_batches = sizes[count - 1].last_offset + 1
         range_["end_offset"] = end_of_batches if full else max(range_["end_offset"], end_of_batches)
     batches = tuple(decode(row) for row in batches_statement.rows(connection, range_))

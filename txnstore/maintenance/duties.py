@@ -1,6 +1,6 @@
 """The duties: what is done again and again, a portion at a time, and which setting of the store says how often.
 
-Each is imported when it is due, for a client that lives a moment only has no time for all of them.
+Each is imported when it is due, because a client that lives only a moment has no time for all of them.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ DUTIES: Final = (
 
 #: What takes longer than a client has for it: for a process, or a thread, of its own.
 LONG_DUTIES: Final = (
-    # Behind what deletes.
+    # After what deletes.
     MaintenanceDuty("tables freed of deleted rows", LOG_INTERVAL, lambda: lambda portion: portion.store.reclaim()),
 )
 

@@ -388,7 +388,7 @@ class FromKafka:
                 records.setdefault(partition, []).append(message)
                 ends[partition] = message.offset() + 1
             elif error.code() == kinds._PARTITION_EOF:
-                # Behind the last record come markers: what is read is read up to here.
+                # After the last record come markers: what is read is read up to here.
                 partition = PartitionName(message.topic(), message.partition())
                 ends[partition] = max(message.offset(), ends.get(partition, 0))
             elif error.code() in (kinds._AUTO_OFFSET_RESET, kinds.OFFSET_OUT_OF_RANGE):

@@ -284,7 +284,7 @@ class KafkaCluster:
             try:
                 answers: list[Any] = consumer.committed(asked, timeout=ANSWER_SECONDS)
             except self.library.KafkaException:
-                # That it is refused its group a consumer says only to who polls it.
+                # A consumer that its group refuses says so only when it is polled.
                 event = consumer.poll(0)
                 if event is not None and event.error() is not None:
                     raise self.library.KafkaException(event.error()) from None

@@ -7,7 +7,7 @@ what the batch read are one database transaction, so all of it is there or nothi
 - A batch that is decided already, by this run or another one, is dropped: its writers write nothing.  Where no group
   says how far the query has read its number says so, of the last one, if that has read the same, as far as it is
   known: anything else is of an older checkpoint, and is refused.  An older checkpoint that comes to something new takes
-  the numbers behind it along: those will come again, some of them for batches that read nothing.
+  the numbers after it along: those will come again, some of them for batches that read nothing.
 - Failed, retried and speculative attempts leave writers that nobody names; the decision aborts their records.
 - Each run of a query has an id of its own, which its tasks and its driver know.  A run that was not seen before is the
   newest: its first request raises the epoch of the transactional id, which aborts what a dead run left open and fences
@@ -478,7 +478,7 @@ def _offsets_by_group(noted: NotedInput) -> dict[str, dict[int, OffsetAndMetadat
 def _insert_batch(connection: Connection, run: SinkRun, batch_id: int, last: int | None) -> None:
     batch = {"sink_id": run.sink_id, "batch_id": batch_id, "transactional_id": run.transactional_id}
     if last is not None and batch_id <= last:
-        # The numbers of an older checkpoint come again with other input, and so will those behind this one: some for
+        # The numbers of an older checkpoint come again with other input, and so will those after this one: some for
         # batches that read nothing and write what the query has kept, of which only the number says that they are new.
         connection.execute(_INSERT_AGAIN, batch)
         connection.execute(_FORGET_LATER, {"of_sink_id": run.sink_id, "behind_batch_id": batch_id})

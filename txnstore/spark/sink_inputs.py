@@ -385,7 +385,7 @@ def _refuse_passed(connection: Connection, run: SinkRun, batch_id: int, rows: Se
         # What the query has committed itself is known without its group.
         if row.from_group and (row.start_offset == row.end_offset or _novelty(row) is not Novelty.REPEATED):
             starts.setdefault((row.group_id, row.partition_id), row)
-    # Only who writes for a group may read where it is.
+    # Only a role that may write for a group may read where it is.
     of_run = _of_batch(run, batch_id) | {"of_transactional_id": run.transactional_id}
     for group in connection.execute(_READ_GROUPS, of_run) if starts else ():
         start = starts.get((group.group_id, group.partition_id))

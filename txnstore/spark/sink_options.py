@@ -1,10 +1,10 @@
 """What a sink is given: its options and the columns of the DataFrame, checked while the query is planned.
 
-The producer's keys have the values and defaults that a producer gives them.  The options are picklable, for they go to
-the executors, and no text made of them shows a password.
+The producer's keys have the values and defaults that a producer gives them.  The options are picklable, because they go
+to the executors, and no text made of them shows a password.
 
 The columns are those of Spark's Kafka sink, and `timestamp` besides.  As there, other columns are left out; but one
-whose name is nearly that of a missing column is refused, for it is a misspelling.
+whose name is nearly that of a missing column is refused as a misspelling.
 """
 
 from __future__ import annotations

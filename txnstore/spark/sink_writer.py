@@ -3,7 +3,7 @@
 What a stream's tasks and its driver have in common travels in the messages, for Spark makes a writer of its own for
 each of them; a batch write has one writer, which is copied.
 
-The driver's part runs in processes of its own, which need no Arrow: the tasks' part is imported by who writes.
+The driver's part runs in processes of its own, which need no Arrow: the tasks' part is imported where rows are written.
 """
 
 from __future__ import annotations

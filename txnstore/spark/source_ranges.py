@@ -62,7 +62,7 @@ class OffsetRange:
 def whole_from(begin: int, bounds: Bounds) -> int:
     """Return where a transaction may begin that a query is to have read whole, if it begins there in commit order.
 
-    Who begins where the log does has lost nothing that was deleted before.
+    A query that begins where the log does has lost nothing that was deleted before.
     """
     return begin if begin == bounds.log_start_offset else 0
 
@@ -252,7 +252,7 @@ class RangeReader:
             OffsetOutOfRange: records of the range are gone, and the query fails on that.
             TxnStoreError: a batch is damaged, or the database cannot be asked.
         """
-        from txnstore.spark.source_batches import ArrowReader  # who only plans needs none
+        from txnstore.spark.source_batches import ArrowReader  # planning alone needs none
 
         arrow = ArrowReader(self.schema, wanted.partition)
         position = wanted.begin

@@ -401,7 +401,7 @@ class TxnStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             try:
                 note_inputs(store, [noted])
             except (PermissionDenied, StoreReadOnly):
-                # Who may only read writes nothing here; for a group it would have to.
+                # A role that may only read writes nothing here; for a group it would have to.
                 if noted.group_id != NO_GROUP:
                     raise
         reader = RangeReader(store, self._schema, options.isolation, self._loss, options.in_commit_order)

@@ -116,7 +116,7 @@ class ContainerServer(PostgresServer):
             self._container = None
 
     def _wait_until_ready(self) -> None:
-        # Asked for at every start, for the port changes; while it is down, nobody could tell it.
+        # Asked for at every start, because the port changes; while it is down, nobody could tell it.
         self._url = make_url(self._container.get_connection_url(driver="psycopg"))
         deadline = time.monotonic() + _START_TIMEOUT_SECONDS
         while True:

@@ -1,9 +1,9 @@
 """What an administrator ends: transactions that are open in a partition, known to their coordinator or not.
 
-He aborts what holds up the readers of a partition.  Kafka's tool writes an ABORT marker into the one partition,
-whatever the coordinator knows: that is meant for transactions that hang, and tears apart one that does not.  Here a
-transaction that the coordinator knows is aborted as a whole, in all its partitions and groups; only what it does not
-know gets a marker of its own.
+An administrator aborts what holds up the readers of a partition.  Kafka's tool writes an ABORT marker into the one
+partition, whatever the coordinator knows: that is meant for transactions that hang, and tears apart one that does not.
+Here a transaction that the coordinator knows is aborted as a whole, in all its partitions and groups; only what it does
+not know gets a marker of its own.
 """
 
 from __future__ import annotations

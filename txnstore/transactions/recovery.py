@@ -363,7 +363,7 @@ def complete_all_decided(
     """Complete every decided transaction, or those that there is time for; return their transactional ids.
 
     Raises:
-        TxnStoreError: some of them could not be completed, for a database that takes part is away; all others are.
+        TxnStoreError: some of them could not be completed, because a database that takes part is away; all others are.
         AssertionError: the same, for a row that is damaged: no rule has a move for it.
     """
     completed: list[str] = []

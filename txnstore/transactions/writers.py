@@ -147,7 +147,7 @@ def report_writer(
 def _append_over_several(
     store: Store, remote: RemoteWriter, appends: Sequence[Append], *, report: bool
 ) -> list[Appended]:
-    """Append to each database: what lives elsewhere first, for the coordinator's own part reports."""
+    """Append to each database: what lives elsewhere first, because the coordinator's own part reports."""
     leaders = remote.cluster.by_leader(appends)
     own = leaders.pop(store.database_id, [])
     found = remote.append(leaders) if leaders else []

@@ -134,8 +134,8 @@ class AsyncCalls:
     async def close_once(self, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Let `close` close the client, which goes on even if this call is cancelled; again: wait until that is done.
 
-        Called again within a callback of the client it does not wait, for the closing may be waiting for that.  If the
-        client's loop has been closed, it is done on the one that runs.
+        Called again within a callback of the client it does not wait, because the closing may be waiting for that.  If
+        the client's loop has been closed, it is done on the one that runs.
         """
         if self.loop.is_closed():
             # What waits on that one, or for its turn there, waits for ever.

@@ -136,7 +136,7 @@ class Consumer(Polls):
                     message = core.subscription.next_message()
                     if message is not None:
                         if core.subscription.withheld:
-                            # Another thread's call gathers: its end is too late, for it may give partitions back.
+                            # Another thread's call gathers: its end is too late, as it may give partitions back.
                             core.subscription.let_go()
                         if core.subscription.wants_more:
                             core.read_on()

@@ -69,7 +69,7 @@ class Chunk:
 
     base: int = 0
     unit: int = 1
-    """Behind a record of the chunk the position is `base + unit * (its offset + 1)`."""
+    """After a record of the chunk the position is `base + unit * (its offset + 1)`."""
 
     commit: Committed | None = None
     """What its records were committed with; None: each partition is read by itself."""

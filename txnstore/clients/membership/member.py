@@ -3,8 +3,8 @@
 It keeps to the protocol that `txnstore.groups.coordinator` describes.  Requests are made one after the other by the
 member's own thread (`next_work`), so that it keeps its place in the group while the application is busy.  An answer
 waits for the next poll(), where the application is told of it (`take_answer`, then `served`); until that is done later
-answers are dropped, for they do not take it into account.  What was given back is reported to the group only after all
-commits that were submitted before: by the worker, which runs them in order.
+answers are dropped, because they do not take it into account.  What was given back is reported to the group only after
+all commits that were submitted before: by the worker, which runs them in order.
 """
 
 from __future__ import annotations
@@ -320,7 +320,7 @@ class ConsumerMember:
                 if self._is_done_leaving():
                     self._leave()
                 else:
-                    # Behind the commits, on the worker: the next owner of the partitions begins where this one ended.
+                    # After the commits, on the worker: the next owner of the partitions begins where this one ended.
                     self._submit(lambda: self._release(event))
 
     def _is_done_leaving(self) -> bool:

@@ -1,9 +1,9 @@
 """What ends with a producer's transaction: an application's connection to the same database, and branches in others.
 
 Once a connection to the same database is enlisted, records and offsets wait for its commit, which the producer makes:
-it runs on the caller's thread, for the connection is the caller's.  If its answer is lost it cannot be repeated, for
-the other rows in it are the application's; so the store is asked what became of it.  Other PostgreSQL databases vote
-before the transaction commits.  Everything that concerns an application's connection happens while the application
+it runs on the caller's thread, because the connection is the caller's.  If its answer is lost it cannot be repeated,
+for the other rows in it are the application's; so the store is asked what became of it.  Other PostgreSQL databases
+vote before the transaction commits.  Everything that concerns an application's connection happens while the application
 waits in `commit_transaction()` or `abort_transaction()`; when these return the connection is its own again.
 """
 
@@ -250,7 +250,7 @@ class EnlistedBranches:
                 self._ends_branches.release()
 
     def close(self) -> None:
-        """End what can be ended, for the producer is being closed."""
+        """End what can be ended, because the producer is being closed."""
         work = self._progress.work
         if self._progress.current is _C.COMMIT and work is not None and not work.done():
             # It goes on in the background and counts on the votes: without them the log would decide alone.

@@ -605,7 +605,7 @@ class DeliveryReports:
     def add_instead(self, reports: Sequence[DeliveryReport], item: object, held: list[Any] | deque[Any]) -> bool:
         """Let reports wait to be served, and take what they are of out of where it is held; under the lock.
 
-        False: it is not there any more, for a signal's handler has done so.
+        False: it is no longer there, because a signal's handler has done so.
         """
         try:
             place = held.index(item)

@@ -47,7 +47,7 @@ BATCHES_PER_PARTITION_MAX: Final = 5
 REQUEST_BYTES_MAX: Final = 16 * 1024 * 1024
 #: What a full queue says while nothing of it can be sent.
 HELD_TEXT: Final = (
-    "Local: Queue full: the records of a transaction with an enlisted SQLite connection go with its commit, for the"
+    "Local: Queue full: the records of a transaction with an enlisted SQLite connection go with its commit, because the"
     " connection keeps all others from writing; make the transaction smaller, or queue.buffering.max.messages larger"
 )
 #: For how long a transaction's records wait for their commit at least, to go with it in one database transaction.
@@ -119,7 +119,7 @@ class Sender:
         self._lanes = Lanes(thread)
         self._look_up = LookUp(thread)
         self._flushing = 0
-        #: The database whose records are held back, for the last of them go with the commit.
+        #: The database whose records are held back, because the last of them go with the commit.
         self._committing_database_id: int | None = None
         #: How much waits for the commit of an enlisted connection; None: nothing waits for it.
         self._held_bytes_max: float | None = None

@@ -186,7 +186,7 @@ class ProducerTransactions:
                 self._progress.serve_reports()
 
     def commits(self, remembered: PreparedTxnState) -> bool | None:
-        """Return whether what is prepared commits, for it is what the application remembers; None: there is nothing.
+        """Return whether what is prepared commits, being what the application remembers; None: there is nothing.
 
         The producer's own commit or abort is to follow, so that observers of those see this one.
 

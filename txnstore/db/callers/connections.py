@@ -107,7 +107,7 @@ def unprepared(driver: Any) -> Iterator[None]:
         driver.prepare_threshold = before
 
 
-class _plain_text:  # noqa: N801 - a context manager that reads as one; a class, for it is entered for each row
+class _plain_text:  # noqa: N801 - a context manager that reads as one; a class, because it is entered for each row
     __slots__ = ("_before", "_connection")
 
     def __init__(self, connection: sqlite3.Connection) -> None:

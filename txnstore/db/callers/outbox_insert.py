@@ -204,7 +204,7 @@ def _is_in_transaction(driver: Any) -> bool:
 
 
 def _text(kind: str, schema: str) -> TextClause:
-    # Text, for what a caller's schema_translate_map does to tables is not meant for this one.
+    # Text, because what a caller's schema_translate_map does to tables is not meant for this one.
     statement = _INSERT_BY_NAME["sqlite" if kind == "sqlite" else "postgresql"].format(schema=schema)
     return text(statement).bindparams(*(bindparam(name, type_=type_) for name, type_ in _TYPES.items()))
 

@@ -2,7 +2,7 @@
 
 The controller's table is the truth; each member has a copy.  Transactional ids and groups live where the hash of
 their name selects one of the databases that coordinate.  These are fixed once, when the second database comes, and
-only if nothing is coordinated yet: later ones hold partitions, for no name may ever move.
+only if nothing is coordinated yet: later ones hold partitions, because no name may ever move.
 """
 
 from __future__ import annotations

@@ -313,7 +313,7 @@ class PostgreSQLBackend:
         """Begin and set every limit in the same message.
 
         READ COMMITTED for writers: a statement that waited for a row lock must see what the holder committed.  Not
-        READ WRITE: a server that was made read-only, for its disk is nearly full, means it.
+        READ WRITE: a server that was made read-only, because its disk is nearly full, means it.
         The idle limit frees the locks of a process that was stopped in the middle.  The search path keeps a
         stranger's functions and operators out.
         """

@@ -55,7 +55,7 @@ LOCK_WAIT_MS: Final = 1_000
 SILENCE_MS: Final = 2_000
 #: One that cannot listen looks at last in these intervals: each look is a database transaction.
 LOOK_LAST_MS: Final = 200
-#: Behind the buckets of partitions and groups: the channel of readers that wait for many of them, where all is told,
+#: After the buckets of partitions and groups: the channel of readers that wait for many of them, where all is told,
 #: and the one to which every reader listens, for what may concern anybody.
 _MANY: Final = 2 * SUBJECT_BUCKETS
 _ANYBODY: Final = _MANY + 1
@@ -493,7 +493,7 @@ class NotifyAnnouncer:
         try:
             if self._asked:
                 pgconn.consume_input()
-                # Asked before each result, for what has not come yet is waited for, and all of Python with it.
+                # Asked before each result, because what has not come yet is waited for, and all of Python with it.
                 while not pgconn.is_busy():
                     result = pgconn.get_result()
                     if result is None:

@@ -46,7 +46,7 @@ _EMPTY_BYTES: Final = 64 * 1024
 _EMPTY_SECONDS: Final = 15.0
 #: Those that hold a segment are led to the lasting one if they have at most this part of what is stored.
 _LASTING_PART: Final = 8
-#: How long it is not looked for them again: so many times as long as that took.
+#: How long they are not looked for again: so many times as long as that took.
 _PAUSE_TIMES: Final = 20
 #: How long everybody may have to wait for the wish to empty a segment, and for the look at it under the lock.
 _WAIT_MS: Final = 20
@@ -88,7 +88,7 @@ _IS_WANTED: Final = """EXISTS (
         )
     )"""
 _BY_INDEX: Final = "SET LOCAL enable_seqscan = off"
-# First without the lock, for what is given up, and what comes from the disk then, is not waited for.
+# First without the lock, because what is given up, and what comes from the disk then, is not waited for.
 _EMPTY: Final = f"""
     SET LOCAL lock_timeout = {{wait_ms}};
     SET LOCAL statement_timeout = {{look_ms}};

@@ -1,7 +1,7 @@
 """The SQL that lets roles of PostgreSQL do what their kind does, or takes that from them, and what was granted.
 
-A row that belongs to a transaction is seen by whoever sees its transactional id, to the last partition and group: who
-saw only some of them would complete the transaction without the others.
+A row that belongs to a transaction is seen by each role that sees its transactional id, to the last partition and
+group: one that saw only some of them would complete the transaction without the others.
 """
 
 # ruff: noqa: S608 - what is put into the text is quoted by this file, or in it

@@ -272,10 +272,10 @@ class WriterLine:
 
     SQLite has no queue: a connection that finds the lock taken can only try again, and the more there are, the more
     they do nothing else.  So a writer of ours that ends its database transaction wakes the one that has waited longest.
-    Who comes by just then may be quicker, or else the lock would lie idle until the other one is awake.
+    One that comes by just then may be quicker, or else the lock would lie idle until the other one is awake.
 
     It is advice only: nobody holds anything here, and SQLite's own lock decides.  Who is not woken, because the writer
-    was killed or stopped, tries by itself a moment later.  For writers who are not ours nobody waits here.
+    was killed or stopped, tries by itself a moment later.  Nobody waits here for writers that are not ours.
 
     Beside the database file, in `-line`, lie two words that all processes see: one that is odd while one of ours
     writes, and one that says which log somebody moves into the file.  Without them (a folder or file that is not ours,
@@ -311,7 +311,7 @@ class WriterLine:
         """Say that the caller has the lock, and return its turn; 0 where there is no line."""
         if self._word is None:
             return 0
-        # Nobody else is here, for the caller has the lock.
+        # Nobody else is here, because the caller has the lock.
         turn = self._word.value = (self._word.value + 1 | 1) & WORD_MASK
         return turn
 
@@ -487,7 +487,7 @@ class _LogFile:
     def salt(self, length_bytes: int) -> int | None:
         """Return the number that this log has and the one before had not; None if it does not fill its file that far.
 
-        Behind its end lies what is left of the logs before.  https://www.sqlite.org/fileformat.html#walformat
+        After its end lies what is left of earlier logs.  https://www.sqlite.org/fileformat.html#walformat
         """
         head = self._read(_WAL_HEAD_BYTES, 0)
         frame_bytes = _FRAME_HEAD_BYTES + int.from_bytes(head[8:12], "big")
@@ -598,11 +598,11 @@ _ALL_WAITERS: Final = 2**31 - 1
 class CommitStamps:
     """Words in shared memory that say which partitions and groups the latest commits to one file were about.
 
-    Behind its commit a writer puts a new stamp on each bucket that it has changed, and wakes those who wait for one of
+    After its commit a writer puts a new stamp on each bucket that it has changed, and wakes those who wait for one of
     these buckets.  The others sleep on: a reader costs nothing while nobody commits what it reads.
 
-    A stamp is a hint, as any wake-up.  Who commits without one (an application, another version, a writer that was
-    killed in between) is found by the reader's own look at the file, a little later.
+    A stamp is a hint, as any wake-up.  What is committed without one (by an application, another version, a writer that
+    was killed in between) is found by the reader's own look at the file, a little later.
     """
 
     def __init__(self, path: str) -> None:

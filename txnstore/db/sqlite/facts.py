@@ -198,7 +198,7 @@ def _read_inside(facts: SQLiteFacts, connection: sqlite3.Connection, version_tab
 
 
 def _mode_in_header(path: str) -> str:
-    # To close the file gives up all locks of this process on it: it has none, for there is no log.
+    # To close the file gives up all locks of this process on it: it has none, because there is no log.
     with Path(path).open("rb") as file:
         header = file.read(20)
     if header[:16] != _HEADER_MAGIC:

@@ -68,7 +68,7 @@ class _Inotify:
 _inotify: Final = _Inotify()
 
 #: What a reader compares: whether rows wait in the outbox, the heads of its partitions, its groups and their members,
-#: who change no generation when they give something back.  Text, for a sum of offsets may not fit an integer.
+#: who change no generation when they give something back.  Text, because a sum of offsets may not fit an integer.
 _OUTBOX: Final = "SELECT EXISTS (SELECT 1 FROM txnstore_outbox WHERE refusal IS NULL)"
 _HEADS: Final = "(SELECT group_concat(next_offset) FROM txnstore_partition_heads WHERE partition_id IN (:ids))"
 _GROUPS: Final = (
@@ -85,7 +85,7 @@ def look_for(subjects: Subjects) -> tuple[str, list[str]]:
 
     It reads nothing else: after a commit of others SQLite has to find each page again.
     """
-    # Twice, for they stand in two places: Python 3.14 refuses numbered places.
+    # Twice, because they stand in two places: Python 3.14 refuses numbered places.
     columns, values = [_OUTBOX], sorted(subjects.group_ids) * 2
     if values:
         columns.append(_GROUPS.replace(":names", ", ".join("?" * len(subjects.group_ids))))
@@ -287,7 +287,7 @@ class FileWaiter:
         What happened while the file could not be read is told once it can.
         """
         try:
-            # Opened without the lock, for a fork that keeps it from being opened takes that.
+            # Opened without the lock, which a fork that keeps it from being opened takes.
             opened = connect(self._path, is_there=True) if self._connection is None else None
             with self._lock:
                 if opened is not None:
