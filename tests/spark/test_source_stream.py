@@ -240,7 +240,7 @@ def test_a_topic_that_was_deleted_is_lost(log):
     query = Query(log, startingOffsets="earliest")
     query.batch()
     log.store.write(lambda connection: delete_topic(connection, log.name))
-    with pytest.raises(OffsetOutOfRange, match="the query has read settlements-0, settlements-1, which it no longer can"):
+    with pytest.raises(OffsetOutOfRange, match="has read settlements-0, settlements-1, which it no longer can"):
         query.write_down()
     query.options["failOnDataLoss"] = "false"
     query.restart()
