@@ -202,7 +202,7 @@ def test_the_old_driver_that_comes_back_once_its_transactional_id_is_forgotten_i
 def test_the_old_driver_that_comes_back_is_refused_if_nobody_knows_what_has_moved_its_group(log, driver, clock):
     old = take_over(log, driver, is_known=False)
     forget_transactional_id(log, clock)
-    with pytest.raises(ProducerFenced, match=r"is forgotten, .* has moved .*from offset 1 to 3\)"):
+    with pytest.raises(ProducerFenced, match=r"is forgotten, .* has advanced .*from offset 1 to 3\)"):
         old.batch()
     old.begin_anew()
     assert old.batch() == [b"d"]
@@ -279,7 +279,7 @@ def test_what_lies_before_a_group_that_another_transactional_id_has_moved_is_nei
     log.plain(0, b"a")
     other = driver(transactional_id="other")
     assert other.batch() is not None
-    with pytest.raises(ProducerFenced, match=r"another transactional id, 'other', has moved .*from offset 0 to 1\)"):
+    with pytest.raises(ProducerFenced, match=r"another transactional id, 'other', has advanced .*from offset 0 to 1\)"):
         new.sink()
     assert offsets_of(log)[0] == 1
     new.begin_anew()

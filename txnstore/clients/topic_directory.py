@@ -188,7 +188,7 @@ class TopicDirectory:
     def create_within(self, connection: Connection, names: Iterable[str]) -> list[str]:
         """Create those of the topics that are not there and may be created, and return which.
 
-        They stand once the owner of `connection` commits; if he does not, forget them.
+        They stand once the owner of `connection` commits; if that fails, forget them.
         """
         created: list[str] = []
         for name in names if self._allow_create else ():

@@ -1,7 +1,8 @@
 """The portions: work on many rows is cut into database transactions so short that nobody waits long for one.
 
-A portion that has held its locks for long makes the next one smaller, one that was quick makes it larger.  Whoever has
-little time says until when a portion may begin; it is asked after each, so that every turn gets a portion further.
+A portion that has held its locks for long makes the next one smaller, one that was quick makes it larger.  A
+caller with little time says until when a portion may begin; it is asked after each, so that every turn gets a portion
+further.
 """
 
 from __future__ import annotations

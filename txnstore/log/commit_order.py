@@ -10,7 +10,7 @@ little before it.  One that began long before its marker, or that a reader stand
 its first record to its marker.  So a page costs the same however long transactions are or stay open.
 
 A transaction of which a part lies below the log start is left out as a whole: half of it is never visible.  A reader
-who is in it already is out of range once the log start has passed him.
+that is in it already is out of range once the log start has passed it.
 """
 
 from __future__ import annotations

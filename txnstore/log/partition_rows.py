@@ -1,8 +1,8 @@
 """The rows of a partition: its head, whose lock puts appends in order, and the producers that it knows.
 
 All that was committed in a database has one strict order, transactions and what is in none: that of the numbers of
-the commits.  A commit draws a number once it has locked the heads of all the partitions that were written to,
-and holds the locks until he has committed.  So the numbers grow along each partition, and what was committed before, or
+the commits.  A commit draws a number once it has locked the heads of all the partitions that were written to, and
+holds the locks until it is done.  So the numbers grow along each partition, and what was committed before, or
 what somebody has read, has a lower one than whatever is asked to commit after that.
 
 They are those of the journal: the entry of a commit has its number for key, if it is in the same database.  PostgreSQL
@@ -264,7 +264,7 @@ def draw_commit_number(connection: Connection) -> int:
 
 
 def number_of_entry(connection: Connection) -> int:
-    """Return such a number for the key of an entry that the caller writes into the journal, before he draws another.
+    """Return such a number for the key of an entry that the caller writes into the journal, before drawing another.
 
     SQLite counts a key when it is inserted: to count it before takes longer than all the rest about it.
     """

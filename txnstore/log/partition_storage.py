@@ -1,8 +1,8 @@
 """What is known of a partition's stored batches: where they begin, what they take, how far they are compacted.
 
-One row for a partition, made under its head's lock, so that none outlives its topic.  Whoever deletes the oldest
-batches, rewrites some or counts them holds the row's lock meanwhile: two at once would subtract the same batch twice.
-The size is counted from where it was counted last, so that nobody reads the whole log for it.
+One row for a partition, made under its head's lock, so that none outlives its topic.  Deleting the oldest
+batches, rewriting some and counting them hold the row's lock meanwhile: two at once would subtract the same batch
+twice. The size is counted from where it was counted last, so that nobody reads the whole log for it.
 """
 
 from __future__ import annotations

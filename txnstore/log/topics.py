@@ -264,7 +264,7 @@ def ensure_topic(connection: Connection, name: str, *, partition_count: int = 1)
     try:
         return create_topic(connection, name, partition_count=partition_count)
     except TopicAlreadyExists:
-        # Somebody else created it while we waited for his row.
+        # Somebody else created it while we waited for that row.
         return get_topic(connection, name)
 
 

@@ -3,8 +3,8 @@
 To empty a database takes the server a fraction of what it takes to copy one and to drop it. One is given out again
 where nobody can tell it from a new copy. PostgreSQL's own counters show that: since they were last reset no row of the
 catalogue was written, so nothing was created, altered or granted; nothing was analysed; and the tables are as small as
-those that the planner takes for new ones. Any other is dropped. A database comes back under another name: whoever
-still holds the old URL finds nothing there.
+those that the planner takes for new ones. Any other is dropped. A database comes back under another name: under
+the old URL there is nothing.
 """
 
 from __future__ import annotations

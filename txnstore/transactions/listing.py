@@ -52,8 +52,8 @@ _LISTED: Final = union_all(
 _WRITERS: Final = select(transaction_writers.c.transactional_id, transaction_writers.c.writer_producer_id).where(
     transaction_writers.c.writer_producer_id.in_(bindparam("producer_ids", expanding=True))
 )
-# A reason that this version does not know, of a newer one or a damaged row, keeps nothing from being listed: whoever
-# asks about that one transaction is told.
+# A reason that this version does not know, of a newer one or a damaged row, keeps nothing from being listed: a
+# question about that one transaction tells of it.
 _REASON: Final = transactions.c.fence_reason
 _KNOWN: Final[list[Any]] = [
     *(column for column in transactions.c if column is not _REASON),

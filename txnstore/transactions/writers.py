@@ -2,8 +2,8 @@
 
 A writer has a producer id of its own and the epoch of the transaction, so its batches are numbered, recognised and
 ended like any producer's; and whatever it sends once the transaction is over is fenced by that epoch.  Its request
-locks the coordinator's row, as all requests of a transactional id do: it comes before a decision or after it.  Whoever
-joins or begins to write changes the row: a decision by a snapshot from before, which sees none of it, is refused.
+locks the coordinator's row, as all requests of a transactional id do: it comes before a decision or after it.  Joining,
+and beginning to write, changes the row: a decision by a snapshot from before, which sees none of it, is refused.
 
     writer = join_transaction(store, "transfer-1", producer)      # in any process
     append_as_writer(store, writer, appends, report=True)

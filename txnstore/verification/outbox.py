@@ -42,7 +42,7 @@ class Waiting:
 def outbox_violations(connection: Connection, waiting: Waiting, now_seconds: float) -> Iterator[Violation]:
     """Return whether rows can move, what is refused, and whether what `waiting` knows waits still."""
     if connection.execute(_SEQUENCER).first() is None:
-        seen = "outbox_sequencers has lost its row (1, 0), which whoever moves rows has to lock: none is moved"
+        seen = "outbox_sequencers has lost its row (1, 0), which must be locked to move rows: none is moved"
         yield Violation(Invariant.OUTBOX_MOVES, Place(), seen)
     with any_text(connection):
         for row in connection.execute(_REFUSED):

@@ -249,7 +249,7 @@ class AdminCalls:
     def _submit(
         self, owner: object, call: Call[Item, Answer], work: Callable[[Cluster, Call[Item, Answer]], None]
     ) -> dict[Item, Future[Answer]]:
-        # The caller's own: what he takes out of it is settled as well.
+        # The caller's own: what is taken out of it is settled as well.
         answer = dict(call.futures)
         if not answer:
             return answer

@@ -108,7 +108,7 @@ class MemberDescription:
         host: empty: the database does not tell where its clients are.
         assignment: what it has: nobody else works on any of it.
         group_instance_id: the lasting name of a static member.
-        target_assignment: what it is to have, once everybody has given back what is not his.
+        target_assignment: what it is to have, once everybody has given back what is not theirs.
     """
 
     def __init__(  # noqa: PLR0917 - confluent-kafka's signature

@@ -473,7 +473,7 @@ def kafka_exception_of(
 
 
 def joined_error_of(error: TxnStoreError) -> KafkaError:
-    """Return the error of a statement within a database transaction of the caller's, which he has to roll back.
+    """Return the error of a statement within a database transaction of the caller's, who has to roll it back.
 
     It is never retriable: the whole database transaction is to be repeated, not the call.
     """

@@ -2,7 +2,7 @@
 
 Retention deletes what is oldest, so segments lose their last row in the order in which they were written to.  Vacuuming
 makes room for what is written next, unless somebody holds an old snapshot; a segment that is emptied gives all of its
-room back, whoever holds one.
+room back, even then.
 
 A segment is emptied once nothing is seen in it, while it is locked against everybody and nothing that can be read is
 seen under the lock: earlier writers have committed by then, and later ones find an empty table.  So

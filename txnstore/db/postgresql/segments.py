@@ -1,11 +1,11 @@
 """The segments of the log: tables of which one is written to while another is emptied, and freed as a whole.
 
 PostgreSQL frees the room of deleted rows only once nobody has a snapshot from before their deletion.  A table that is
-truncated gives its room back at once, whoever has a snapshot, as long as he has not read that very table.  So the rows
+truncated gives its room back at once, whatever snapshots there are, unless one has read that very table.  So the rows
 of `record_batches` are in a few partitions by `segment`, of which a partition's head names the one that is written to
 (`rotation`).  Which one a row is in means nothing else: all are read, by the name of the whole.
 
-They are few, and stay the same.  Whoever reads the whole opens an index of each; and to attach or to drop one would
+They are few, and stay the same.  A reader of the whole opens an index of each; and to attach or to drop one would
 wait for everybody who has read the whole, and let everybody wait.
 """
 

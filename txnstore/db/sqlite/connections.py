@@ -7,9 +7,9 @@ with it what the child has committed.
 https://www.sqlite.org/howtocorrupt.html#_carrying_an_open_database_connection_across_a_fork_
 
 They never checkpoint by themselves (`wal_autocheckpoint = 0`).  SQLite 3.7.0 to 3.51.2 may corrupt the file when one
-connection checkpoints in the very moment in which another writes or checkpoints (the "WAL-reset bug").  So whoever
-finds the write-ahead log long takes the file's write lock, and under it a second connection checkpoints.  Nobody else
-can write or checkpoint meanwhile, in this process or another.
+connection checkpoints in the very moment in which another writes or checkpoints (the "WAL-reset bug").  So a
+client that finds the write-ahead log long takes the file's write lock, and under it a second connection checkpoints.
+Nobody else can write or checkpoint meanwhile, in this process or another.
 
 The mode is always PASSIVE.  RESTART and TRUNCATE want the write lock for themselves, and where they do not get it they
 go on as a PASSIVE beside which somebody may write, which must never happen.  What they would do is done by hand where
@@ -528,9 +528,9 @@ def make_room(
 ) -> CheckpointProgress | None:
     """Move what no reader still needs, and let the next writer start the log over if readers leave in time.
 
-    The next writer does so if all of the log is in the file and nobody reads from the log.  A reader who began before
+    The next writer does so if all of the log is in the file and nobody reads from the log.  A reader that began before
     the last commit prevents the first: it is waited for, for `wait_seconds` at most, but not if it stopped the last try
-    as well, which came up to `stuck_frames`.  Then, whoever begins to read while nobody writes reads from the file
+    as well, which came up to `stuck_frames`.  Then, a reader that begins while nobody writes reads from the file
     alone: so no reader waits at all.  Those that were there before leave one by one, and SQLite does not tell when: so
     `linger_seconds` are waited out.
 

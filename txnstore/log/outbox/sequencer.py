@@ -203,7 +203,7 @@ def _choose(connection: Connection, window: Listing) -> _Choice:
     """Return whose rows go: everybody's whose last row is not after the window's.
 
     A caller with rows on both sides committed after every row of the window was numbered, so none of them can be
-    an effect of his.  Where that leaves nobody, the window is moved on to where the first of them ends.
+    an effect of theirs.  Where that leaves nobody, the window is moved on to where the first of them ends.
 
     Once chosen, it is by name: what is committed while the round goes on is for the next one.
     """
@@ -303,7 +303,7 @@ class OutboxPoller:
         try:
             done = sequence_outbox(self._store, retry_timeout_ms=TRY_TIMEOUT_MS)
         except StoreBusy:
-            # Somebody has the whole database for himself (SQLite).
+            # Somebody has the whole database to itself (SQLite).
             return self._next_pause()
         self.moved_count += done.moved_count
         if done.is_busy:
