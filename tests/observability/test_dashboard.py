@@ -10,18 +10,12 @@ from pathlib import Path
 import pytest
 
 from txnstore import observability
-from txnstore.observability.metric_table import CLIENT_METRICS, MAINTENANCE_METRICS, STORE_METRICS, MetricKind
+from txnstore.observability.metric_table import METRICS, MetricKind
 
 BOARD = json.loads((Path(observability.__file__).parent / "grafana_dashboard.json").read_text(encoding="utf-8"))
 PANELS = [panel for panel in BOARD["panels"] if panel["type"] != "row"]
 EXPRESSIONS = [target["expr"] for panel in PANELS for target in panel["targets"]]
-METRICS = (*STORE_METRICS, *MAINTENANCE_METRICS, *CLIENT_METRICS)
-#: By the name of the series, as it is scraped.
-SERIES = {
-    f"{metric.name}{part}": metric
-    for metric in METRICS
-    for part in (("_bucket", "_count", "_sum") if metric.kind is MetricKind.HISTOGRAM else ("",))
-}
+SERIES = {name: metric for metric in METRICS for name in metric.series_names}
 WORD = re.compile(r"\btxnstore_\w+")
 
 

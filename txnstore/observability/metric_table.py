@@ -24,6 +24,13 @@ class Metric:
     labels: tuple[str, ...]
     about: str
 
+    @property
+    def series_names(self) -> tuple[str, ...]:
+        """The names of its series as they are scraped."""
+        if self.kind is MetricKind.HISTOGRAM:
+            return tuple(f"{self.name}_{part}" for part in ("bucket", "count", "sum"))
+        return (self.name,)
+
 
 _C, _G, _H = MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.HISTOGRAM
 _DATABASE = ("database",)
@@ -164,3 +171,5 @@ FENCES: Final = Metric(
 )
 
 CLIENT_METRICS: Final = (CLIENTS, QUEUED, PRODUCED, CONSUMED, COMMIT_SECONDS, ABORTS, FENCES)
+
+METRICS: Final = (*STORE_METRICS, *MAINTENANCE_METRICS, *CLIENT_METRICS)
