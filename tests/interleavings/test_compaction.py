@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 from sqlalchemy import select
@@ -67,7 +68,8 @@ class Log:
 
     def read(self, store, records_max=2):
         """Return all that a reader gets, so many records at once, by offset; it stops within batches, too."""
-        found, position = {}, 0
+        found: dict[int, Any] = {}
+        position = 0
         while True:
             pages = store.read(lambda c, at=position: fetch(c, {self.partition_id: at}, records_max=records_max))
             page = pages[self.partition_id]

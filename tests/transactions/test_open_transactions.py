@@ -9,6 +9,7 @@ import shlex
 import socket
 from collections import Counter
 from contextlib import closing
+from unittest.mock import patch
 
 import psycopg
 import pytest
@@ -365,12 +366,11 @@ def check_found_and_ended(url, hanging_count, abandoned_count, page_rows, capsys
             longest = max(longest, len(found))
             return found
 
-        store.read = read
-        found = list(each_open_in(store))
-        assert 0 < longest <= page_rows
-        in_first = [one for one in found if one.partition.partition == 0]
-        assert list(map(keys_of, each_open_in(store, topic.partition_ids[:1]))) == list(map(keys_of, in_first))
-        del store.read
+        with patch.object(store, "read", read):
+            found = list(each_open_in(store))
+            assert 0 < longest <= page_rows
+            in_first = [one for one in found if one.partition.partition == 0]
+            assert list(map(keys_of, each_open_in(store, topic.partition_ids[:1]))) == list(map(keys_of, in_first))
         assert len(found) == len({(one.partition, one.first_offset) for one in found})
         assert sum(one.is_oldest for one in found) == 2
         rows = rows_of_view(store)
