@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import subprocess
 import sys
 import textwrap
@@ -77,6 +78,37 @@ def test_a_client_that_is_dropped_with_its_owner_leaves_no_thread(url, use):
         for thread in threads:
             # It ends at once, unless it was at work in its client: then the garbage is to be collected again.
             thread.join(0.5)
+
+
+def test_a_producer_that_is_dropped_with_records_says_so(url, caplog):
+    producer = Producer({"bootstrap.servers": url, "linger.ms": 30_000})
+    for number in range(3):
+        producer.produce("payments", str(number))
+    with caplog.at_level(logging.WARNING, "txnstore"):
+        del producer
+        gc.collect()
+    (told,) = [record for record in caplog.records if getattr(record, "event", "") == "records_dropped"]
+    assert (told.count, told.levelname) == (3, "WARNING")
+    assert "up to 3 records" in told.getMessage()
+
+
+ENDS = {"nothing": True, "client.flush()": False, "client.close()": False, "client.purge()": False}
+
+
+@pytest.mark.parametrize(("end", "is_told"), ENDS.items(), ids=ENDS)
+def test_a_program_that_ends_without_sending_its_records_says_so(url, end, is_told):
+    """As librdkafka does: nobody else would know of them. Without any handler for logs, too."""
+    program = f"""
+import sys
+from txnstore import Producer
+client = Producer({{"bootstrap.servers": sys.argv[1], "linger.ms": 30_000}})
+client.produce("payments", b"42", on_delivery=print)
+{end if end != "nothing" else "pass"}
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program, url], capture_output=True, text=True, check=True, timeout=PATIENCE_SECONDS
+    )
+    assert ("up to 1 records that were not sent" in ended.stderr) == is_told == bool(ended.stderr), ended.stderr
 
 
 #: An object that uses its client and closes it when it is dropped, and is there until the interpreter has ended all

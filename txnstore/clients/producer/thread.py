@@ -430,8 +430,30 @@ class SenderThread:
                 future.set_exception(SenderStopped())
 
 
-def abandon(thread: SenderThread, connection: StoreConnection) -> None:
-    """End what a producer has that nobody holds any more, or whose program ends."""
+class Unsent(Protocol):
+    """What a producer has to send."""
+
+    @property
+    def has_something(self) -> bool:
+        """Whether anything waits to be sent or is being sent."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """Return `msg_cnt`, how many records are not sent or not reported, and more."""
+        ...
+
+
+def abandon(thread: SenderThread, connection: StoreConnection, unsent: Unsent) -> None:
+    """End what a producer has that nobody holds any more, or whose program ends, and tell of records that are lost."""
     if os.getpid() == connection.process_id:
         thread.stop(0.0)
+        with thread.alarm.lock:
+            count = unsent.facts()["msg_cnt"] if unsent.has_something else 0
+        if count:
+            _log.warning(
+                "a producer is dropped, or its program ends, with up to %d records that were not sent: call flush() or"
+                " close() before",
+                count,
+                extra={"event": "records_dropped", "count": count},
+            )
         connection.close(ABANDONED_SECONDS)
