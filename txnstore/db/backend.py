@@ -408,6 +408,18 @@ class Backend(Protocol):
         """Return those of them that seem to be empty to this role, whatever is in them, though it may read them."""
         ...
 
+    def checked_relations(self, connection: Connection, schema: str) -> list[str]:
+        """Return the names of what `check_relation` can be asked about here: tables with their indexes, or indexes."""
+        ...
+
+    def check_relation(self, connection: Connection, schema: str, name: str) -> None:
+        """Compare indexes with their table, row by row.
+
+        Raises:
+            StoreDamaged: they do not agree.
+        """
+        ...
+
     def next_key(self, connection: Connection, schema: str, table: str, column: str) -> int | None:
         """Return the key that a table, which gives out its own, gives out next; None: this role may not know it."""
         ...

@@ -60,6 +60,11 @@ class Invariant(enum.Enum):
         "tables built from this topic may keep old values: write the keys again, and keep a copy for a bug report",
     )
 
+    INDEXES_WHOLE = (
+        "each index has what its table has, as far as the database can compare them: SQLite, or PostgreSQL by amcheck",
+        "what is read by it may miss rows, or see old ones: stop all writers, keep a copy of the database, and REINDEX",
+    )
+
     MOVES_LEGAL = ("each entry of the journal may follow the one before it", _JOURNAL)
     JOURNAL_CURRENT = ("the last entry of the journal is what the coordinator's row says", _JOURNAL)
     IDENTITIES_UNIQUE = (

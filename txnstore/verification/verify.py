@@ -26,6 +26,7 @@ from txnstore.verification.catalogue import (
     topic_violations,
     with_topics,
 )
+from txnstore.verification.indexes import index_violations
 from txnstore.verification.invariants import Invariant, Place, Violation
 from txnstore.verification.journal import decision_violations
 from txnstore.verification.membership import group_violations
@@ -154,6 +155,9 @@ class WatchState:
     waiting: dict[int, Waiting] = field(default_factory=dict)
     """Of the outboxes, by the numbers of their databases."""
 
+    sound_indexes: set[int] = field(default_factory=set)
+    """The numbers of databases whose indexes were found right: to compare them takes as long as to read all."""
+
     since_seconds: float = field(default_factory=time.monotonic)
     """When the first of these looks began."""
 
@@ -161,6 +165,7 @@ class WatchState:
         """Let everything be read again once a day: what was written well may not have stayed so."""
         if now_seconds - self.since_seconds >= READ_AGAIN_SECONDS:
             self.proven.clear()
+            self.sound_indexes.clear()
             self.since_seconds = now_seconds
 
 
@@ -196,6 +201,11 @@ def verify(
         store = cluster.own(member.database_id)
         waiting = watch.waiting.setdefault(member.database_id, Waiting())
         of_member = branch_violations(store, participants)
+        if member.database_id not in watch.sound_indexes:
+            of_indexes = index_violations(store)
+            of_member += of_indexes
+            if not of_indexes:
+                watch.sound_indexes.add(member.database_id)
         is_controller = member.database_id == CONTROLLER_ID
         of_member += store.read(partial(number_violations, store, is_controller=is_controller))
         of_member += store.read(lambda connection: list(outbox_violations(connection, waiting, now_seconds)))  # noqa: B023 - it runs at once
@@ -209,7 +219,7 @@ def verify_store(store: Store, *, told: Callable[[int, int], None] | None = None
     Raises:
         TxnStoreError: the database refused or cannot be reached.
     """
-    found = _verify_alone(store, WatchState(), told) + branch_violations(store)
+    found = _verify_alone(store, WatchState(), told) + branch_violations(store) + index_violations(store)
     return found + store.read(partial(number_violations, store))
 
 

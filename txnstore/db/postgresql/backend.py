@@ -186,6 +186,22 @@ _SIZES: Final = (
     " (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = %s)"
 )
 _SEQUENCE: Final = text("SELECT pg_catalog.pg_get_serial_sequence(:of_table, :of_column)")
+_CHECKED: Final = text(
+    "SELECT i.relname FROM pg_catalog.pg_extension e"
+    " JOIN pg_catalog.pg_proc f ON f.pronamespace = e.extnamespace AND f.proname = 'bt_index_check' AND f.pronargs = 2"
+    " AND pg_catalog.has_function_privilege(f.oid, 'EXECUTE'),"
+    " pg_catalog.pg_namespace n JOIN pg_catalog.pg_class i ON i.relnamespace = n.oid AND i.relkind = 'i'"
+    " JOIN pg_catalog.pg_am a ON a.oid = i.relam AND a.amname = 'btree'"
+    " JOIN pg_catalog.pg_index x ON x.indexrelid = i.oid AND x.indisvalid AND x.indisready"
+    " WHERE e.extname = 'amcheck' AND n.nspname = :schema ORDER BY i.relname"
+)
+# With the extension's own schema, wherever that is.
+_CHECK: Final = text(
+    "SELECT pg_catalog.format('SELECT %I.bt_index_check(CAST(%s AS pg_catalog.oid), true)', m.nspname, i.oid)"
+    " FROM pg_catalog.pg_extension e JOIN pg_catalog.pg_namespace m ON m.oid = e.extnamespace,"
+    " pg_catalog.pg_namespace n JOIN pg_catalog.pg_class i ON i.relnamespace = n.oid"
+    " WHERE e.extname = 'amcheck' AND n.nspname = :schema AND i.relname = :name"
+)
 _MAY_READ_SEQUENCE: Final = text("SELECT pg_catalog.has_sequence_privilege(CAST(:sequence AS regclass), 'SELECT')")
 _SET_SEQUENCE: Final = text("SELECT pg_catalog.setval(CAST(:sequence AS regclass), :key, false)")
 
@@ -525,6 +541,15 @@ class PostgreSQLBackend:
     def hidden_tables(self, connection: Connection, schema: str) -> frozenset[str]:
         """Return those whose rows row-level security keeps from this role."""
         return frozenset(connection.execute(_HIDDEN, {"schema": schema}).scalars())
+
+    def checked_relations(self, connection: Connection, schema: str) -> list[str]:
+        """Return the indexes, where the extension amcheck is there and this role may use it."""
+        return list(connection.execute(_CHECKED, {"schema": schema}).scalars())
+
+    def check_relation(self, connection: Connection, schema: str, name: str) -> None:
+        """Let amcheck compare an index with its table; one that has gone meanwhile is right."""
+        for statement in connection.execute(_CHECK, {"schema": schema, "name": name}).scalars().all():
+            connection.exec_driver_sql(statement)
 
     def next_key(self, connection: Connection, schema: str, table: str, column: str) -> int | None:
         """Return what the column's sequence gives out next, if this role may read it."""

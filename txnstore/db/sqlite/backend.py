@@ -363,6 +363,19 @@ class SQLiteBackend:
         """Return none: a file is read as a whole."""
         return frozenset()
 
+    def checked_relations(self, connection: Connection, schema: str) -> list[str]:
+        """Return the tables."""
+        return sorted(self.table_names(connection, schema) - {*VIEWS})
+
+    def check_relation(self, connection: Connection, schema: str, name: str) -> None:
+        """Let SQLite compare a table with its indexes, and its pages with each other."""
+        del schema
+        # It takes no parameters; the name is one of a table, and is quoted.
+        quoted = (SQLITE_PREFIX + name).replace('"', '""')
+        found = run_on_driver(connection, f'PRAGMA integrity_check("{quoted}")').rows
+        if [tuple(row) for row in found] != [("ok",)]:
+            raise StoreDamaged("; ".join(str(row[0]) for row in found[:3]))
+
     def next_key(self, connection: Connection, schema: str, table: str, column: str) -> int:
         """Return the one after the last that AUTOINCREMENT gave out."""
         del schema, column
