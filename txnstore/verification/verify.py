@@ -156,7 +156,7 @@ class WatchState:
     """Of the outboxes, by the numbers of their databases."""
 
     sound_indexes: set[int] = field(default_factory=set)
-    """The numbers of databases whose indexes were found right: to compare them takes as long as to read all."""
+    """The numbers of databases whose indexes were found right: to compare them reads everything once more."""
 
     since_seconds: float = field(default_factory=time.monotonic)
     """When the first of these looks began."""
