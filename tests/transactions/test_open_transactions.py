@@ -362,9 +362,9 @@ def check_found_and_ended(url, hanging_count, abandoned_count, page_rows, capsys
 
         def read(work, **options):
             nonlocal longest
-            found = original(work, **options)
-            longest = max(longest, len(found))
-            return found
+            page, through = original(work, **options)
+            longest = max(longest, len(page))
+            return page, through
 
         with patch.object(store, "read", read):
             found = list(each_open_in(store))
@@ -412,12 +412,35 @@ def keys_of_row(row):
 
 
 def test_pages_leave_nothing_out(url, capsys, monkeypatch):
-    monkeypatch.setattr(open_transactions, "PAGE_ROWS", 3)
-    for name in ("_NEXT", "_NEXT_IN"):
-        monkeypatch.setattr(open_transactions, name, getattr(open_transactions, name).limit(3))
+    monkeypatch.setattr(open_transactions, "_END", open_transactions._END.offset(2))
     monkeypatch.setattr(listing, "PAGE_ROWS", 3)
     monkeypatch.setattr(listing, "_HANGING", listing._HANGING.limit(3))
     check_found_and_ended(url, 10, 5, 3, capsys)
+
+
+def test_a_page_reads_no_more_than_is_on_it(txnstore_postgresql_url, monkeypatch):
+    """Else each page of so many would take as long as all of them."""
+    monkeypatch.setattr(open_transactions, "_END", open_transactions._END.offset(99))
+    explained = []
+
+    def explain(connection, cursor, statement, parameters, *_):
+        if "open_transactions" in statement:
+            cursor.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}", parameters)
+            explained.append(cursor.fetchone()[0][0]["Plan"])
+
+    with open_store(txnstore_postgresql_url) as store:
+        plant(store, 500, 500)
+        event.listen(store.engine, "before_cursor_execute", explain)
+        assert len(list(each_open_in(store))) == 1_001
+        event.remove(store.engine, "before_cursor_execute", explain)
+    read = [sum(node["Actual Rows"] for node in nodes_of(plan) if node.get("Alias") == "opened") for plan in explained]
+    assert sum(read) == 1_001
+
+
+def nodes_of(plan):
+    yield plan
+    for each in plan.get("Plans", ()):
+        yield from nodes_of(each)
 
 
 @pytest.mark.slow

@@ -10,13 +10,15 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, Select, bindparam, select, tuple_, union_all
+from sqlalchemy import Connection, Row, bindparam, select, tuple_, union_all
 
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.open_transactions_view import is_plain_name, open_transactions, pending_offsets
 from txnstore.db.schema import (
+    producer_states,
     transaction_branches,
     transaction_groups,
     transaction_partitions,
@@ -27,21 +29,28 @@ from txnstore.db.schema import (
 from txnstore.db.store import Store, server_now_ms
 from txnstore.errors import MissingMember, StoreUnavailable
 from txnstore.log.topics import names_of_partitions
-from txnstore.model import ClientProcess, PartitionName
+from txnstore.model import OFFSET_MAX, ClientProcess, PartitionName
 from txnstore.transactions.listing import PAGE_ROWS, RUNNING
 from txnstore.transactions.protocol import DECIDED, TransactionState
 from txnstore.transactions.rows import CLIENT_COLUMNS, client_from_row
 
 _STATES: Final = sorted(int(state) for state in RUNNING)
-_OPENED: Final = select(open_transactions, server_now_ms().label("now_ms")).limit(PAGE_ROWS)
+_AFTER: Final = tuple_(bindparam("after_partition_id"), bindparam("after_offset"))
 _ORDER: Final = (open_transactions.c.partition_id, open_transactions.c.first_offset)
-_NEXT: Final = _OPENED.where(
-    tuple_(*_ORDER) > tuple_(bindparam("after_partition_id"), bindparam("after_offset"))
-).order_by(*_ORDER)
-_NEXT_IN: Final = (
-    _OPENED.where(open_transactions.c.partition_id == bindparam("after_partition_id"))
-    .where(open_transactions.c.first_offset > bindparam("after_offset"))
-    .order_by(open_transactions.c.first_offset)
+# Without an end PostgreSQL would work out every row behind, to sort them and take a page of them.
+_NEXT: Final = (
+    select(open_transactions, server_now_ms().label("now_ms"))
+    .where(tuple_(*_ORDER) > _AFTER)
+    .where(tuple_(*_ORDER) <= tuple_(bindparam("through_partition_id"), bindparam("through_offset")))
+    .order_by(*_ORDER)
+)
+_OPENED: Final = (producer_states.c.partition_id, producer_states.c.transaction_first_offset)
+_END: Final = (
+    select(*_OPENED)
+    .where(producer_states.c.transaction_first_offset >= 0, tuple_(*_OPENED) > _AFTER)
+    .order_by(*_OPENED)
+    .offset(PAGE_ROWS - 1)
+    .limit(1)
 )
 _HELD_ORDER: Final = (pending_offsets.c.group_id, pending_offsets.c.partition_id, pending_offsets.c.producer_id)
 _NEXT_HELD: Final = (
@@ -301,21 +310,29 @@ def _held_with_owners(cluster: Cluster, store: Store, page: Sequence[HeldOffsets
 
 def _pages(store: Store, partition_ids: Collection[int] | None) -> Iterator[list[OpenTransaction]]:
     if partition_ids is None:
-        yield from _pages_of(store, _NEXT, -1)
+        yield from _pages_between(store, (-1, -1), (OFFSET_MAX, OFFSET_MAX))
         return
     for partition_id in sorted(partition_ids):
-        yield from _pages_of(store, _NEXT_IN, partition_id)
+        yield from _pages_between(store, (partition_id, -1), (partition_id, OFFSET_MAX))
 
 
-def _pages_of(store: Store, statement: Select[Any], partition_id: int) -> Iterator[list[OpenTransaction]]:
-    after = {"after_partition_id": partition_id, "after_offset": -1}
-    while True:
-        found = store.read(lambda connection, after=after: connection.execute(statement, after).all())  # type: ignore[misc]
-        if found:
-            yield [_from_view(row) for row in found]
-        if len(found) < PAGE_ROWS:
-            return
-        after = {"after_partition_id": found[-1].partition_id, "after_offset": found[-1].first_offset}
+def _pages_between(store: Store, after: tuple[int, int], last: tuple[int, int]) -> Iterator[list[OpenTransaction]]:
+    """Yield what begins behind a partition and offset, and up to others."""
+    while after < last:
+        page, after = store.read(partial(_page, after, last))
+        if page:
+            yield page
+
+
+def _page(
+    after: tuple[int, int], last: tuple[int, int], connection: Connection
+) -> tuple[list[OpenTransaction], tuple[int, int]]:
+    """Return the next page, and through where it goes."""
+    range_ = {"after_partition_id": after[0], "after_offset": after[1]}
+    end = connection.execute(_END, range_).one_or_none()
+    through = last if end is None else min(last, (end.partition_id, end.transaction_first_offset))
+    found = connection.execute(_NEXT, {**range_, "through_partition_id": through[0], "through_offset": through[1]})
+    return [_from_view(row) for row in found], through
 
 
 def _from_view(row: Row[Any]) -> OpenTransaction:
