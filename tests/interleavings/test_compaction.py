@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import pytest
 from sqlalchemy import select
@@ -68,7 +67,7 @@ class Log:
 
     def read(self, store, records_max=2):
         """Return all that a reader gets, so many records at once, by offset; it stops within batches, too."""
-        found: dict[int, Any] = {}
+        found: dict[int, Record] = {}
         position = 0
         while True:
             pages = store.read(lambda c, at=position: fetch(c, {self.partition_id: at}, records_max=records_max))

@@ -368,9 +368,9 @@ def check_found_and_ended(url, hanging_count, abandoned_count, page_rows, capsys
 
         with patch.object(store, "read", read):
             found = list(each_open_in(store))
-            assert 0 < longest <= page_rows
-            in_first = [one for one in found if one.partition.partition == 0]
-            assert list(map(keys_of, each_open_in(store, topic.partition_ids[:1]))) == list(map(keys_of, in_first))
+            of_first = list(each_open_in(store, topic.partition_ids[:1]))
+        assert 0 < longest <= page_rows
+        assert list(map(keys_of, of_first)) == [keys_of(one) for one in found if one.partition.partition == 0]
         assert len(found) == len({(one.partition, one.first_offset) for one in found})
         assert sum(one.is_oldest for one in found) == 2
         rows = rows_of_view(store)
