@@ -71,6 +71,8 @@ MALFORMED = [
     f"postgresql://alice:{SECRET}@host/shop?user=bob",
     f"postgresql://alice:{SECRET}@host/shop?dbname=other",
     f"postgresql://alice:{SECRET}@host/shop?host=a%0Ab",
+    f"postgresql://alice:{SECRET}@%2Frun%0A/shop",
+    f"postgresql://alice:{SECRET}@%2Frun/shop?host=/run",
     f"postgresql+asyncpg://alice:{SECRET}@host/shop",
     f"postgresql+psycopg2://alice:{SECRET}@host/shop",
     f"POSTGRESQL://alice:{SECRET}@host/shop",
@@ -139,6 +141,7 @@ def test_an_option_with_an_impossible_value_is_refused_and_not_tried_again(optio
         ("postgresql+psycopg://alice:x@[::1]:5432/shop", "postgresql+psycopg://alice:***@[::1]:5432/shop"),
         ("postgresql://host/shop?user=alice&password=x", "postgresql://alice:***@host/shop"),
         ("postgresql:///shop?host=/run/postgresql", "postgresql:///shop"),
+        ("postgresql://alice:x@%2Frun%2Fpostgresql:5433/shop", "postgresql://alice:***@/shop"),
         ("postgresql://alice:x@/shop?host=one:1&host=two:2", "postgresql://alice:***@/shop"),
         (
             "postgresql://alice:x@one,two:5432/shop?target_session_attrs=primary",
@@ -212,12 +215,14 @@ def test_a_password_of_any_characters_opens_the_store(
         client_path(store)
 
 
-def test_a_unix_socket_is_reached_by_its_folder(txnstore_postgres_server, new_database, client_path):
+# The second is how libpq writes it, and who hands out URLs for it.
+@pytest.mark.parametrize("form", ["@/{name}?host={folder}&port={port}", "@{folder}:{port}/{name}"])
+def test_a_unix_socket_is_reached_by_its_folder(txnstore_postgres_server, new_database, client_path, form):
     server = txnstore_postgres_server
     if not isinstance(server, PrivateCluster):
         pytest.skip("needs a server whose Unix socket is on this machine")
-    url = f"postgresql://postgres@/{new_database()}?host={quote(str(server.folder), safe='')}&port={server.port}"
-    with open_store(url) as store:
+    place = form.format(name=new_database(), folder=quote(str(server.folder), safe=""), port=server.port)
+    with open_store(f"postgresql://postgres{place}") as store:
         client_path(store)
         waiter = store.waiter()
         client_path(store, "more")

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import unquote
 
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
@@ -117,6 +118,7 @@ def _parse_postgresql(url: URL, text: str) -> DatabaseUrl:
         raise InvalidUrl("the password in the PostgreSQL URL holds a NUL")
     if url.port is not None and not 1 <= url.port <= _PORT_MAX:
         raise InvalidUrl(f"the port in the PostgreSQL URL is not one of 1 to {_PORT_MAX}")
+    url = _with_socket_as_option(url)
     _check_options(url)
     secrets = {name: str(url.query[name]) for name in _SECRET_OPTIONS if name in url.query}
     return DatabaseUrl("postgresql", url.difference_update_query(secrets), secrets)
@@ -132,6 +134,20 @@ def _with_parts_from_options(url: URL) -> URL:
         components: dict[str, Any] = {part: value}
         url = url.difference_update_query([option]).set(**components)
     return url
+
+
+def _with_socket_as_option(url: URL) -> URL:
+    """Return the folder of a Unix socket as the option that SQLAlchemy has for it: libpq takes it as a host, too."""
+    folder = unquote(url.host or "")
+    if not folder.startswith("/"):
+        return url
+    if not folder.isprintable():
+        raise InvalidUrl(f"the database URL holds unprintable characters; expected {_FORMS}")
+    if "host" in url.query:
+        raise InvalidUrl("the PostgreSQL URL names its host twice")
+    port = {} if url.port is None else {"port": str(url.port)}
+    # Not by `set`, for which None is a part that stays.
+    return url._replace(host=None, port=None).update_query_dict({"host": folder, **port})
 
 
 def _check_options(url: URL) -> None:
