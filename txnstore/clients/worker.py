@@ -23,6 +23,10 @@ Result = TypeVar("Result")
 _Job = tuple["Future[Any]", Callable[[], Any]]
 
 
+class WorkerClosed(RuntimeError):
+    """The worker has been closed, and takes no more."""
+
+
 class Worker:
     """One thread that runs jobs in the order in which they were submitted; it starts with the first one."""
 
@@ -42,14 +46,15 @@ class Worker:
         """Run `work` after everything that was submitted before; its result or error comes out of the future.
 
         Raises:
-            RuntimeError: the worker has been closed, or no thread can be started and it needs one.
+            WorkerClosed: it has been closed.
+            RuntimeError: no thread can be started, and it needs one.
         """
         future: Future[Result] = new_future()
         with self._lock:
             has_thread = not self._closed and self._start()
             # No call between these: a job after the end would never be done.
             if self._closed:
-                raise RuntimeError(f"{self._thread.name} has been closed")
+                raise WorkerClosed(f"{self._thread.name} has been closed")
             if has_thread:
                 self._jobs.put((future, work))
                 return future

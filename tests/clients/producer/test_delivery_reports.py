@@ -535,9 +535,7 @@ def test_a_flush_sleeps_while_another_thread_serves_a_slow_callback(make_produce
 
 
 @on_sqlite_alone
-def test_what_goes_with_a_commit_and_cannot_be_encoded_is_reported_when_the_producer_is_closed(
-    make_producer, url, monkeypatch
-):
+def test_what_goes_with_a_commit_and_cannot_be_encoded_is_reported_and_can_be_aborted(make_producer, url, monkeypatch):
     """For lack of memory, for one."""
     producer = make_producer({"transactional.id": "anna", "linger.ms": NEVER_MS})
     topic = create_topic(url, "orders")
@@ -550,10 +548,8 @@ def test_what_goes_with_a_commit_and_cannot_be_encoded_is_reported_when_the_prod
     producer.begin_transaction()
     producer.produce(topic, b"1", on_delivery=reports)
     monkeypatch.setattr(ProducerSession, "prepare", refuse)
-    with pytest.raises(MemoryError):
-        producer.commit_transaction(PATIENCE_SECONDS)
-    assert len(producer) == 1
-    producer.close()
+    assert error_of(producer.commit_transaction, PATIENCE_SECONDS).txn_requires_abort()
+    producer.abort_transaction(PATIENCE_SECONDS)
     assert [error.code() for error in reports.errors] == [KafkaError._PURGE_INFLIGHT]
     assert len(producer) == 0
 

@@ -204,11 +204,9 @@ def test_a_commit_behind_whose_answer_there_is_no_memory_stands(
             caller.write("1")
         producer.produce(TOPIC, b"1", partition=0, on_delivery=lambda error, _: reports.append(error))
         monkeypatch.setattr(owner, name, fail_once)
-        with pytest.raises(MemoryError):
-            producer.commit_transaction(PATIENCE_SECONDS)
-        # It cannot be aborted any more, only asked for again.
-        assert error_of(producer.abort_transaction, PATIENCE_SECONDS).code() == KafkaError._CONFLICT
         producer.commit_transaction(PATIENCE_SECONDS)
+        # It cannot be aborted any more.
+        assert error_of(producer.abort_transaction, PATIENCE_SECONDS).code() == KafkaError._STATE
     assert reports == [None]
     producer.begin_transaction()
     producer.produce(TOPIC, b"2", partition=0)

@@ -47,7 +47,7 @@ from txnstore.clients.overdue_help import ASK_SECONDS_MIN, end_overdue
 from txnstore.clients.statistics import Statistics
 from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.clients.upkeep import FIRST_LOOK_SECONDS, LOOK_SECONDS
-from txnstore.clients.worker import Duties, Worker
+from txnstore.clients.worker import Duties, Worker, WorkerClosed
 from txnstore.db.backend import Limits
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.store import Store
@@ -487,8 +487,8 @@ class ConsumerCore:
         """Commit in the background; the next poll() calls on_commit."""
         try:
             future = self.commits.submit(offsets, removed)
-        except RuntimeError:
-            # The worker has been closed, and with it the consumer.
+        except WorkerClosed:
+            # And with it the consumer.
             return None
         future.add_done_callback(self._commit_done)
         return future

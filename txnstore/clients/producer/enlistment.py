@@ -24,11 +24,10 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_exception_of
-from txnstore.clients.producer.progress import TransactionOffsets, TransactionProgress
+from txnstore.clients.producer.progress import TransactionOffsets, TransactionProgress, is_closed
 from txnstore.clients.producer.requests import TRY_TIMEOUT_MS, ProduceRequest
 from txnstore.clients.producer.sender import REQUEST_BYTES_MAX
 from txnstore.clients.producer.state import TransactionCall, TransactionStage, transaction_error_of
-from txnstore.clients.producer.thread import SenderStopped
 from txnstore.db.backend import EVERYTHING
 from txnstore.db.store import Store, take_changes
 from txnstore.deadline import Deadline
@@ -176,8 +175,7 @@ class EnlistedBranches:
         if isinstance(error, KafkaException):
             if error.args[0].fatal():
                 self.settle()
-        elif isinstance(error, RuntimeError):
-            # Closed by another thread.
+        elif is_closed(error):
             self.let_go()
 
     def let_go(self) -> None:
@@ -385,7 +383,7 @@ class Enlistment:
                 hook_error = self._commit_enlisted(deadline, writers)
                 is_done = True
             except BaseException as error:
-                if not isinstance(error, Exception):
+                if not (isinstance(error, KafkaException) or is_closed(error)):
                     self._interrupted()
                 raise
             finally:
@@ -483,7 +481,7 @@ class Enlistment:
         if not ending.was_asked:
             self._ask(ending, deadline)
         if self._progress.work is None:
-            self._progress.work = self._progress.submit(partial(self._settle_work, ending))
+            self._progress.work = self._progress.submit(partial(self._settle_work, ending), _C.COMMIT)
         self._wait_until(self._progress.work, deadline)
         return ending.hook_error
 
@@ -508,19 +506,20 @@ class Enlistment:
 
     def _gather(self, ending: _Ending, deadline: Deadline) -> None:
         if self._progress.work is None:
-            self._progress.work = self._progress.submit(partial(self._gather_work, ending))
+            self._progress.work = self._progress.submit(partial(self._gather_work, ending), _C.COMMIT)
         gathering = self._progress.work
         try:
             self._wait_until(gathering, deadline)
         except KafkaException:
             if gathering.done():
+                self._give_up(ending, KafkaError(KafkaError._PURGE_QUEUE))
                 self._ending = None
                 self._roll_back_if_fatal()
             raise
         self._progress.work = None
 
     def _interrupted(self) -> None:
-        """Let what was interrupted be something that the next call can end: an abort, or the commit again.
+        """Let what an interrupt, or a lack of memory, has left be something to end: by an abort, or the commit again.
 
         Before the COMMIT nothing is decided, and it is given up.  From then on the commit is asked for again.
         """
@@ -533,10 +532,10 @@ class Enlistment:
             ending.ended = ending.ended or taken.result
             taken.let_go()
             if self._progress.work is None and self._progress.stage is _S.COMMITTING:
-                self._progress.work = self._progress.submit(partial(self._settle_work, ending))
+                self._progress.work = self._progress.submit(partial(self._settle_work, ending), _C.COMMIT)
             return
         self._ending = self._progress.work = None
-        with contextlib.suppress(RuntimeError):
+        with contextlib.suppress(Exception):
             self._progress.submit(partial(self._give_up_work, ending))
         reason = "the commit was interrupted before the enlisted connection was committed; nothing was committed"
         self._progress.fail(KafkaError(KafkaError._FAIL, reason, txn_requires_abort=True))
@@ -670,11 +669,10 @@ class Enlistment:
             # Their sequence numbers are used up, also those of what has failed: an abort has to bring a new epoch.
             self._progress.is_written = True
         try:
-            self._progress.check_delivered(None)
-        except KafkaException:
+            self._progress.check_delivered([])
+        except Exception:
             # Also what an interrupt has failed just now: it knows of no requests yet.
-            for request in requests:
-                self._sender.fail_batches(request.batches, KafkaError(KafkaError._PURGE_QUEUE))
+            self._sender.fail_requests(requests, KafkaError(KafkaError._PURGE_QUEUE))
             raise
         ending.requests = requests
 
@@ -690,7 +688,11 @@ class Enlistment:
                 raise KafkaException(self._progress.error)
             return
         if ending.ended is None:
-            ending.ended = self._resolve(ending)
+            try:
+                ending.ended = self._resolve(ending)
+            except Exception:
+                self._give_up(ending, KafkaError(KafkaError._PURGE_INFLIGHT))
+                raise
         self._offsets.committed(ending.ended, ending.requests or [], self.release)
 
     def _resolve(self, ending: _Ending) -> Ended:
@@ -703,18 +705,13 @@ class Enlistment:
 
         try:
             resolved = self._sender.thread.until_answered(partial(self._progress.asked_to_commit, ask))
-        except SenderStopped:
-            self._give_up(ending, KafkaError(KafkaError._PURGE_INFLIGHT))
-            raise
         except TxnStoreError as error:
             self._forget_enlisted()
-            self._give_up(ending, KafkaError(KafkaError._PURGE_INFLIGHT))
             self._progress.fail_and_raise(transaction_error_of(error, _C.COMMIT))
         if not resolved.is_committed:
             self._sender.session.become(resolved.ended.identity)
             self._progress.is_written = False
             self._forget_enlisted()
-            self._give_up(ending, KafkaError(KafkaError._PURGE_INFLIGHT))
             reason = "the enlisted connection broke during its COMMIT and nothing was committed: abort, then start over"
             self._progress.fail_and_raise(KafkaError(KafkaError._TRANSPORT, reason, txn_requires_abort=True))
         return resolved.ended

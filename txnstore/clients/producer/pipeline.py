@@ -14,10 +14,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_error_of
-from txnstore.clients.producer.progress import CLOSED_TEXT, TransactionOffsets, TransactionProgress
+from txnstore.clients.producer.progress import (
+    CLOSED_TEXT,
+    TransactionOffsets,
+    TransactionProgress,
+    log_failure,
+    may_stand,
+)
 from txnstore.clients.producer.requests import TRY_TIMEOUT_MS, ProduceRequest
 from txnstore.clients.producer.sender import RECORD_ERRORS, REQUEST_BYTES_MAX
 from txnstore.clients.producer.state import TransactionCall, TransactionStage, transaction_error_of
+from txnstore.clients.producer.thread import SenderStopped
 from txnstore.deadline import wait_within
 from txnstore.errors import TxnStoreError
 from txnstore.model import GroupMembership, ProducerIdentity
@@ -97,10 +104,8 @@ class CommitPipeline:
         """
         sealed = SealedTransaction()
         sealed.future.set_running_or_notify_cancel()
-        if not self._thread.run_here(lambda: self._seal(sealed)):
-            return None
         self._thread.start()
-        return sealed.future
+        return sealed.future if self._thread.run_here(lambda: self._seal(sealed)) else None
 
     def _seal(self, sealed: SealedTransaction) -> bool:
         progress, accumulator, offsets, ready = self._progress, self._accumulator, self._offsets, TransactionStage.READY
@@ -110,12 +115,15 @@ class CommitPipeline:
             return False
         offsets.stop_lingering()
         self._thread.alarm.ring()
-        # No call in between: Ctrl-C finds all of this done, or nothing.
-        sealed.queues, accumulator.queues = accumulator.queues, {}
-        sealed.offsets, offsets.sent = offsets.sent, {}
-        self._pending += (sealed,)
-        progress.stage = ready
         self._changed.notify_all()
+        no_queues: dict[tuple[str, int], PartitionQueue] = {}
+        no_offsets: dict[GroupMembership, SentOffsets] = {}
+        one_more = (sealed,)
+        # No call in between: Ctrl-C finds all of this done, or nothing; and only the first may want memory.
+        self._pending += one_more
+        sealed.queues, accumulator.queues = accumulator.queues, no_queues
+        sealed.offsets, offsets.sent = offsets.sent, no_offsets
+        progress.stage = ready
         return True
 
     def wait_for_room(self, timeout_seconds: float) -> bool:
@@ -183,6 +191,10 @@ class CommitPipeline:
         except TxnStoreError:
             # Which of them is at fault is found one by one.
             pass
+        except SenderStopped:
+            raise
+        except Exception:  # noqa: BLE001 - the same way
+            log_failure("several commits at once failed; each is asked for by itself")
         finally:
             session.become(first)
 
@@ -196,8 +208,8 @@ class CommitPipeline:
 
         try:
             self._progress.asked_to_commit(partial(self._progress.at_coordinator, ask))
-        except TxnStoreError as error:
-            if not error.outcome_unknown:
+        except Exception as error:
+            if not may_stand(error):
                 raise
             for sealed in written:
                 sealed.is_uncertain = True
@@ -206,15 +218,14 @@ class CommitPipeline:
         """Commit one after the other; the first that is refused takes all that follow with it."""
         for sealed in together:
             try:
-                self._thread.until_answered(partial(self._commit, sealed))
+                self._thread.until_answered(partial(self._progress.asked_to_commit, partial(self._commit, sealed)))
             except TxnStoreError as error:
                 self._give_up(error)
                 return
-            try:
-                if sealed.ended is not None:
-                    self._sender.session.become(sealed.ended.identity)
-            finally:
-                self._done(sealed)
+            if sealed.ended is not None:
+                # First, and again if it fails: as who it was before it would be told of this commit for the next one.
+                self._sender.session.become(sealed.ended.identity)
+            self._done(sealed)
 
     def _commit(self, sealed: SealedTransaction) -> None:
         if sealed.ended is not None:
@@ -235,9 +246,9 @@ class CommitPipeline:
             )
 
         try:
-            self._progress.asked_to_commit(partial(self._progress.at_coordinator, ask))
-        except TxnStoreError as error:
-            sealed.is_uncertain |= error.outcome_unknown
+            self._progress.at_coordinator(ask)
+        except Exception as error:
+            sealed.is_uncertain |= may_stand(error)
             raise
 
     def _prepared(self, sealed: SealedTransaction) -> ProduceRequest | None:
@@ -261,42 +272,52 @@ class CommitPipeline:
                         self._offsets.took(sealed.offsets)
                 finally:
                     self._changed.notify_all()
+        except Exception:  # noqa: BLE001 - it came behind the commit, which stands
+            log_failure("what came behind a commit failed")
         finally:
             sealed.future.set_result(None)
 
     def _give_up(self, error: TxnStoreError) -> None:
         """Let the first commit fail, and all that follow: also the transaction that is open now has to be aborted."""
         own = transaction_error_of(error, TransactionCall.COMMIT)
+        at_fault = isinstance(error, RECORD_ERRORS)
+        of_first = kafka_error_of(error) if at_fault else KafkaError(KafkaError._PURGE_INFLIGHT)
+        reason = f"an earlier transaction of this producer has failed: {own.str()}"
+        following = KafkaError(own.code(), reason, fatal=own.fatal(), txn_requires_abort=own.txn_requires_abort())
+        of_following = KafkaError(KafkaError._PURGE_QUEUE)
         with self._changed:
             first, *others = self._pending
-            self._pending.clear()
+            if first.request is not None:
+                self._sender.session.take_back(first.request)
             self._offsets.forget_committers()
             # A part of it may be in other databases, if there are several by now: the abort is to reach them.
             self._progress.is_written = True
             self._progress.fail(own)
-        if first.request is not None:
-            self._sender.session.take_back(first.request)
-        at_fault = isinstance(error, RECORD_ERRORS)
-        self._fail(first, own, kafka_error_of(error) if at_fault else KafkaError(KafkaError._PURGE_INFLIGHT))
-        reason = f"an earlier transaction of this producer was not committed: {own.str()}"
+            # Last: until then it is asked for again, should anything fail here.
+            self._pending.clear()
+        self._fail(first, KafkaException(own), of_first)
         for sealed in others:
-            following = KafkaError(own.code(), reason, fatal=own.fatal(), txn_requires_abort=own.txn_requires_abort())
-            self._fail(sealed, following, KafkaError(KafkaError._PURGE_QUEUE))
+            self._fail(sealed, KafkaException(following), of_following)
 
-    def _fail(self, sealed: SealedTransaction, error: KafkaError, of_records: KafkaError) -> None:
-        self._sender.fail_batches(sealed.take_batches(self._accumulator.batch_records_max), of_records)
-        sealed.future.set_exception(KafkaException(error))
+    def _fail(self, sealed: SealedTransaction, error: Exception, of_records: KafkaError) -> None:
+        try:
+            self._sender.fail_batches(sealed.take_batches(self._accumulator.batch_records_max), of_records)
+        except Exception:  # noqa: BLE001 - nobody waits for ever, neither for this one nor for those that follow
+            log_failure("the reports of a commit failed")
+        finally:
+            sealed.future.set_exception(error)
 
     def _drop(self) -> None:
         """Nobody commits what is left: the producer has been closed."""
+        while self._pending and self._pending[0].ended is not None:
+            # Closed between the answer and its reports.
+            self._done(self._pending[0])
         with self._changed:
             dropped = list(self._pending)
             self._pending.clear()
             self._changed.notify_all()
         for sealed in dropped:
-            batches = sealed.take_batches(self._accumulator.batch_records_max)
-            self._sender.fail_batches(batches, KafkaError(KafkaError._PURGE_INFLIGHT))
-            sealed.future.set_exception(RuntimeError(CLOSED_TEXT))
+            self._fail(sealed, RuntimeError(CLOSED_TEXT), KafkaError(KafkaError._PURGE_INFLIGHT))
 
 
 def _size_bytes_of(queues: dict[tuple[str, int], PartitionQueue]) -> int:

@@ -578,8 +578,8 @@ class Producer:
                     continue
                 raise
             except BaseException as error:
-                if transactions.stage is TransactionStage.ABORTABLE_ERROR:
-                    # Interrupted before an enlisted connection was committed.
+                if transactions.stage in {IN_TRANSACTION, TransactionStage.ABORTABLE_ERROR}:
+                    # Interrupted, or out of memory, before the commit was asked for.
                     self._abort_after(error, timeout_seconds)
                 raise
             return

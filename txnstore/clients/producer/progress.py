@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.model.topic_partition import TopicPartition
@@ -21,6 +22,7 @@ from txnstore.clients.producer.state import (
     ALLOWED_IN,
     BETWEEN_CALLS,
     ENTERED_FROM,
+    MADE_AGAIN_IN,
     RESUMABLE,
     WORKS_BETWEEN,
     TransactionCall,
@@ -30,7 +32,13 @@ from txnstore.clients.producer.state import (
 from txnstore.clients.producer.thread import SenderStopped
 from txnstore.db.cluster.cluster import repaired
 from txnstore.deadline import bounded, new_future, result_within
-from txnstore.errors import OutcomeUnknown, TxnStoreError, UnknownTopicOrPartition
+from txnstore.errors import (
+    OutcomeForgotten,
+    OutcomeUnknown,
+    TransactionAbortable,
+    TxnStoreError,
+    UnknownTopicOrPartition,
+)
 from txnstore.groups.offsets import check_committer
 from txnstore.model import NO_GENERATION, GroupMembership, OffsetAndMetadata
 from txnstore.transactions.coordinator import TransactionCoordinator
@@ -107,6 +115,8 @@ class TransactionProgress:
         self.before_work: Callable[[], None] | None = None
         """What the sender's thread does before the work of a call: the commits that nobody waits for."""
         self._failed_count = 0
+        #: Since when, by the monotonic clock, nothing but mistakes of ours has come between a commit and its answer.
+        self._mistaken_since: float | None = None
         #: Whether the call that is being made has left its work to the background.
         self._is_left = False
         sender.listener = self
@@ -129,7 +139,7 @@ class TransactionProgress:
                 self._is_left = False
             yield
         except BaseException as error:
-            is_interrupted = not isinstance(error, Exception)
+            is_interrupted = not isinstance(error, KafkaException)
             raise
         finally:
             if is_entered:
@@ -146,6 +156,8 @@ class TransactionProgress:
             if call in RESUMABLE:
                 is_left = self.work is not None and (self._is_left or not self.work.done())
                 if is_left or (is_interrupted and self.stage not in BETWEEN_CALLS):
+                    if not is_left:
+                        self.work = None
                     return
                 if self.stage is WORKS_BETWEEN[call][1]:
                     # It is done, and something else has failed: the same call takes the answer.
@@ -179,12 +191,51 @@ class TransactionProgress:
             )
             raise KafkaException(KafkaError(KafkaError._INVALID_ARG, reason))
 
-    def submit(self, work: Callable[[], Result]) -> Future[Result]:
-        """Put work on the sender's thread."""
+    def submit(self, work: Callable[[], Result], call: TransactionCall | None = None) -> Future[Result]:
+        """Put work on the sender's thread, that of a resumable `call` for one."""
+        job = work if self.before_work is None else partial(self._work_after, work)
         try:
-            return self.sender.thread.submit(work if self.before_work is None else partial(self._work_after, work))
+            return self.sender.thread.submit(job if call is None else partial(self._work_of, call, job))
         except SenderStopped:
             raise RuntimeError(CLOSED_TEXT) from None
+
+    def _work_of(self, call: TransactionCall, job: Callable[[], Any]) -> Any:
+        try:
+            return job()
+        except (KafkaException, SenderStopped):
+            raise
+        except Exception as error:
+            if self.stage is not WORKS_BETWEEN[call][1]:
+                raise self.unforeseen(call, error) from error
+            # It is done: what has failed came behind the answer.
+            log_failure(f"what came behind {call.value}() of {self.transactional_id[:80]!r} failed")
+            return None
+
+    def unforeseen(self, call: TransactionCall, error: Exception) -> Exception:
+        """Let a call be over, of which an error is the end that nobody foresaw; return what its caller is told.
+
+        A commit that was not asked for can be aborted; of one that may stand nobody says that it does not.
+        """
+        if isinstance(error, KafkaException) or is_closed(error):
+            return error
+        own: TxnStoreError | None = None
+        reason = f"{call.value}() failed in the client ({type(error).__name__})"
+        with self.lock:
+            if self.stage is _S.COMMITTING:
+                own = OutcomeForgotten(f"{reason}, and the commit may stand all the same")
+            elif call is TransactionCall.COMMIT and self.prepared is None:
+                own = TransactionAbortable(f"{reason}; nothing was committed: abort the transaction")
+                # Its records may have used up sequence numbers: the abort has to bring a new epoch.
+                self.is_written = True
+                self.fail(transaction_error_of(own, call))
+            elif self.stage is WORKS_BETWEEN[call][0]:
+                self.enter(MADE_AGAIN_IN[call])
+        if isinstance(own, OutcomeForgotten):
+            self.fail(transaction_error_of(own, call))
+        log_failure(f"{call.value}() of {self.transactional_id[:80]!r} failed")
+        if self.error is not None and (own is not None or self.stage is _S.FATAL_ERROR):
+            return KafkaException(self.error)
+        return KafkaException(KafkaError(KafkaError._FAIL, f"{reason}; call it again", retriable=True))
 
     def _work_after(self, work: Callable[[], Result]) -> Result:
         if self.before_work is not None:
@@ -203,16 +254,25 @@ class TransactionProgress:
         Raises:
             OutcomeUnknown: its answer was lost; or a mistake of ours, or a lack of memory, has come between the commit,
                 which may stand, and its answer.
+            OutcomeForgotten: nothing but mistakes has come of it for as long as a transaction may take.
             TxnStoreError: the database refuses.
         """
         try:
-            return ask()
+            answer = ask()
         except TxnStoreError:
+            self._mistaken_since = None
             raise
         except Exception as error:
-            fields = {"event": "background_work_failed", "client": threading.current_thread().name}
-            _log.exception("a commit of %.80r failed; it is asked for again", self.transactional_id, extra=fields)
-            raise OutcomeUnknown(f"a commit failed ({type(error).__name__}): it may have been made") from error
+            now_seconds = time.monotonic()
+            if self._mistaken_since is None:
+                self._mistaken_since = now_seconds
+            reason = f"a commit failed ({type(error).__name__}): it may have been made"
+            log_failure(f"a commit of {self.transactional_id[:80]!r} failed; it may have been made")
+            if now_seconds - self._mistaken_since >= self.timeout_ms / 1000:
+                raise OutcomeForgotten(f"{reason}, and no new try brings an answer") from error
+            raise OutcomeUnknown(reason) from error
+        self._mistaken_since = None
+        return answer
 
     def coordinator(self, store: Store, cluster: Cluster | None) -> TransactionCoordinator:
         """Return who coordinates the transactions in this store."""
@@ -245,7 +305,8 @@ class TransactionProgress:
 
     def enter(self, stage: TransactionStage) -> None:
         """Enter the stage; under the lock."""
-        assert self.stage in ENTERED_FROM[stage], f"{self.stage.value} to {stage.value}"
+        if self.stage not in ENTERED_FROM[stage]:
+            raise AssertionError(f"{self.stage.value} to {stage.value}")
         self.stage = stage
 
     def begin(self) -> None:
@@ -291,12 +352,12 @@ class TransactionProgress:
 
     # --- records ----------------------------------------------------------------------------------------------------
 
-    def check_delivered(self, request: ProduceRequest | None) -> None:
+    def check_delivered(self, requests: list[ProduceRequest]) -> None:
         """Refuse to commit if records are missing; what was to go with the commit is dropped then."""
-        if request is not None and (self._failed_count or self.error is not None):
-            # Its sequence numbers are used up: the abort has to bring a new epoch.
+        if requests and (self._failed_count or self.error is not None):
+            # Their sequence numbers are used up: the abort has to bring a new epoch.
             self.is_written = True
-            self.sender.fail_batches(request.batches, KafkaError(KafkaError._PURGE_QUEUE))
+            self.sender.fail_requests(requests, KafkaError(KafkaError._PURGE_QUEUE))
         if self.error is not None:
             raise KafkaException(self.error)
         if self._failed_count:
@@ -363,7 +424,7 @@ class TransactionOffsets:
     def committed(self, ended: Ended, requests: Sequence[ProduceRequest], release: Callable[[], None]) -> None:
         """Take note of a commit that stands with its offsets and records, and let its transaction be over.
 
-        Whatever fails here, for lack of memory for one: it is done, and the same call finds it so.
+        Whatever fails here, for lack of memory for one: it is done, and its call finds it so.
         """
         try:
             self._report(requests, ended.appended)
@@ -372,11 +433,18 @@ class TransactionOffsets:
                 self._sender.session.become(ended.identity)
                 self.were_committed()
             finally:
-                self._progress.reset()
-                self.clear()
-                release()
-                with self._progress.lock:
-                    self._progress.enter(_S.COMMIT_NOT_ACKED)
+                try:
+                    self._progress.reset()
+                    self.clear()
+                finally:
+                    try:
+                        release()
+                    finally:
+                        # Last, for a caller that comes back begins the next transaction then.  As who it was before it
+                        # would be told of this commit again, for the next one: it is finished.
+                        if self._sender.session.identity == ended.identity:
+                            with self._progress.lock:
+                                self._progress.enter(_S.COMMIT_NOT_ACKED)
 
     def _report(self, requests: Sequence[ProduceRequest], appended: Sequence[Appended]) -> None:
         is_complete = len(appended) == sum(len(request.appends) for request in requests)
@@ -504,6 +572,22 @@ class TransactionOffsets:
         )
         session.has_begun = True
         self._written_group_ids.add(sent.committer.group_id)
+
+
+def may_stand(error: Exception) -> bool:
+    """Return whether a commit may have been made that was answered by this error."""
+    return not isinstance(error, TxnStoreError) or error.outcome_unknown or isinstance(error, OutcomeForgotten)
+
+
+def is_closed(error: BaseException) -> bool:
+    """Return whether this is what a call raises whose producer has been closed."""
+    return isinstance(error, RuntimeError) and error.args == (CLOSED_TEXT,)
+
+
+def log_failure(what: str) -> None:
+    """Log the error that is being handled, and that is told to nobody as it is."""
+    fields = {"event": "background_work_failed", "client": threading.current_thread().name}
+    _log.exception("%s", what, extra=fields)
 
 
 def followed(work: Future[None]) -> Future[None]:

@@ -22,7 +22,7 @@ from txnstore.backoff import Backoff
 from txnstore.clients.connection import StoreConnection
 from txnstore.clients.producer.queue import Batch
 from txnstore.clients.producer.thread import Alarm, SenderStopped, SenderThread
-from txnstore.clients.worker import Worker
+from txnstore.clients.worker import Worker, WorkerClosed
 from txnstore.db.cluster.cluster import Cluster, repaired
 from txnstore.db.identity import going_back
 from txnstore.db.store import Store
@@ -391,9 +391,13 @@ class Lane:
 
         try:
             answer = self._helper.submit(work)
-        except RuntimeError:
-            # Its thread has been closed, and with it the producer.
+        except WorkerClosed:
+            # And with it the producer.
             raise SenderStopped from None
+        except Exception:
+            # No thread can be started, for one.
+            self.backoff.back_off()
+            raise
         self._written, self._answer = in_flight, answer
         answer.add_done_callback(notify)
 

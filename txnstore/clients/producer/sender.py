@@ -52,7 +52,6 @@ HELD_TEXT: Final = (
 )
 #: For how long a transaction's records wait for their commit at least, to go with it in one database transaction.
 COMMIT_COMES_SECONDS: Final = 0.05
-
 #: How long an abort waits for databases that have records of the transaction in hand; then it goes ahead of them.
 SETTLE_SECONDS: Final = 2.0
 
@@ -320,16 +319,21 @@ class Sender:
         """Take what comes next from the queue, for each database whose lane is free."""
         with self._lock:
             if self._is_alone():
-                lane = self._lanes.alone
-                if not lane.in_flight:
-                    batches = self._accumulator.take_batches(BATCHES_PER_PARTITION_MAX, REQUEST_BYTES_MAX)
-                    if batches:
-                        lane.in_flight.append(InFlight(lane, batches))
+                if not self._lanes.alone.in_flight:
+                    self._take_into(self._lanes.alone)
                 return
             due_seconds = self._queue_due_seconds(time.monotonic())
             if due_seconds is not None and due_seconds <= time.monotonic():
                 unless = self._unless_blocked()
                 self._enter(self._accumulator.take_batches(BATCHES_PER_PARTITION_MAX, REQUEST_BYTES_MAX, unless))
+
+    def _take_into(self, lane: Lane, unless: Callable[[str, int], bool] | None = None) -> InFlight | None:
+        """Take what comes next from the queue into a lane, where an abort finds it, whatever else fails."""
+        in_flight = InFlight(lane, [])
+        in_flight.batches = self._accumulator.take_batches(BATCHES_PER_PARTITION_MAX, REQUEST_BYTES_MAX, unless)
+        if in_flight.batches:
+            lane.in_flight.append(in_flight)
+        return in_flight if in_flight.batches else None
 
     def _next_of(self, lane: Lane) -> tuple[InFlight, ProduceRequest] | None:
         """Return what the lane is to write now, if there is something."""
@@ -385,15 +389,15 @@ class Sender:
             self._drop_given_up()
             self._look_up_here()
             with self._lock:
-                while batches := self._accumulator.take_batches(BATCHES_PER_PARTITION_MAX, REQUEST_BYTES_MAX):
-                    lane.in_flight.append(InFlight(lane, batches))
+                while self._take_into(lane) is not None:
+                    pass
                 taken, is_complete = list(lane.in_flight), self._accumulator.is_empty
             if is_complete and all(self._can_be_prepared(in_flight) for in_flight in taken):
                 with self._lock:
                     # Without what an interrupt of the commit has failed meanwhile, on the caller's thread.
                     requests = [sent.request for sent in lane.in_flight if sent.request is not None]
-                    lane.in_flight.clear()
                     self._changed.notify_all()
+                    lane.in_flight.clear()
                 return requests
             self._pause()
 
@@ -405,8 +409,8 @@ class Sender:
             return False
         return True
 
-    def last_request(self) -> ProduceRequest | None:
-        """Send until one request is left, and return it unsent: it goes with the commit.
+    def last_requests(self) -> list[ProduceRequest]:
+        """Send until one request is left, or none, and return it unsent: it goes with the commit.
 
         With several databases it is one to the coordinator's.
 
@@ -415,12 +419,12 @@ class Sender:
         """
         self.begin_flush()
         try:
-            return self._last_request()
+            return self._last_requests()
         finally:
             self._committing_database_id = None
             self.end_flush()
 
-    def _last_request(self) -> ProduceRequest | None:
+    def _last_requests(self) -> list[ProduceRequest]:
         while True:
             while self._has_more_than_commit:
                 if self._is_alone() and self._lanes.is_empty:
@@ -435,23 +439,20 @@ class Sender:
             with self._lock:
                 lane = self._lanes.alone if committing_id is None else self._lanes.of(committing_id)
                 unless = None if committing_id is None else self._goes_before_commit
-                batches = self._accumulator.take_batches(BATCHES_PER_PARTITION_MAX, REQUEST_BYTES_MAX, unless)
+                in_flight = self._take_into(lane, unless)
                 is_last = self._accumulator.is_empty
-            if not batches:
+            if in_flight is None:
                 if is_last:
-                    return None
+                    return []
                 continue
-            in_flight = InFlight(lane, batches)
-            with self._lock:
-                # An abort is to find it there, whatever else fails.
-                lane.in_flight.append(in_flight)
             if is_last and self._can_be_prepared(in_flight):
                 with self._lock:
                     # Unless an interrupt of the commit has failed it meanwhile, on the caller's thread.
-                    if in_flight in lane.in_flight:
-                        self._lanes.take_out(in_flight)
+                    if in_flight in lane.in_flight and in_flight.request is not None:
+                        last = [in_flight.request]
                         self._changed.notify_all()
-                        return in_flight.request
+                        self._lanes.take_out(in_flight)
+                        return last
             elif is_last:
                 self._pause()
 
@@ -536,12 +537,16 @@ class Sender:
 
     def _enter(self, batches: Sequence[Batch], *, has_fresh_topics: bool = False) -> None:
         """Put batches into the lanes of their leaders."""
-        by_leader: dict[int, list[Batch]] = {}
-        for batch in batches:
-            by_leader.setdefault(self._leader_of(batch.topic, batch.partition), []).append(batch)
-        for database_id, own in by_leader.items():
-            lane = self._lanes.of(database_id)
-            lane.in_flight.append(InFlight(lane, own, has_fresh_topics=has_fresh_topics))
+        by_leader: dict[Lane, list[Batch]] = {}
+        try:
+            for batch in batches:
+                by_leader.setdefault(self._lanes.of(self._leader_of(batch.topic, batch.partition)), []).append(batch)
+            entering = [InFlight(lane, own, has_fresh_topics=has_fresh_topics) for lane, own in by_leader.items()]
+        except Exception:
+            self.fail_batches(batches, KafkaError(KafkaError._FAIL))
+            raise
+        for in_flight in entering:
+            in_flight.lane.in_flight.append(in_flight)
 
     def _is_misplaced(self, in_flight: InFlight) -> bool:
         """Return whether some of the batches live elsewhere after all: a topic was recreated."""
@@ -667,8 +672,9 @@ class Sender:
             return
         if len(in_flight.batches) > 1:
             parts: list[Sequence[Batch]] = [[batch] for batch in in_flight.batches]
-        elif in_flight.batches[0].record_count > 1:
-            parts = [[half] for half in _halves(in_flight.batches[0])]
+        elif (count := in_flight.batches[0].record_count) > 1:
+            whole, middle = in_flight.batches[0], count // 2
+            parts = [[whole.part(0, middle)], [whole.part(middle, count)]]
         else:
             kafka_error = kafka_error_of(error)
             self._fail(in_flight, kafka_error)
@@ -742,8 +748,3 @@ def linger_seconds_of(configuration: Configuration) -> float:
         return linger_seconds
     timeout_seconds: float = configuration["message.timeout.ms"] / 1000 or math.inf
     return max(linger_seconds, min(COMMIT_COMES_SECONDS, timeout_seconds / 2))
-
-
-def _halves(batch: Batch) -> tuple[Batch, Batch]:
-    middle = batch.record_count // 2
-    return batch.part(0, middle), batch.part(middle, batch.record_count)

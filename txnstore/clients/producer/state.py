@@ -70,15 +70,18 @@ IN_TRANSACTION: Final = _S.IN_TRANSACTION
 #: By state: the states that it may be entered from.
 ENTERED_FROM: Final[Mapping[TransactionStage, frozenset[TransactionStage]]] = MappingProxyType(
     {
-        _S.INIT: frozenset(),
+        # Left by an error that nobody foresaw.
+        _S.INIT: frozenset({_S.WAIT_PRODUCER_ID}),
         _S.WAIT_PRODUCER_ID: frozenset({_S.INIT}),
         _S.READY_NOT_ACKED: frozenset({_S.WAIT_PRODUCER_ID}),
         # From a transaction: its commit is not waited for.
         _S.READY: frozenset({_S.READY_NOT_ACKED, _S.COMMIT_NOT_ACKED, _S.ABORT_NOT_ACKED, _S.IN_TRANSACTION}),
         _S.IN_TRANSACTION: frozenset({_S.READY}),
-        # By itself, or by a producer of the past (KIP-939).
-        _S.PREPARED: frozenset({_S.IN_TRANSACTION, _S.READY_NOT_ACKED}),
-        _S.BEGIN_COMMIT: frozenset({_S.IN_TRANSACTION, _S.PREPARED}),
+        # By itself, or by a producer of the past (KIP-939); or its commit was left before it was asked for.
+        _S.PREPARED: frozenset({_S.IN_TRANSACTION, _S.READY_NOT_ACKED, _S.BEGIN_COMMIT}),
+        # From a commit that is refused for the sake of some records, and is asked for again without them.
+        _S.BEGIN_COMMIT: frozenset({_S.IN_TRANSACTION, _S.PREPARED, _S.COMMITTING}),
+        # It may stand from now on: entered right before it is asked for.
         _S.COMMITTING: frozenset({_S.BEGIN_COMMIT}),
         # An empty transaction has nothing that would have to be committed.
         _S.COMMIT_NOT_ACKED: frozenset({_S.BEGIN_COMMIT, _S.COMMITTING}),
@@ -137,6 +140,12 @@ WORKS_BETWEEN: Final[Mapping[TransactionCall, tuple[TransactionStage, Transactio
         _C.COMMIT: (_S.BEGIN_COMMIT, _S.COMMIT_NOT_ACKED),
         _C.ABORT: (_S.BEGIN_ABORT, _S.ABORT_NOT_ACKED),
     }
+)
+
+#: By resumable call: the state in which it is made again if an error that nobody foresaw has ended its work; a commit,
+#: of what is prepared.
+MADE_AGAIN_IN: Final[Mapping[TransactionCall, TransactionStage]] = MappingProxyType(
+    {_C.INIT: _S.INIT, _C.COMMIT: _S.PREPARED, _C.ABORT: _S.ABORTING}
 )
 
 #: The states between the calls; in all others a call is not done.

@@ -243,14 +243,16 @@ class SenderThread:
 
         Raises:
             SenderStopped: the producer has been closed.
+            RuntimeError: no thread can be started.
         """
         future: Future[Result] = new_future()
+        self.start()
         with self.alarm.lock:
             if self._is_stopping:
                 raise SenderStopped
-            self._jobs.append((future, job))
             self.alarm.ring()
-        self.start()
+            # Last: whoever is told of an error has nothing on the thread.
+            self._jobs.append((future, job))
         return future
 
     def ask(

@@ -17,7 +17,7 @@ from txnstore.clients.membership.metadata import parse_group_metadata
 from txnstore.clients.model.errors import KafkaError, KafkaException, joined_error_of
 from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.clients.producer.enlistment import EnlistedBranches, Enlistment
-from txnstore.clients.producer.progress import TransactionOffsets, TransactionProgress, followed
+from txnstore.clients.producer.progress import TransactionOffsets, TransactionProgress, followed, may_stand
 from txnstore.clients.producer.requests import TRY_TIMEOUT_MS, ProduceRequest
 from txnstore.clients.producer.sender import RECORD_ERRORS, Sender, linger_seconds_of
 from txnstore.clients.producer.state import (
@@ -30,7 +30,7 @@ from txnstore.clients.producer.state import (
     TransactionStage,
     transaction_error_of,
 )
-from txnstore.clients.producer.thread import DelayedJob, SenderStopped
+from txnstore.clients.producer.thread import DelayedJob
 from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.db.store import Store
 from txnstore.deadline import Deadline
@@ -112,6 +112,7 @@ class ProducerTransactions:
                 self._progress.check_call(_C.BEGIN)
             # Before it has begun: Ctrl-C must not carry a connection of the last transaction into the next.
             self._branches.begin()
+            self._enlistment.release()
         with self._lock:
             self._progress.check_call(_C.BEGIN)
             self._has_kept_nothing = False
@@ -433,14 +434,17 @@ class ProducerTransactions:
         with self._progress.in_call(call):
             # What an interrupt has left is taken up where it is: in the first state, under way, or done.
             if self._progress.work is None and self._progress.stage is not last_state:
-                with self._lock:
-                    if self._progress.stage in ALLOWED_IN[call]:
-                        self._progress.enter(first_state)
-                if call is _C.ABORT:
-                    # Nothing of it is wanted any more; what is on its way is dropped as well.
-                    self._offsets.stop_lingering()
-                    self._sender.purge(in_queue=True, in_flight=False)
-                self._progress.work = self._progress.submit(partial(self._work_once, first_state, work))
+                try:
+                    with self._lock:
+                        if self._progress.stage in ALLOWED_IN[call]:
+                            self._progress.enter(first_state)
+                    if call is _C.ABORT:
+                        # Nothing of it is wanted any more; what is on its way is dropped as well.
+                        self._offsets.stop_lingering()
+                        self._sender.purge(in_queue=True, in_flight=False)
+                    self._progress.work = self._progress.submit(partial(self._work_once, first_state, work), call)
+                except Exception as error:
+                    raise self._progress.unforeseen(call, error) from error
             is_done = False
             try:
                 if self._progress.work is not None:
@@ -462,6 +466,8 @@ class ProducerTransactions:
             work()
         elif self._progress.error is not None and self._progress.stage in (_S.ABORTABLE_ERROR, _S.FATAL_ERROR):
             raise KafkaException(self._progress.error)
+        elif self._progress.stage is _S.COMMITTING:
+            raise AssertionError("a commit was left without its answer")
 
     def _wait(self, work: Future[Result], timeout_seconds: float) -> Result:
         return self._progress.wait(work, self._progress.bounded(timeout_seconds), resumable=False)
@@ -534,7 +540,7 @@ class ProducerTransactions:
         self._offsets.stop_lingering()
         while True:
             self._sender.send_everything()
-            self._progress.check_delivered(None)
+            self._progress.check_delivered([])
             try:
                 self._offsets.write_all()
             except TxnStoreError as error:
@@ -580,34 +586,37 @@ class ProducerTransactions:
 
     def _commit_work(self, writers: Collection[int] | None) -> None:
         self._offsets.stop_lingering()
-        request = self._sender.last_request()
-        self._progress.check_delivered(request)
-        if self._progress.is_written or request is not None or self._offsets:
-            with self._lock:
-                self._progress.enter(_S.COMMITTING)
-            if self._has_enlisted:
-                self._vote(request)
-            if request is None:
-                self._begin_if_unsure()
-            self._commit_in_store(request, writers)
-            return
-        self._reset()
-        with self._lock:
-            self._progress.enter(_S.COMMIT_NOT_ACKED)
-
-    def _vote(self, request: ProduceRequest | None) -> None:
-        """Let other databases vote, while the caller waits or has gone to wait elsewhere."""
-        branches = self._branches
-        if not branches.will_vote:
+        requests = self._sender.last_requests()
+        try:
+            ended = self._answer_of_commit(requests, writers)
+        except BaseException:
+            # Each once: what has its reports, or has been sent again, is not in the list any more.
+            self._sender.fail_requests(requests, KafkaError(KafkaError._PURGE_INFLIGHT))
+            raise
+        if ended is not None:
+            release = self._enlistment.release if self._has_enlisted else lambda: None
+            self._offsets.committed(ended, requests, release)
             return
         try:
-            self._sender.thread.until_answered(branches.vote)
-        except TxnStoreError as error:
-            self._drop(request)
-            self._progress.fail_and_raise(transaction_error_of(error, None))
-        except SenderStopped:
-            self._drop(request)
-            raise
+            self._reset()
+        finally:
+            with self._lock:
+                self._progress.enter(_S.COMMIT_NOT_ACKED)
+
+    def _answer_of_commit(self, requests: list[ProduceRequest], writers: Collection[int] | None) -> Ended | None:
+        """Return the answer of the database that coordinates the commit; None: there is nothing to be committed."""
+        self._progress.check_delivered(requests)
+        if not (self._progress.is_written or requests or self._offsets):
+            return None
+        if self._has_enlisted and self._branches.will_vote:
+            # While the caller waits, or has gone to wait elsewhere.
+            try:
+                self._sender.thread.until_answered(self._branches.vote)
+            except TxnStoreError as error:
+                self._progress.fail_and_raise(transaction_error_of(error, None))
+        if not requests:
+            self._begin_if_unsure()
+        return self._ask_to_commit(requests, writers)
 
     def _begin_if_unsure(self) -> None:
         """Let an empty transaction be open before its end, if a call that was to begin it has timed out."""
@@ -619,11 +628,7 @@ class ProducerTransactions:
         except TxnStoreError as error:
             self._progress.fail_and_raise(transaction_error_of(error, _C.COMMIT))
 
-    def _drop(self, request: ProduceRequest | None) -> None:
-        if request is not None:
-            self._sender.fail_batches(request.batches, KafkaError(KafkaError._PURGE_INFLIGHT))
-
-    def _commit_in_store(self, request: ProduceRequest | None, writers: Collection[int] | None) -> None:
+    def _ask_to_commit(self, requests: list[ProduceRequest], writers: Collection[int] | None) -> Ended:
         is_uncertain = False
 
         def end_there(coordinator: TransactionCoordinator) -> Ended:
@@ -631,7 +636,7 @@ class ProducerTransactions:
                 self.transactional_id,
                 self._sender.session.identity,
                 commit=True,
-                appends=request.appends if request is not None else (),
+                appends=requests[0].appends if requests else (),
                 offsets=self._offsets.waiting,
                 writers=writers,
                 is_repeated=is_uncertain,
@@ -645,29 +650,25 @@ class ProducerTransactions:
             self._progress.is_written = True
             try:
                 return self._progress.asked_to_commit(partial(self._progress.at_coordinator, end_there))
-            except TxnStoreError as error:
-                is_uncertain |= error.outcome_unknown
+            except Exception as error:
+                is_uncertain |= may_stand(error)
                 raise
 
         while True:
+            with self._lock:
+                self._progress.enter(_S.COMMITTING)
             try:
-                ended = self._sender.thread.until_answered(end)
-            except SenderStopped:
-                self._drop(request)
-                raise
+                return self._sender.thread.until_answered(end)
             except TxnStoreError as error:
-                if request is None or not isinstance(error, RECORD_ERRORS) or is_uncertain:
-                    self._drop(request)
+                if not requests or not isinstance(error, RECORD_ERRORS) or is_uncertain:
                     self._progress.fail_and_raise(transaction_error_of(error, _C.COMMIT))
-                # Some of the records are at fault: their reports say which.
-                self._sender.send_again(request)
-                request = None
-                self._sender.send_everything()
-                self._progress.check_delivered(None)
-                continue
-            release = self._enlistment.release if self._has_enlisted else lambda: None
-            self._offsets.committed(ended, [] if request is None else [request], release)
-            return
+            # Nothing stands. Some of the records are at fault: their reports say which.
+            with self._lock:
+                self._progress.enter(_S.BEGIN_COMMIT)
+            self._sender.send_again(requests[0])
+            requests.clear()
+            self._sender.send_everything()
+            self._progress.check_delivered([])
 
     def _abort_work(self) -> None:
         self._sender.settle()
