@@ -263,3 +263,17 @@ def test_an_alarm_that_is_rung_while_the_thread_goes_to_sleep_anew_rings_the_nex
         for _ in range(2):
             alarm.ring()
     assert heard == [1, 1]
+
+
+def test_a_job_of_which_its_caller_is_told_an_error_does_not_run(thread, monkeypatch):
+    def fail(*_):
+        raise MemoryError
+
+    thread.submit(lambda: None).result(PATIENCE_SECONDS)
+    ran = []
+    with monkeypatch.context() as patched:
+        patched.setattr(Alarm, "ring", fail)
+        with pytest.raises(MemoryError):
+            thread.submit(lambda: ran.append("it ran"))
+    thread.submit(lambda: None).result(PATIENCE_SECONDS)
+    assert ran == []

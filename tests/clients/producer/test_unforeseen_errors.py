@@ -126,6 +126,16 @@ ONLY_BEHIND = {"_settle_work", "committed", "report"}
 ONLY_AT = {"_last_requests", "last_requests", "take_batches", "take_everything"}
 
 
+#: What there is to be told whatever fails there: the answer is known, or nothing has been asked for.
+BEHIND_THE_ANSWER = dict.fromkeys(("clear", "release", "reset", "were_committed"), "committed")
+BEFORE_IT_IS_ASKED_FOR = dict.fromkeys(
+    ("_can_be_prepared", "_last_requests", "begin_flush", "check_delivered", "last_requests", "new_future", "submit"),
+    "aborted",
+)
+OUTCOMES = BEHIND_THE_ANSWER | BEFORE_IT_IS_ASKED_FOR
+OUTCOMES_OF_SEALED = dict.fromkeys(("_commit", "_commit_each", "_done", "_next", "_prepared", "become"), "committed")
+
+
 class Fault:
     """Lets one call of a function fail, by its number, while it is set; `behind` it has done its work then."""
 
@@ -162,6 +172,7 @@ class Program:
         self.url = url
         self._before, self._commit, self._after = before, commit, after
         self.told: dict[bytes, str] = {}
+        self.to_be_aborted: set[bytes] = set()
         self.reports: dict[bytes, list[object]] = {}
         self.producer: Any = None
         create_topic(url, TOPIC, len(PARTITIONS))
@@ -184,7 +195,7 @@ class Program:
             self._before(producer, value)
         if fault is not None:
             fault.set(number)
-        self.told[value] = told = self._end(commit or self._commit, fault)
+        self.told[value] = told = self._end(value, commit or self._commit, fault)
         self._after()
         if told == "unknown":
             producer.close()
@@ -192,7 +203,7 @@ class Program:
         else:
             assert producer.flush(PATIENCE_SECONDS) == 0
 
-    def _end(self, commit, fault):
+    def _end(self, value, commit, fault):
         for _ in range(TRIES_MAX):
             try:
                 commit(self.producer)
@@ -202,6 +213,8 @@ class Program:
                 if error.fatal():
                     return "unknown"
                 may_abort = error.txn_requires_abort()
+                if may_abort:
+                    self.to_be_aborted.add(value)
             except MemoryError:
                 may_abort = True
             else:
@@ -238,6 +251,8 @@ class Program:
             if not self._is_right(told, found[value], self.reports[value])
         ]
         assert wrong == []
+        # An error that asks for an abort says that nothing stands, whatever the abort says.
+        assert [value for value in self.to_be_aborted if found[value]] == []
         assert set(self.told.values()) >= {"committed", "aborted"}
         return found
 
@@ -264,8 +279,11 @@ def flush_a_part(producer, _):
     producer.produce(TOPIC, b"more", partition=0)
 
 
-def fail_at_every_step(program, steps, monkeypatch):
-    """Let each call of each function fail in a transaction of its own, before it and behind it."""
+def fail_at_every_step(program, steps, monkeypatch, outcomes):
+    """Let each call of each function fail in a transaction of its own, before it and behind it.
+
+    `outcomes`: by name of a function what has to be told.
+    """
     steps = [*steps, *ALWAYS, *(() if "," in program.url else OF_ONE_DATABASE)]
     for (owner, name), behind in itertools.product(steps, (False, True)):
         if name in (ONLY_AT if behind else ONLY_BEHIND):
@@ -274,24 +292,26 @@ def fail_at_every_step(program, steps, monkeypatch):
             fault = Fault(patched, owner, name, behind=behind)
             for number in range(CALLS_MAX):
                 side = "behind" if behind else "at"
-                program.transact(f"{side} call {number} of {owner.__name__}.{name}".encode(), fault, number)
+                value = f"{side} call {number} of {owner.__name__}.{name}".encode()
+                program.transact(value, fault, number)
                 if not fault.has_come:
                     break
+                assert name not in outcomes or program.told[value] == outcomes[name], value
             assert number > 0, f"{name} is not on the way"
     return program.check()
 
 
 def test_at_every_step_of_a_commit(make_producer, url, monkeypatch):
-    fail_at_every_step(Program(make_producer, url, commit=commit_and_wait), IN_A_CALL, monkeypatch)
+    fail_at_every_step(Program(make_producer, url, commit=commit_and_wait), IN_A_CALL, monkeypatch, OUTCOMES)
 
 
 def test_at_every_step_of_a_commit_in_the_background(make_producer, url, monkeypatch):
     program = Program(make_producer, url, before=flush_a_part, commit=leave_and_wait)
-    fail_at_every_step(program, IN_A_CALL, monkeypatch)
+    fail_at_every_step(program, IN_A_CALL, monkeypatch, OUTCOMES)
 
 
 def test_at_every_step_of_a_commit_that_is_wholly_in_the_client(make_producer, url, monkeypatch):
-    fail_at_every_step(Program(make_producer, url, commit=leave_and_wait), OF_SEALED, monkeypatch)
+    fail_at_every_step(Program(make_producer, url, commit=leave_and_wait), OF_SEALED, monkeypatch, OUTCOMES_OF_SEALED)
 
 
 def test_at_every_step_of_a_commit_with_an_enlisted_connection(make_producer, url, monkeypatch):
@@ -305,7 +325,7 @@ def test_at_every_step_of_a_commit_with_an_enlisted_connection(make_producer, ur
 
     with callers:
         program = Program(make_producer, url, before=enlist, commit=commit_and_wait, after=callers.close)
-        found = fail_at_every_step(program, OF_ENLISTED, monkeypatch)
+        found = fail_at_every_step(program, OF_ENLISTED, monkeypatch, BEHIND_THE_ANSWER)
     assert ledger_of(url) == sorted(value.decode() for value in program.told if b" call " in value and found[value])
 
 
