@@ -15,6 +15,7 @@ from tests.clients.steps import NO_MEMBER, PATIENCE_SECONDS, error_of
 from tests.tools.crashes import at_each_step, is_commit
 from txnstore import OFFSET_INVALID, Consumer, KafkaError, KafkaException
 from txnstore.clients.producer import progress
+from txnstore.clients.producer.enlistment import EnlistedBranches
 from txnstore.clients.producer.requests import ProducerSession
 from txnstore.db.opening import open_store
 from txnstore.errors import RecordTooLarge
@@ -41,6 +42,28 @@ def test_records_and_rows_are_committed_together(producer, any_caller, url, topi
     producer.commit_transaction(PATIENCE_SECONDS)
     assert is_there(url, f"{entry} of its own")
     assert committed_values(url, topic) == [b"1", b"2", b"3"]
+
+
+def test_a_transaction_begun_by_mistake_beside_another_leaves_its_connection_enlisted(
+    producer, caller, url, topic, entry, monkeypatch
+):
+    producer.begin_transaction()
+    producer.enlist(caller.given)
+    producer.commit_transaction(PATIENCE_SECONDS)
+    original = EnlistedBranches.begin
+
+    def begin_another(branches):
+        monkeypatch.setattr(EnlistedBranches, "begin", original)
+        producer.begin_transaction()
+        producer.enlist(caller.given)
+        caller.write(entry)
+        producer.produce(topic, b"1")
+        original(branches)
+
+    monkeypatch.setattr(EnlistedBranches, "begin", begin_another)
+    assert error_of(producer.begin_transaction).code() == KafkaError._STATE
+    producer.commit_transaction(PATIENCE_SECONDS)
+    assert (is_there(url, entry), committed_values(url, topic)) == (True, [b"1"])
 
 
 def test_an_abort_takes_both_back(producer, any_caller, url, topic, entry):

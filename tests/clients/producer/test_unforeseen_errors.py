@@ -448,8 +448,8 @@ def test_the_claim_of_the_id_is_made_again(make_producer, url, monkeypatch, owne
     create_topic(url, TOPIC)
     producer = make_producer({"transactional.id": "anna"})
     fail_once(monkeypatch, owner, name)
-    refused = error_of(producer.init_transactions, PATIENCE_SECONDS)
-    assert (refused.retriable(), refused.fatal()) == (True, False)
+    with pytest.raises(MemoryError):
+        producer.init_transactions(PATIENCE_SECONDS)
     producer.init_transactions(PATIENCE_SECONDS)
     begun(producer, b"1")
     producer.commit_transaction(PATIENCE_SECONDS)
@@ -465,7 +465,8 @@ def test_a_call_for_which_no_thread_can_be_started_is_made_again(make_producer, 
 
     with monkeypatch.context() as patched:
         patched.setattr(BackgroundThread, "start", refuse)
-        assert error_of(producer.init_transactions, PATIENCE_SECONDS).retriable()
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            producer.init_transactions(PATIENCE_SECONDS)
     producer.init_transactions(PATIENCE_SECONDS)
     begun(producer, b"1")
     producer.commit_transaction(PATIENCE_SECONDS)

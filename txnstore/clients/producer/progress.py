@@ -204,20 +204,21 @@ class TransactionProgress:
             return job()
         except (KafkaException, SenderStopped):
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - what is told of it is raised, or it came behind the answer
             if self.stage is not WORKS_BETWEEN[call][1]:
-                raise self.unforeseen(call, error) from error
+                self.end_unforeseen(call, error)
             # It is done: what has failed came behind the answer.
             log_failure(f"what came behind {call.value}() of {self.transactional_id[:80]!r} failed")
             return None
 
-    def unforeseen(self, call: TransactionCall, error: Exception) -> Exception:
-        """Let a call be over, of which an error is the end that nobody foresaw; return what its caller is told.
+    def end_unforeseen(self, call: TransactionCall, error: Exception) -> NoReturn:
+        """Let a call be over, of which an error is the end that nobody foresaw, and tell its caller.
 
-        A commit that was not asked for can be aborted; of one that may stand nobody says that it does not.
+        A commit that was not asked for can be aborted; of one that may stand nobody says that it does not.  An id that
+        is not claimed can be claimed again, but what lasts is not made better by that: its error is told as it is.
         """
         if isinstance(error, KafkaException) or is_closed(error):
-            return error
+            raise error
         own: TxnStoreError | None = None
         reason = f"{call.value}() failed in the client ({type(error).__name__})"
         with self.lock:
@@ -234,8 +235,10 @@ class TransactionProgress:
             self.fail(transaction_error_of(own, call))
         log_failure(f"{call.value}() of {self.transactional_id[:80]!r} failed")
         if self.error is not None and (own is not None or self.stage is _S.FATAL_ERROR):
-            return KafkaException(self.error)
-        return KafkaException(KafkaError(KafkaError._FAIL, f"{reason}; call it again", retriable=True))
+            raise KafkaException(self.error) from error
+        if call is TransactionCall.INIT:
+            raise error
+        raise KafkaException(KafkaError(KafkaError._FAIL, f"{reason}; call it again", retriable=True)) from error
 
     def _work_after(self, work: Callable[[], Result]) -> Result:
         if self.before_work is not None:

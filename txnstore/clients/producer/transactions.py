@@ -92,8 +92,7 @@ class ProducerTransactions:
         """
         if keep_prepared and not self._two_phase_commit:
             raise KafkaException(KafkaError(KafkaError.INVALID_REQUEST, f"keep_prepared_txn {NEEDS_TWO_PHASE_COMMIT}"))
-        work = partial(self._init_work, keep_prepared=keep_prepared)
-        self._call(_C.INIT, timeout_seconds, work)
+        self._call(_C.INIT, timeout_seconds, partial(self._init_work, keep_prepared=keep_prepared))
 
     def begin(self) -> None:
         """Begin a transaction; nothing is written before its first record.
@@ -112,9 +111,10 @@ class ProducerTransactions:
                 self._progress.check_call(_C.BEGIN)
             # Before it has begun: Ctrl-C must not carry a connection of the last transaction into the next.
             self._branches.begin()
-            self._enlistment.release()
         with self._lock:
             self._progress.check_call(_C.BEGIN)
+            if self._has_enlisted:
+                self._enlistment.release()
             self._has_kept_nothing = False
             self._progress.begin()
 
@@ -443,8 +443,8 @@ class ProducerTransactions:
                         self._offsets.stop_lingering()
                         self._sender.purge(in_queue=True, in_flight=False)
                     self._progress.work = self._progress.submit(partial(self._work_once, first_state, work), call)
-                except Exception as error:
-                    raise self._progress.unforeseen(call, error) from error
+                except Exception as error:  # noqa: BLE001 - end_unforeseen() raises what is told of it
+                    self._progress.end_unforeseen(call, error)
             is_done = False
             try:
                 if self._progress.work is not None:
@@ -510,9 +510,9 @@ class ProducerTransactions:
                 ),
             )
             self._sender.session.become(initialized.identity)
-            ongoing = initialized.ongoing
-            self._has_kept_nothing = keep_prepared and ongoing is None
-            if ongoing is not None:
+            self._progress.prepared = None
+            self._has_kept_nothing = keep_prepared and initialized.ongoing is None
+            if (ongoing := initialized.ongoing) is not None:
                 self._progress.is_written = self._sender.session.has_begun = True
                 self._progress.prepared = PreparedTxnState(ongoing.producer_id, ongoing.epoch)
 
