@@ -11,7 +11,10 @@ from txnstore.log.append import Append, append
 from txnstore.log.codec import encode
 from txnstore.log.deleting import purge_deleted_partitions
 from txnstore.log.topics import delete_topic, find_topics
-from txnstore.model import Record
+from txnstore.model import PartitionName, Record
+from txnstore.relay.errors import RelayFailed
+from txnstore.relay.options import relay_id_from, relay_id_to, start_id_of
+from txnstore.relay.positions import RelayPosition, begin_relay_positions, check_one_way
 
 pytestmark = pytest.mark.slow_on_postgresql
 
@@ -215,3 +218,41 @@ def test_a_topic_is_not_deleted_under_a_transaction_that_writes_to_it(world, in_
     answers: set[tuple[str, str]] = set()
     explore_statements(world, make, stops=before_locks_of_heads)
     assert answers == {("ok", "InvalidTransactionState"), ("UnknownTopicOrPartition", "ok")}
+
+
+def test_of_two_relays_that_begin_in_a_topic_at_once_in_opposite_directions_one_is_refused(world):
+    def make():
+        setting = world.setting(partition_count=1)
+        begun = {PartitionName(setting.topic, 0): RelayPosition("uuid", 0)}
+
+        def begin(store, relay_id, written_as):
+            def write(connection):
+                check_one_way(connection, relay_id, {setting.topic})
+                begin_relay_positions(connection, written_as, begun)
+
+            def begin_or_be_refused():
+                try:
+                    store.write(write)
+                except RelayFailed:
+                    return "refused"
+                return "begun"
+
+            return begin_or_be_refused
+
+        def one_of_them_is_refused(finished):
+            answers = [finished[name].result() for name in ("to", "from")]
+            assert sorted(answers) == ["begun", "refused"]
+            firsts.add(answers.index("begun"))
+
+        to_kafka, from_kafka = relay_id_to("kafka", "a"), relay_id_from("kafka", "b")
+        return type(setting.scenario({}))(
+            {
+                "to": begin(world.first, to_kafka, start_id_of(to_kafka)),
+                "from": begin(world.second, from_kafka, from_kafka),
+            },
+            at_end=one_of_them_is_refused,
+        )
+
+    firsts: set[int] = set()
+    explore_statements(world, make, stops=before_statements)
+    assert firsts == {0, 1}

@@ -20,11 +20,11 @@ from txnstore.db.store import Store
 from txnstore.errors import OutcomeUnknown, RecordTooLarge
 from txnstore.log.append import append as append_records
 from txnstore.log.deleting import purge_deleted_partitions
-from txnstore.log.topics import create_topic, get_topic, grow_topic
+from txnstore.log.topics import create_topic, get_topic, grow_topic, list_topics
 from txnstore.relay.errors import RelayFailed
 from txnstore.relay.from_kafka import FromKafka
 from txnstore.relay.kafka_cluster import KafkaCluster
-from txnstore.relay.options import OnGap, RelayOptions, RelayStart
+from txnstore.relay.options import OnGap, RelayOptions, RelayStart, relay_id_to
 from txnstore.relay.positions import forget_relay
 
 
@@ -62,6 +62,54 @@ def test_what_went_to_the_same_cluster_is_not_copied_back(store, stand_in):
         copy(store, stand_in.cluster(), name="two")
     assert copy(store, stand_in.cluster(), topics=["other"], name="two") == 0
     assert read(store, "shop") == {0: numbered(3)}
+
+
+def test_what_a_relay_to_kafka_is_about_to_ship_is_not_copied_back(store, stand_in, monkeypatch):
+    """It has created the topic in Kafka, and has no position there yet."""
+    make_topic(store, "shop")
+    put(store, "shop", numbered(3))
+    create_topic = KafkaCluster.create_topic
+    refused = []
+
+    def look_at_once(*arguments):
+        create_topic(*arguments)
+        with pytest.raises(RelayFailed, match="topic shop: another relay copies it in the other direction") as raised:
+            copy(store, stand_in.cluster(), name="two")
+        refused.append(str(raised.value))
+
+    monkeypatch.setattr(KafkaCluster, "create_topic", look_at_once)
+    assert ship(store, stand_in.cluster(), name="one") == 3
+    cluster_id = stand_in.cluster().cluster_id()
+    assert [said.partition(" --forget ")[2] for said in refused] == [f"{relay_id_to(cluster_id, 'one')} --topic shop"]
+    assert read(store, "shop") == {0: numbered(3)} == stand_in.side.read("shop")
+
+
+def test_what_a_relay_to_kafka_begins_to_ship_meanwhile_is_not_copied_back(store, stand_in, monkeypatch):
+    stand_in.side.create("shop", 1)
+    make_topic(store, "shop")
+    put(store, "shop", numbered(3))
+    bounds_of = FromKafka._bounds
+
+    def ship_first(*arguments):
+        assert ship(store, stand_in.cluster(), name="one") == 3
+        return bounds_of(*arguments)
+
+    monkeypatch.setattr(FromKafka, "_bounds", ship_first)
+    with pytest.raises(RelayFailed, match="topic shop: another relay copies it in the other direction"):
+        copy(store, stand_in.cluster(), name="two")
+    assert read(store, "shop") == {0: numbered(3)} == stand_in.side.read("shop")
+    # The refused one is in nobody's way.
+    put(store, "shop", numbered(1, 3))
+    assert ship(store, stand_in.cluster(), name="one") == 1
+
+
+def test_what_is_refused_leaves_no_topic_in_the_store(store, stand_in):
+    make_topic(store, "shop")
+    ship(store, stand_in.cluster())
+    stand_in.side.create("other", 1)
+    with pytest.raises(RelayFailed, match="other direction"):
+        copy(store, stand_in.cluster())
+    assert store.read(list_topics) == ["shop"]
 
 
 def test_a_second_run_copies_what_is_new(store, stand_in):

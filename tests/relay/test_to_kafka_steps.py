@@ -55,6 +55,28 @@ def test_what_came_from_the_same_cluster_is_not_shipped_back(store, stand_in):
     assert stand_in.side.read("shop") == {0: numbered(3)}
 
 
+def test_what_does_not_fit_into_kafka_is_in_the_way_of_nobody(store, stand_in):
+    """A relay that is refused has begun nothing."""
+    stand_in.side.create("shop", 1)
+    stand_in.side.send("shop", numbered(3))
+    make_topic(store, "shop", 2)
+    with pytest.raises(RelayFailed, match="has 2 partitions, but only 1 in Kafka"):
+        ship(store, stand_in.cluster())
+    assert stands_in(store) == []
+    assert copy(store, stand_in.cluster()) == 3
+
+
+def test_each_topic_that_another_relay_copies_is_to_be_forgotten_by_name(store, stand_in):
+    """To forget the others with them would have them copied once more."""
+    for topic in ("a", "b", "c"):
+        stand_in.side.create(topic, 1)
+        stand_in.side.send(topic, numbered(1))
+    assert copy(store, stand_in.cluster(), name="one") == 3
+    assert copy(store, stand_in.cluster(), name="two", topics=["a"]) == 1
+    with pytest.raises(RelayFailed, match=r"topic a, c: .* --forget from/[^/]*/one --topic a --topic c$"):
+        ship(store, stand_in.cluster(), topics=["a", "c"])
+
+
 def test_a_second_run_ships_what_is_new(store, stand_in):
     make_topic(store, "shop")
     put(store, "shop", numbered(3))
@@ -282,12 +304,12 @@ def test_positions_go_with_their_topic(store, stand_in, delete_topic):
         put(store, topic, numbered(2))
     ship(store, stand_in.cluster(), start=RelayStart.LATEST)
     ship(store, stand_in.cluster(), name="other")
-    assert stands_in(store) == ["goes"] * 6 + ["stays"] * 6
+    assert stands_in(store) == ["goes"] * 8 + ["stays"] * 8
     delete_topic(store, "goes")
     # Under the same name there is another one: what stands in the one before is of no use there.
     make_topic(store, "goes", 2)
-    assert purge_deleted_partitions(store, rows_max=100) >= 6
-    assert stands_in(store) == ["stays"] * 6
+    assert purge_deleted_partitions(store, rows_max=100) >= 8
+    assert stands_in(store) == ["stays"] * 8
     put(store, "stays", numbered(1, 2))
     assert ship(store, stand_in.cluster(), topics=["stays"]) == 1
 

@@ -202,8 +202,7 @@ class FromKafka:
         missing = sorted(set(self._options.topics) - found.keys())
         if missing:
             raise RelayFailed(f"there is no topic {', '.join(missing)} in Kafka")
-        self._store.read(lambda connection: check_one_way(connection, self._relay_id, found))
-        self._topics = self._store.write(lambda connection: _have_in_store(connection, found))
+        self._topics = self._store.write(lambda connection: _have_in_store(connection, self._relay_id, found))
         for topic in self._topics.values():
             check_leaders(topic, self._store.database_id)
         known = self._store.read(lambda connection: read_relay_positions(connection, self._relay_id))
@@ -219,7 +218,7 @@ class FromKafka:
             if partition not in known
         }
         if new:
-            self._store.write(lambda connection: begin_relay_positions(connection, self._relay_id, new))
+            self._store.write(lambda connection: _begin(connection, self._relay_id, new))
             known = self._store.read(lambda connection: read_relay_positions(connection, self._relay_id))
             # After the positions: another relay may have begun, and copied beyond what were the ends.
             bounds = self._bounds(consumer, found)
@@ -424,7 +423,7 @@ def _closed(consumer: Any) -> Any:
     return None
 
 
-def _have_in_store(connection: Connection, found: Mapping[str, KafkaTopic]) -> dict[str, Topic]:
+def _have_in_store(connection: Connection, relay_id: str, found: Mapping[str, KafkaTopic]) -> dict[str, Topic]:
     """Return the topics of the store, created if they do not exist."""
     topics = {}
     for name, kafka_topic in sorted(found.items()):
@@ -435,4 +434,13 @@ def _have_in_store(connection: Connection, found: Mapping[str, KafkaTopic]) -> d
                 f" {len(topic.partition_ids)} in the store: give it as many there"
             )
         topics[name] = topic
+    # After they are there: whoever locks topics creates none, for others lock the catalogue first.
+    check_one_way(connection, relay_id, found)
     return topics
+
+
+def _begin(connection: Connection, relay_id: str, new: Mapping[PartitionName, RelayPosition]) -> None:
+    """Write where the relay begins in partitions, at least one."""
+    # Once more: another relay may have begun in the other direction meanwhile.
+    check_one_way(connection, relay_id, {partition.topic for partition in new})
+    begin_relay_positions(connection, relay_id, new)

@@ -11,6 +11,7 @@ from sqlalchemy.dialects.sqlite import insert as upsert
 
 from txnstore.db import schema
 from txnstore.db.schema import relay_positions
+from txnstore.db.store import chunks
 from txnstore.model import PartitionName
 from txnstore.relay.errors import RelayFailed
 from txnstore.relay.options import opposite_relay, relay_of, start_id_of
@@ -18,6 +19,12 @@ from txnstore.relay.options import opposite_relay, relay_of, start_id_of
 _IS_NAMED: Final = relay_positions.c.topic.in_(bindparam("topics", expanding=True))
 _ALL: Final = select(relay_positions).where(relay_positions.c.relay_id == bindparam("of_relay_id"))
 _TOPICS: Final = select(relay_positions.c.relay_id, relay_positions.c.topic).distinct()
+_LOCK_TOPICS: Final = (
+    select(schema.topics.c.topic_id)
+    .where(schema.topics.c.name.in_(bindparam("names", expanding=True)))
+    .order_by(schema.topics.c.name)
+    .with_for_update(key_share=True)
+)
 # Two relays of one name copy one after the other: the second one finds that the position has moved on.
 _LOCK: Final = (
     _ALL.where(_IS_NAMED).order_by(relay_positions.c.topic, relay_positions.c.partition_number).with_for_update()
@@ -63,18 +70,26 @@ def read_relay_positions(connection: Connection, relay_id: str) -> dict[Partitio
 def check_one_way(connection: Connection, relay_id: str, topics: Collection[str]) -> None:
     """Refuse topics that another relay copies in the other direction: their records would go round and round.
 
+    For the database transaction that writes where this one begins: it locks the topics, so that of two relays that
+    begin in one at the same time the second one finds the first.
+
     Raises:
         RelayFailed: there is one; it may have been given up, but nobody has forgotten its positions.
     """
+    for names in chunks(sorted(topics)):
+        connection.execute(_LOCK_TOPICS, {"names": names})
     opposite = opposite_relay(relay_id)
-    rows = connection.execute(_TOPICS).all()
-    found = [row for row in rows if row.topic in topics and row.relay_id.startswith(opposite)]
+    # A relay to Kafka has begun as soon as it is written where it is to begin: nothing is in Kafka before.
+    rows = [(relay_of(row.relay_id), row.topic) for row in connection.execute(_TOPICS) if row.topic in topics]
+    found = sorted({(other, topic) for other, topic in rows if other.startswith(opposite)})
     if found:
+        other, _ = found[0]
+        of_other = " ".join(f"--topic {topic}" for relay, topic in found if relay == other)
         raise RelayFailed(
-            f"topic {', '.join(sorted({row.topic for row in found}))}: another relay copies it in the other direction,"
+            f"topic {', '.join(sorted({topic for _, topic in found}))}: another relay copies it in the other direction,"
             " between this store and the same Kafka cluster, and its records would go round and round; choose others"
             " with --topic, or, if that relay is given up for good, have it forgotten: txnstore relay --forget"
-            f" {min(row.relay_id for row in found)}"
+            f" {other} {of_other}"
         )
 
 

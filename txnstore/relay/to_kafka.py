@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -487,17 +487,20 @@ class ToKafka:
         for topic in new:
             check_leaders(topic, self._store.database_id)
         if new:
-            names = {topic.name for topic in new}
-            self._store.read(lambda connection: check_one_way(connection, self._relay_id, names))
-            self._have_in_kafka(new)
-            self._check_name(new)
+            there = self._fitting(new)
+            self._check_name([topic for topic in new if topic.name in there])
+            # Before anything of it is in Kafka, where a relay from Kafka would find it.
+            first_offsets = self._store.write(partial(self._begin, new))
+            self._have_in_kafka([topic for topic in new if topic.name not in there])
             for topic in new:
-                self._add(topic)
+                self._add(topic, first_offsets)
         self._looked_at = now
 
     def _check_name(self, topics: Sequence[Topic]) -> None:
         """Refuse a name under which another store's relay ships one of the topics, before that relay is fenced."""
         pairs = [(topic.name, number) for topic in topics for number in range(len(topic.partition_ids))]
+        if not pairs:
+            return
         # Not waiting for the end of a transaction that a relay has left open: taking over ends it.
         consumer = self._cluster.consumer(group_of(self._name), isolation="read_uncommitted")
         try:
@@ -514,36 +517,70 @@ class ToKafka:
     def _is_new(self, topic: Topic) -> bool:
         return any(PartitionName(topic.name, number) not in self._shipped for number in range(len(topic.partition_ids)))
 
-    def _have_in_kafka(self, topics: Sequence[Topic]) -> None:
-        """Create what is missing in Kafka, and refuse what would not fit there."""
+    def _fitting(self, topics: Sequence[Topic]) -> Collection[str]:
+        """Return which of the topics Kafka has, and refuse what would not fit there."""
         there = self._cluster.topics([topic.name for topic in topics])
         for topic in topics:
             count = len(topic.partition_ids)
-            if topic.name not in there:
-                self._cluster.create_topic(topic.name, count)
-                _log.info(
-                    "topic %s was created in Kafka with %s partitions",
-                    topic.name,
-                    count,
-                    extra={"event": "relay_topic_created", "topic": topic.name, "count": count},
-                )
-            elif there[topic.name].partition_count < count:
+            if topic.name in there and there[topic.name].partition_count < count:
                 raise RelayFailed(
                     f"topic {topic.name} has {count} partitions, but only {there[topic.name].partition_count} in Kafka:"
                     " give it as many there, or choose another topic"
                 )
+        return there.keys()
+
+    def _have_in_kafka(self, topics: Sequence[Topic]) -> None:
+        """Create what is missing in Kafka."""
+        for topic in topics:
+            count = len(topic.partition_ids)
+            self._cluster.create_topic(topic.name, count)
+            _log.info(
+                "topic %s was created in Kafka with %s partitions",
+                topic.name,
+                count,
+                extra={"event": "relay_topic_created", "topic": topic.name, "count": count},
+            )
 
     @property
     def _patience_seconds(self) -> float | None:
         return self._options.patience_seconds if self._options.once else None
 
-    def _add(self, topic: Topic) -> None:
-        known = self._store.read(lambda connection: read_relay_positions(connection, self._relay_id))
+    def _begin(self, topics: Sequence[Topic], connection: Connection) -> dict[PartitionName, int]:
+        """Write where the partitions begin, and return it for those that have no position in Kafka yet.
+
+        It is written for all of them before Kafka has the topic, or is asked for a position: a relay from Kafka sees
+        that this one has begun; and one that dies in between, or waits long for one of them, leaves out what the topic
+        held then, no more and no less.
+        """
+        check_one_way(connection, self._relay_id, {topic.name for topic in topics})
+        start_id = start_id_of(self._relay_id)
+        begun = read_relay_positions(connection, start_id)
+        former = {partition.topic for partition in begun}
+        shipped = {position.topic_uuid for position in read_relay_positions(connection, self._relay_id).values()}
+        is_latest = self._options.start is RelayStart.LATEST
         # What comes up while somebody relays, or beside what was relayed, has records that nobody has seen.
-        has_begun = self._looked_at is not None or topic.topic_uuid in {begun.topic_uuid for begun in known.values()}
-        first_offsets: Mapping[PartitionName, int] = {}
-        if self._options.start is RelayStart.LATEST:
-            first_offsets = self._first_offsets(topic, has_begun=has_begun)
+        unseen = [
+            topic
+            for topic in topics
+            if is_latest and self._looked_at is None and topic.name not in former and topic.topic_uuid not in shipped
+        ]
+        bounds = read_bounds(connection, [id_ for topic in unseen for id_ in topic.partition_ids]) if unseen else {}
+        new = {}
+        for topic in topics:
+            for number, partition_id in enumerate(topic.partition_ids):
+                partition = PartitionName(topic.name, number)
+                if partition in begun and begun[partition].topic_uuid == topic.topic_uuid:
+                    continue
+                if partition in begun:
+                    forget_former_position(connection, start_id, partition, topic.topic_uuid)
+                first = bounds[partition_id].last_stable_offset if partition_id in bounds else 0
+                new[partition] = RelayPosition(topic.topic_uuid, first)
+        if new:
+            begin_relay_positions(connection, start_id, new)
+        begun |= new
+        return {partition: position.next_offset for partition, position in begun.items()} if is_latest else {}
+
+    def _add(self, topic: Topic, first_offsets: Mapping[PartitionName, int]) -> None:
         for number, partition_id in enumerate(topic.partition_ids):
             partition = PartitionName(topic.name, number)
             if partition in self._shipped:
@@ -561,34 +598,3 @@ class ToKafka:
                 on_gap=self._options.on_gap,
                 is_stopped=self._stop.is_set,
             )
-
-    def _first_offsets(self, topic: Topic, *, has_begun: bool) -> dict[PartitionName, int]:
-        """Return where the partitions begin that have no position in Kafka yet; 0: with the first record.
-
-        It is written for all of them before Kafka is asked for one: a relay that dies in between, or waits long for
-        one of them, leaves out what the topic held then, no more and no less.
-        """
-        start_id = start_id_of(self._relay_id)
-        ids = {PartitionName(topic.name, number): id_ for number, id_ in enumerate(topic.partition_ids)}
-
-        def begin(connection: Connection) -> dict[PartitionName, RelayPosition]:
-            known = read_relay_positions(connection, start_id)
-            bounds: Mapping[int, Bounds] = {}
-            if not has_begun and topic.topic_uuid not in {begun.topic_uuid for begun in known.values()}:
-                bounds = read_bounds(connection, list(topic.partition_ids))
-            new = {
-                partition: RelayPosition(topic.topic_uuid, bounds[id_].last_stable_offset if id_ in bounds else 0)
-                for partition, id_ in ids.items()
-                if partition not in known
-            }
-            if new:
-                begin_relay_positions(connection, start_id, new)
-            # Another relay may have been faster.
-            return read_relay_positions(connection, start_id)
-
-        begun = self._store.write(begin)
-        return {
-            partition: begun[partition].next_offset
-            for partition in ids
-            if begun[partition].topic_uuid == topic.topic_uuid
-        }
