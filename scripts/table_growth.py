@@ -45,8 +45,8 @@ GROWTH: Final[Mapping[str, str]] = MappingProxyType(
         "outbox": "As the row becomes a record; one that is refused after `txnstore.outbox.refused.retention.ms`.",
         "outbox_sequencers": "One row.",
         "relay_positions": "One row a relay from Kafka and partition, two of one to Kafka. Of a relay to Kafka they go"
-        " with their topic, of one from Kafka once neither Kafka nor the store has the topic; of one that is given up by"
-        " `txnstore relay --forget`.",
+        " with their topic, of one from Kafka once neither Kafka nor the store has the topic; of one that is given up"
+        " by `txnstore relay --forget`.",
         "sink_batches": "The newest hundred of each query, until it has been silent for `txnstore.sink.retention.ms`."
         " Those of a batch job go with its transactional id.",
         "sink_runs": "The newest hundred of each transactional id, as long as `sink_batches`.",

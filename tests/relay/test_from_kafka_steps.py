@@ -25,7 +25,7 @@ from txnstore.relay.errors import RelayFailed
 from txnstore.relay.from_kafka import FromKafka
 from txnstore.relay.kafka_cluster import KafkaCluster
 from txnstore.relay.options import OnGap, RelayOptions, RelayStart, relay_id_to
-from txnstore.relay.positions import forget_relay
+from txnstore.relay.positions import begin_relay_positions, forget_relay
 
 
 class Place(NamedTuple):
@@ -407,6 +407,57 @@ def test_a_relay_that_is_forgotten_while_it_runs_copies_nothing_twice(store, sta
         wait_until(runs[0].done)
     assert read(store, "shop") == {0: numbered(2)}
     assert copy(store, stand_in.cluster()) == 3
+
+
+@pytest.mark.parametrize("is_once", [True, False])
+def test_a_topic_that_is_gone_and_forgotten_by_another_relay_ends_nobody(
+    store, stand_in, delete_topic, monkeypatch, caplog, is_once
+):
+    side = stand_in.side
+    for topic in ("gone", "other"):
+        side.create(topic, 1)
+        side.send(topic, numbered(2))
+        make_topic(store, topic)
+    monkeypatch.setattr("txnstore.relay.from_kafka.LOOK_AGAIN_SECONDS", 0)
+    check_unchanged = FromKafka._check_unchanged
+    relay = FromKafka(store, stand_in.cluster(), RelayOptions(once=is_once))
+    done: list[bool] = []
+
+    def delete_first(asked, arrived):
+        if asked is relay and not done:
+            done.append(True)
+            side.delete("gone")
+            delete_topic(store, "gone")
+            # Of the same name: it copies what is left, and forgets where they stood in the other.
+            assert copy(store, stand_in.cluster()) == 2
+            side.send("other", numbered(1, 2))
+        check_unchanged(asked, arrived)
+
+    monkeypatch.setattr(FromKafka, "_check_unchanged", delete_first)
+    if is_once:
+        relay.run(threading.Event())
+    else:
+        with beside(relay.run) as runs:
+            wait_until(lambda: len(read(store, "other")[0]) == 3 or runs[0].done())
+    assert read(store, "other") == {0: numbered(2 if is_once else 3)}
+    told = [vars(record) for record in caplog.records if vars(record).get("event") == "relay_topic_gone"]
+    assert [(fields["partition"], fields["offset"]) for fields in told] == [("gone-0", 0)]
+
+
+def test_a_position_that_is_forgotten_while_a_relay_begins_ends_it(store, stand_in, monkeypatch):
+    stand_in.side.create("shop", 1)
+    stand_in.side.send("shop", numbered(2))
+    cluster_id = stand_in.cluster().cluster_id()
+
+    def begin_and_forget(connection, *given):
+        begin_relay_positions(connection, *given)
+        assert forget_relay(connection, cluster_id) == 1
+
+    with monkeypatch.context() as patched:
+        patched.setattr("txnstore.relay.from_kafka.begin_relay_positions", begin_and_forget)
+        with pytest.raises(RelayFailed, match="shop-0: the relay's position was forgotten while it ran"):
+            copy(store, stand_in.cluster())
+    assert copy(store, stand_in.cluster()) == 2
 
 
 def test_a_topic_with_fewer_partitions_in_the_store_is_refused(store, stand_in):

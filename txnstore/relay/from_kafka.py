@@ -207,7 +207,7 @@ class FromKafka:
             check_leaders(topic, self._store.database_id)
         known = self._store.read(lambda connection: read_relay_positions(connection, self._relay_id))
         bounds = self._bounds(consumer, found)
-        self._check_not_forgotten(bounds, known)
+        self._check_not_forgotten(self._positions.keys() & bounds, known)
         # What comes up while somebody relays, or beside what was relayed, has records that nobody has seen.
         begun = set(found) if self._found is not None else {partition.topic for partition in known}
         new = {
@@ -222,10 +222,17 @@ class FromKafka:
             known = self._store.read(lambda connection: read_relay_positions(connection, self._relay_id))
             # After the positions: another relay may have begun, and copied beyond what were the ends.
             bounds = self._bounds(consumer, found)
+            self._check_not_forgotten(bounds, known)
         self._check_identities(found, known)
-        before = self._positions.keys()
+        # Another relay of this name may have copied more of what is gone, or have forgotten it already.
+        self._tell_of_gone(
+            {
+                partition: known[partition].next_offset if partition in known else position
+                for partition, position in self._positions.items()
+                if partition not in bounds
+            }
+        )
         self._positions = {partition: known[partition].next_offset for partition in bounds}
-        self._tell_of_gone({partition: known[partition].next_offset for partition in before - self._positions.keys()})
         self._forget_gone(found, known)
         self._close_gaps(bounds)
         if self._options.once and self._found is None:
@@ -265,10 +272,10 @@ class FromKafka:
             if topic is not None and topic.topic_uuid != position.topic_uuid:
                 raise _made_anew(partition.topic)
 
-    def _check_not_forgotten(self, there: Collection[PartitionName], known: Collection[PartitionName]) -> None:
-        """Refuse to begin once more in what it has copied: somebody has forgotten it, who took it for given up."""
-        for partition in self._positions:
-            if partition in there and partition not in known:
+    def _check_not_forgotten(self, begun: Iterable[PartitionName], known: Collection[PartitionName]) -> None:
+        """Refuse to begin once more in what it has begun: somebody has forgotten it, who took it for given up."""
+        for partition in begun:
+            if partition not in known:
                 raise RelayFailed(f"{partition}: the relay's position was forgotten while it ran")
 
     def _forget_gone(self, found: Collection[str], known: Collection[PartitionName]) -> None:
