@@ -70,6 +70,8 @@ def test_alone_it_moves_the_rows_of_the_outbox(relay, url, store):
         (["--forget", "x", "--name", "y"], "--forget goes with --topic"),
         (["--forget", "x", "--once"], "--forget goes with --topic"),
         (["--forget", "x", "-X", "a=b"], "--forget goes with --topic"),
+        (["--forget", "x", "--start", "earliest"], "--forget goes with --topic"),
+        (["--forget", "x", "--on-gap", "error"], "--forget goes with --topic"),
     ],
 )
 def test_a_wrong_call_ends_with_2(relay, txnstore_sqlite_url, arguments, said):
@@ -99,6 +101,9 @@ def test_a_relay_that_was_given_up_is_forgotten(relay, url, store):
     assert err.endswith("a is the name of several relays; say which: to/one/a, to/two/a\n")
     assert relay(url, "--forget", "c")[2].endswith("in this store: from/one/b, to/one/a, to/two/a\n")
     assert set(map(len, left().values())) == {2}
+    code, out, err = relay(url, "--forget", "to/one/a", "--topic", "v", "-t", "w")
+    assert (code, out) == (1, "")
+    assert err.endswith("to/one/a stands in none of these topics: v, w\n")
     assert relay(url, "--forget", "to/one/a", "--topic", "t") == (
         0,
         "the positions in 2 partitions were forgotten\n",
@@ -112,6 +117,14 @@ def test_a_relay_that_was_given_up_is_forgotten(relay, url, store):
     assert relay(url, "--forget", "a") == (0, "the positions in 4 partitions were forgotten\n", "")
     assert relay(url, "--forget", "b") == (0, "the positions in 4 partitions were forgotten\n", "")
     assert not any(left().values())
+
+
+def test_a_relay_that_has_only_written_where_it_is_to_begin_is_forgotten(relay, url, store):
+    start_id = start_id_of(relay_id_to("one", "a"))
+    at = {PartitionName("t", number): RelayPosition("uuid", 0) for number in (0, 1)}
+    store.write(lambda connection: begin_relay_positions(connection, start_id, at))
+    assert relay(url, "--forget", "a", "-t", "t") == (0, "the positions in 2 partitions were forgotten\n", "")
+    assert relay(url, "--forget", "a")[0] == 1
 
 
 def test_a_line_of_the_file_that_is_no_setting_is_not_shown(relay, txnstore_sqlite_url, tmp_path):

@@ -33,6 +33,8 @@ EXAMPLES: Final = examples(
     "txnstore relay sqlite:///shop.db --forget old-name",
 )
 
+#: What goes with `--forget`.
+_FORGETS: Final = {"url", "url_option", "schema", "forget", "topic"}
 #: A round reads several partitions at once.
 _POOL_SIZE: Final = 10
 #: How long a relay that is to end may wait for Kafka: librdkafka gives up only after a minute.
@@ -98,7 +100,7 @@ def relay(
             "--forget",
             metavar="NAME",
             help="Do nothing but forget where the relay of this name stands, with --topic in these topics only: it was"
-            " given up, and begins anew if it is ever started again.",
+            " given up. Started again, one from Kafka begins anew; one to Kafka goes on where Kafka says.",
         ),
     ] = None,
     schema: Schema = DEFAULT_SCHEMA,
@@ -112,7 +114,8 @@ def relay(
         raise typer.BadParameter("give only one direction: --to or --from")
     bootstrap = to or from_
     if forget is not None:
-        if bootstrap is not None or outbox or name is not None or once or config or config_file is not None:
+        sources = {parameter: context.get_parameter_source(parameter) for parameter in context.params.keys() - _FORGETS}
+        if any(source is not None and source.name == "COMMANDLINE" for source in sources.values()):
             raise typer.BadParameter("--forget goes with --topic and nothing else")
         _forget(url, schema, forget, topic or [])
         return

@@ -42,9 +42,13 @@ _MOVE: Final = update(relay_positions).where(*_THIS).values(next_offset=bindpara
 _FORGET_FORMER: Final = delete(relay_positions).where(
     *_THIS, relay_positions.c.topic_uuid != bindparam("present_topic_uuid")
 )
-_FORGET: Final = delete(relay_positions).where(relay_positions.c.relay_id.in_(bindparam("relay_ids", expanding=True)))
-_FORGET_SOME: Final = _FORGET.where(_IS_NAMED)
-_FORGET_GONE: Final = _FORGET_SOME.where(relay_positions.c.topic.not_in(select(schema.topics.c.name)))
+_OF_RELAY: Final = relay_positions.c.relay_id.in_(bindparam("relay_ids", expanding=True))
+# In one order: whoever forgets the same waits, and nobody in a circle.
+_LOCK_TO_FORGET: Final = (
+    select(relay_positions).where(_OF_RELAY).order_by(*relay_positions.primary_key).with_for_update()
+)
+_FORGET: Final = delete(relay_positions).where(_OF_RELAY)
+_FORGET_GONE: Final = _FORGET.where(_IS_NAMED, relay_positions.c.topic.not_in(select(schema.topics.c.name)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +164,7 @@ def forget_relay(connection: Connection, relay: str, topics: Collection[str] = (
     """Delete where the one relay with this id or name stands, in these topics or in all; return in how many partitions.
 
     Raises:
-        RelayFailed: there is no such relay, or there are several.
+        RelayFailed: there is no such relay, there are several, or it stands in none of the topics.
     """
     relay_ids = sorted({relay_of(row.relay_id) for row in connection.execute(_TOPICS)})
     found = [relay_id for relay_id in relay_ids if relay in (relay_id, relay_id.rpartition("/")[2])]
@@ -168,6 +172,12 @@ def forget_relay(connection: Connection, relay: str, topics: Collection[str] = (
         why = "is the name of several relays; say which" if found else "is no relay that stands anywhere in this store"
         raise RelayFailed(f"{relay} {why}: {', '.join(found or relay_ids) or 'there is none'}")
     (relay_id,) = found
-    statement, of = (_FORGET_SOME, {"topics": list(topics)}) if topics else (_FORGET, {})
-    connection.execute(statement, {"relay_ids": [start_id_of(relay_id)], **of})
-    return connection.execute(statement, {"relay_ids": [relay_id], **of}).rowcount
+    # Where it is to begin goes as well: before a relay to Kafka has a position there, nothing else stands here.
+    of = {"relay_ids": [start_id_of(relay_id), relay_id]} | ({"topics": list(topics)} if topics else {})
+    only = [_IS_NAMED] if topics else []
+    rows = connection.execute(_LOCK_TO_FORGET.where(*only), of)
+    partitions = {PartitionName(row.topic, row.partition_number) for row in rows}
+    if topics and not partitions:
+        raise RelayFailed(f"{relay_id} stands in none of these topics: {', '.join(topics)}")
+    connection.execute(_FORGET.where(*only), of)
+    return len(partitions)
