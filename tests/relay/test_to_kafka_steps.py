@@ -24,8 +24,10 @@ from txnstore.db.store import server_now_ms
 from txnstore.errors import StoreUnavailable
 from txnstore.log.deleting import purge_deleted_partitions
 from txnstore.log.topics import grow_topic
+from txnstore.model import PartitionName
 from txnstore.relay.errors import KafkaUnavailable, RelayFailed, RelayFenced
-from txnstore.relay.options import OnGap, RelayOptions, RelayStart
+from txnstore.relay.options import OnGap, RelayOptions, RelayStart, relay_id_to, start_id_of
+from txnstore.relay.positions import RelayPosition, begin_relay_positions
 from txnstore.relay.to_kafka import ToKafka
 
 NULLS = [
@@ -312,6 +314,19 @@ def test_positions_go_with_their_topic(store, stand_in, delete_topic):
     assert stands_in(store) == ["stays"] * 8
     put(store, "stays", numbered(1, 2))
     assert ship(store, stand_in.cluster(), topics=["stays"]) == 1
+
+
+def test_a_position_that_comes_after_all_else_of_its_topic_is_gone_goes_as_well(store, stand_in):
+    """Its relay began in the topic while somebody deleted it."""
+    make_topic(store, "stays")
+    ship(store, stand_in.cluster())
+    late = {PartitionName("gone", 0): RelayPosition("uuid", 0)}
+    for relay_id in (relay_id_to("kafka", "x"), start_id_of(relay_id_to("kafka", "x"))):
+        store.write(lambda connection, of=relay_id: begin_relay_positions(connection, of, late))
+    assert stands_in(store) == ["gone"] * 2 + ["stays"] * 2
+    assert purge_deleted_partitions(store, rows_max=100) == 2
+    assert stands_in(store) == ["stays"] * 2
+    assert purge_deleted_partitions(store, rows_max=100) == 0
 
 
 def test_a_lost_position_is_noticed_also_in_a_topic_that_was_made_anew(store, stand_in, delete_topic):

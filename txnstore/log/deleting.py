@@ -180,11 +180,14 @@ def _of_relays() -> tuple[Select[Any], Delete]:
     of = relay_positions.c
     to_kafka = or_(of.relay_id.startswith("to/"), of.relay_id.startswith("start/to/"))
     is_gone = of.topic_uuid.not_in(select(cast(topics.c.topic_uuid, String)))
-    return _some_and_one(relay_positions, [*relay_positions.primary_key, of.topic_uuid], to_kafka & is_gone)
+    some, one = _some_and_one(relay_positions, [*relay_positions.primary_key, of.topic_uuid], to_kafka & is_gone)
+    # In the order in which others lock them.
+    return some.order_by(*relay_positions.primary_key), one
 
 
+_RELAYS: Final = _of_relays()
 #: How far streaming queries and relays have read them.
-_READ: Final = (*map(_of_gone, (sink_positions, sink_inputs)), _of_relays())
+_READ: Final = (*map(_of_gone, (sink_positions, sink_inputs)), _RELAYS)
 _STRIKE_OFF: Final = delete(deleted_partitions).where(
     deleted_partitions.c.partition_id.in_(bindparam("partition_ids", expanding=True))
 )
@@ -321,7 +324,8 @@ def purge_deleted_partitions(store: Store, portions: Portions | None = None, *, 
     portions = portions or Portions()
     gone = store.read(lambda connection: list(connection.execute(_DELETED).scalars()))
     if not gone:
-        return 0
+        # A relay that began while the topic was deleted may have written so after all else was gone.
+        return _purge_read(store, portions, (_RELAYS,), rows_max=rows_max)[0]
     purged = 0
     for purge in _purges(store):
         try:
@@ -335,7 +339,7 @@ def purge_deleted_partitions(store: Store, portions: Portions | None = None, *, 
             # Else each try passes again what those before it have deleted, and fails for want of time, say.
             _unfinished[store] = purge
             raise
-    purged_read, is_complete = _purge_read(store, portions, rows_max=rows_max - purged)
+    purged_read, is_complete = _purge_read(store, portions, _READ, rows_max=rows_max - purged)
     purged += purged_read
     if not is_complete:
         return purged
@@ -361,13 +365,15 @@ def _purges(store: Store) -> Iterator[_Purge]:
                 yield _Purge(rows, partition_id)
 
 
-def _purge_read(store: Store, portions: Portions, *, rows_max: int) -> tuple[int, bool]:
+def _purge_read(
+    store: Store, portions: Portions, read: Sequence[tuple[Select[Any], Delete]], *, rows_max: int
+) -> tuple[int, bool]:
     """Delete how far queries and relays have read deleted partitions; return how many rows, and whether that was all.
 
     No index finds it, and nothing comes to what is gone: no writer waits while it is looked for.
     """
     purged = 0
-    for some, statement in _READ:
+    for some, statement in read:
         while keys := store.read(
             lambda connection, some=some: connection.execute(some, {"rows_max": portions.rows}).mappings().all()  # type: ignore[misc]
         ):
