@@ -54,6 +54,8 @@ class DatabaseUrl:
 def at_its_place(url: DatabaseUrl) -> DatabaseUrl:
     """Return the same, but so that a relative path leads to the same file when the process has changed its folder.
 
+    A folder whose name can stand in no URL has its path stay as it is.
+
     Raises:
         InvalidUrl: the current folder is not there any more.
     """
@@ -61,10 +63,10 @@ def at_its_place(url: DatabaseUrl) -> DatabaseUrl:
     if url.kind != "sqlite" or database in (None, "", ":memory:") or str(database).startswith(("/", "file:")):
         return url
     try:
-        path = Path(str(database)).absolute()
+        path = str(Path(str(database)).absolute())
     except FileNotFoundError:
         raise InvalidUrl("the SQLite file's path is relative, and the current folder is not there any more") from None
-    return replace(url, url=url.url.set(database=str(path)))
+    return replace(url, url=url.url.set(database=path)) if path.isprintable() else url
 
 
 def parse_url(text: object) -> DatabaseUrl:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.clients.configuration.configured import SECRET, TRANSACTIONAL, URL, consumer, producer, refusal_of
 from tests.tools.log_records import records_of_this_thread
+from txnstore import Producer
 from txnstore.clients.configuration.configuration import (
     admin_configuration,
     producer_configuration,
@@ -188,6 +189,18 @@ def test_a_relative_path_is_one_in_the_folder_of_the_moment(tmp_path, monkeypatc
     assert (address.url, address.label) == (configuration.url, name)
     first, second = addresses_of(split_urls(cluster["bootstrap.servers"]))
     assert (first.text, second.url) == ("sqlite:////x/1.db", configuration.url)
+
+
+@pytest.mark.parametrize("folder", [b"caf\xe9", b"line\nbreak", b"a?b=c%41@d, x:"], ids=ascii)
+def test_a_relative_path_leads_to_its_file_in_a_folder_whatever_that_is_called(tmp_path, monkeypatch, folder):
+    """Also where the folder's own name can stand in no URL."""
+    path = tmp_path / os.fsdecode(folder)
+    path.mkdir()
+    monkeypatch.chdir(path)
+    with Producer({"bootstrap.servers": "sqlite:///log.db"}) as producer:
+        producer.produce("t", b"1")
+        assert producer.flush(60.0) == 0
+    assert (path / "log.db").exists()
 
 
 def test_a_relative_path_in_a_folder_that_is_gone_is_refused(tmp_path, monkeypatch):
