@@ -230,6 +230,12 @@ PLANTED = {
         "CREATE INDEX x ON txnstore_outbox (topic) WHERE refusal IS NULL AND abs(timestamp_ms) > 0"
     ),
     "an index by an order of its own": "CREATE INDEX x ON txnstore_outbox (topic COLLATE theirs)",
+    "a condition by an order of its own": "CREATE INDEX x ON txnstore_outbox (topic) WHERE topic COLLATE [theirs] > 'a'",
+    "a condition that calls by a name in quotes": (
+        'CREATE INDEX x ON txnstore_outbox (topic) WHERE refusal IS NULL OR "abs" /* of */ (timestamp_ms) > 0'
+    ),
+    "a condition that fails with a value": "CREATE INDEX x ON txnstore_outbox (topic) WHERE value ->> 'a' > 1",
+    "a unique index by another case": "CREATE /* so */ unique INDEX x ON [TXNSTORE_outbox] (topic)",
     "a view for a table": "DROP TABLE txnstore_groups; CREATE VIEW txnstore_groups AS SELECT load_extension('x') AS y",
 }
 
@@ -254,21 +260,43 @@ def test_an_applications_own_triggers_and_views_are_left_alone(txnstore_sqlite_u
             "CREATE TRIGGER told AFTER INSERT ON orders"
             " BEGIN INSERT INTO txnstore_outbox (topic) VALUES (new.topic); END;"
             "CREATE VIEW names AS SELECT name FROM txnstore_topics;"
+            # With a name like ours, and not one of ours.
+            "CREATE TABLE txnstore_inbox (topic TEXT, at INTEGER);"
+            "CREATE UNIQUE INDEX txnstore_inbox_once ON txnstore_inbox (lower(topic));"
+            "CREATE TRIGGER txnstore_came AFTER INSERT ON txnstore_inbox BEGIN DELETE FROM orders; END;"
+            "CREATE VIEW txnstore_waiting AS SELECT abs(at) AS at FROM txnstore_inbox;"
+            "CREATE TRIGGER sent INSTEAD OF INSERT ON txnstore_waiting BEGIN DELETE FROM orders; END;"
         )
     with open_store(txnstore_sqlite_url) as store:
         client_path(store)
 
 
+#: How programs and people write what they add to find rows sooner.
+FINDERS = [
+    "CREATE INDEX %s ON txnstore_outbox(timestamp_ms DESC,topic)",
+    'CREATE INDEX "%s" ON "txnstore_outbox" (\n\t"topic"\tASC,\n\t"partition_number"\n)',
+    "create index if not exists main.%s on txnstore_outbox (topic) where refusal is not null",
+    "CREATE INDEX `%s` ON `txnstore_outbox` (`topic`)",
+    "CREATE INDEX [%s by topic] ON [txnstore_outbox] ([topic])",
+    'CREATE INDEX "ix-%s, unique (where)" ON txnstore_outbox (topic)',
+    "CREATE INDEX %s ON txnstore_outbox (topic COLLATE NOCASE, value COLLATE `rtrim` DESC)",
+    "CREATE INDEX %s ON txnstore_outbox (topic) WHERE (refusal IS NOT NULL)",
+    "CREATE INDEX %s ON txnstore_outbox (topic) WHERE timestamp_ms>=5",
+    "CREATE INDEX %s ON txnstore_outbox (topic) WHERE topic = 'a ('' b'",
+    "CREATE INDEX %s ON txnstore_outbox (topic) WHERE topic='a' AND (refusal IS NULL OR NOT (timestamp_ms>-5))",
+    "CREATE INDEX %s ON txnstore_outbox (topic) WHERE topic IN ('a', 'b') AND topic COLLATE nocase <> 'c'",
+    "CREATE INDEX %s -- where abs(topic)\nON txnstore_outbox /* of us ( */ (topic) WHERE topic -- too\n LIKE 'a%%'",
+]
+
+
 def test_an_index_that_somebody_made_to_find_rows_sooner_is_left_alone(txnstore_sqlite_url, client_path):
     path = txnstore_sqlite_url.removeprefix("sqlite:///")
     with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(
-            "CREATE INDEX by_time ON txnstore_outbox(timestamp_ms DESC,topic);"
-            'CREATE INDEX "by_topic" ON "txnstore_outbox" (\n\t"topic"\tASC,\n\t"partition_number"\n);'
-            "create index if not exists refused on txnstore_outbox (topic) where refusal is not null;"
-        )
-        made = connection.execute("SELECT count(*) FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL")
-        assert made.fetchone()[0] == len([index for table in metadata.tables.values() for index in table.indexes]) + 3
+        for number, statement in enumerate(FINDERS):
+            connection.execute(statement % f"finder_{number}")
+        count = "SELECT count(*) FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL"
+        ours = len([index for table in metadata.tables.values() for index in table.indexes])
+        assert connection.execute(count).fetchone()[0] == ours + len(FINDERS)
     with open_store(txnstore_sqlite_url) as store:
         client_path(store)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeVar
 
@@ -380,11 +380,12 @@ class Backend(Protocol):
         """Return whether the database follows another one: it may show less than another one has shown before."""
         ...
 
-    def check_database(self, connection: Connection) -> None:
-        """Refuse a database that cannot hold a store, whatever is in it.
+    def check_database(self, connection: Connection, names: Collection[str]) -> None:
+        """Refuse a database that cannot hold a store, with tables and views of these names, whatever is in it.
 
         Raises:
             InvalidUrl: its version is too old, or its encoding does not hold all text.
+            ForeignSchema: others have put something on those that could change or refuse what is written.
         """
         ...
 

@@ -209,7 +209,7 @@ def look(store: Store) -> FirstLook:
     """
 
     def work(connection: Connection) -> FirstLook:
-        store.backend.check_database(connection)
+        store.backend.check_database(connection, _OUR_NAMES)
         return _look(store, connection)
 
     return store.read(work)

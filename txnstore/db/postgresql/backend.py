@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 import psycopg
@@ -494,8 +494,9 @@ class PostgreSQLBackend:
         """Return whether the server is in recovery."""
         return bool(connection.exec_driver_sql("SELECT pg_catalog.pg_is_in_recovery()").scalar_one())
 
-    def check_database(self, connection: Connection) -> None:
+    def check_database(self, connection: Connection, names: Collection[str]) -> None:
         """Refuse an old server, and a database whose encoding has no place for some text; the server told both."""
+        del names
         server = _driver_connection(connection).info
         if server.server_version < OLDEST_SERVER_VERSION:
             raise InvalidUrl(

@@ -10,11 +10,11 @@ import sqlite3
 import stat
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import Connection, Engine, bindparam, create_engine, text
+from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.dialects import registry
 from sqlalchemy.dialects.sqlite.base import SQLiteIdentifierPreparer
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
@@ -23,8 +23,8 @@ from sqlalchemy.pool import QueuePool
 
 from txnstore.clock import Clock
 from txnstore.db.backend import Access, CommitWhole, Holder, Limits, Stage, Subjects, WriteAtOnce
-from txnstore.db.names import CODE_SCHEMA, SQLITE_PREFIX, VIEWS, StoreName
-from txnstore.db.sqlite.closing import CLOSED, is_ours
+from txnstore.db.names import CODE_SCHEMA, SQLITE_PREFIX, StoreName
+from txnstore.db.sqlite.closing import CLOSED
 from txnstore.db.sqlite.connections import (
     Checkpointer,
     FileAnnouncer,
@@ -34,6 +34,7 @@ from txnstore.db.sqlite.connections import (
     file_has_gone,
     set_wait_for_disk,
 )
+from txnstore.db.sqlite.planted import ADDED, planted
 from txnstore.db.sqlite.waiter import FileWaiter
 from txnstore.db.statements import CompiledStatements, run_on_driver
 from txnstore.db.url import DatabaseUrl
@@ -77,19 +78,6 @@ UNKNOWN_AT_COMMIT: Final = ("SQLITE_IOERR", "SQLITE_CORRUPT", "SQLITE_NOTADB", "
 
 #: What SQLite says, without a code of its own, when somebody has changed our tables.
 MISSING: Final = re.compile(r"^no such (table|column): |^table \S+ has no column named ")
-#: Triggers and indexes on our tables, and views in their place; what a table itself has indexes for has no text.
-_ADDED: Final = text(
-    "SELECT type, name, sql FROM sqlite_master WHERE lower(substr(tbl_name, 1, :length)) = :prefix AND"
-    " (type = 'trigger' OR type = 'index' AND sql IS NOT NULL OR type = 'view' AND lower(name) NOT IN :views)"
-    " ORDER BY name"
-).bindparams(bindparam("views", expanding=True))
-_NAME: Final = r'(?:\w+|"\w+")'
-_COLUMN: Final = f"{_NAME}(?: ASC| DESC)?"
-_CONDITION: Final = rf"{_NAME} (?:IS (?:NOT )?NULL|(?:=|<>|[<>]=?) -?\d+|IN \(\d+(?:, \d+)*\))"
-#: An index that lets every row in and calls nothing, as ours and those that somebody made to find rows sooner.
-_HARMLESS_INDEX: Final = re.compile(
-    rf"CREATE INDEX {_NAME} ON {_NAME} ?\( ?{_COLUMN}(?: ?, ?{_COLUMN})* ?\)(?: WHERE {_CONDITION})?", re.IGNORECASE
-)
 # A table without an index: of each name one row is kept by SQLite itself.
 _LAST_KEY: Final = text("SELECT seq FROM sqlite_sequence WHERE name = :of_table")
 _FORGET_KEY: Final = text("DELETE FROM sqlite_sequence WHERE name = :of_table")
@@ -308,26 +296,17 @@ class SQLiteBackend:
         """Return False: a file is the only one."""
         return False
 
-    def check_database(self, connection: Connection) -> None:
+    def check_database(self, connection: Connection, names: Collection[str]) -> None:
         """Refuse an SQLite without STRICT tables, and a file in which a stranger's statements would run with ours."""
         if sqlite3.sqlite_version_info < OLDEST_VERSION:
             raise InvalidUrl(
                 f"this Python has SQLite {sqlite3.sqlite_version}; txnstore needs"
                 f" {'.'.join(map(str, OLDEST_VERSION))} or newer"
             )
-        added = connection.execute(
-            _ADDED,
-            {
-                "length": len(SQLITE_PREFIX),
-                "prefix": SQLITE_PREFIX,
-                "views": [SQLITE_PREFIX + view for view in VIEWS],
-            },
-        ).all()
-        planted = [row for row in added if not (is_ours(row.sql) or _is_harmless_index(row.sql))]
-        if planted:
-            told = ", ".join(f"the {row.type} {row.name[:80]!r}" for row in planted[:3])
+        found = list(planted(run_on_driver(connection, ADDED).rows, names))
+        if found:
             raise ForeignSchema(
-                f"the SQLite file has on txnstore's tables what txnstore did not make: {told}; it would run with every"
+                f"the SQLite file has on txnstore's tables what txnstore did not make: {', '.join(found[:3])}; it would run with every"
                 " statement, or let it fail. Drop it if you know where it comes from"
             )
 
@@ -413,10 +392,6 @@ def _opener(path: str) -> Callable[[], SQLiteConnection]:
         return connection
 
     return open_one
-
-
-def _is_harmless_index(sql: str) -> bool:
-    return _HARMLESS_INDEX.fullmatch(" ".join(sql.split())) is not None
 
 
 def _driver_connection(connection: Connection) -> SQLiteConnection:
