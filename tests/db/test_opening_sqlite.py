@@ -230,7 +230,7 @@ PLANTED = {
         "CREATE INDEX x ON txnstore_outbox (topic) WHERE refusal IS NULL AND abs(timestamp_ms) > 0"
     ),
     "an index by an order of its own": "CREATE INDEX x ON txnstore_outbox (topic COLLATE theirs)",
-    "a condition by an order of its own": "CREATE INDEX x ON txnstore_outbox (topic) WHERE topic COLLATE [theirs] > 'a'",
+    "a condition by its own order": "CREATE INDEX x ON txnstore_outbox (topic) WHERE topic > 'a' COLLATE [theirs]",
     "a condition that calls by a name in quotes": (
         'CREATE INDEX x ON txnstore_outbox (topic) WHERE refusal IS NULL OR "abs" /* of */ (timestamp_ms) > 0'
     ),

@@ -23,7 +23,7 @@ from sqlalchemy.pool import QueuePool
 
 from txnstore.clock import Clock
 from txnstore.db.backend import Access, CommitWhole, Holder, Limits, Stage, Subjects, WriteAtOnce
-from txnstore.db.names import CODE_SCHEMA, SQLITE_PREFIX, StoreName
+from txnstore.db.names import CODE_SCHEMA, SQLITE_PREFIX, VIEWS, StoreName
 from txnstore.db.sqlite.closing import CLOSED
 from txnstore.db.sqlite.connections import (
     Checkpointer,
@@ -306,8 +306,8 @@ class SQLiteBackend:
         found = list(planted(run_on_driver(connection, ADDED).rows, names))
         if found:
             raise ForeignSchema(
-                f"the SQLite file has on txnstore's tables what txnstore did not make: {', '.join(found[:3])}; it would run with every"
-                " statement, or let it fail. Drop it if you know where it comes from"
+                f"the SQLite file has on txnstore's tables what txnstore did not make: {', '.join(found[:3])}; it would"
+                " run with every statement, or let it fail. Drop it if you know where it comes from"
             )
 
     def version(self, connection: Connection) -> str:

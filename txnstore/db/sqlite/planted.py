@@ -16,12 +16,11 @@ from txnstore.db.sqlite.closing import is_ours
 
 #: With names like ours: triggers, indexes and views; what a table itself has indexes for has no text.
 ADDED: Final = (
-    # Names are our own.
-    "SELECT type, name, tbl_name, sql, type = 'index'"
+    "SELECT type, name, tbl_name, sql, type = 'index'"  # noqa: S608 - our own names
     "  AND EXISTS (SELECT 1 FROM pragma_index_list(tbl_name, 'main') l WHERE l.name = m.name AND NOT l.\"unique\")"
     "  AND NOT EXISTS (SELECT 1 FROM pragma_index_xinfo(m.name, 'main') c"
     "    WHERE c.cid = -2 OR upper(c.coll) NOT IN ('BINARY', 'NOCASE', 'RTRIM'))"
-    f" FROM main.sqlite_master m WHERE lower(substr(tbl_name, 1, {len(SQLITE_PREFIX)})) = '{SQLITE_PREFIX}'"  # noqa: S608
+    f" FROM main.sqlite_master m WHERE lower(substr(tbl_name, 1, {len(SQLITE_PREFIX)})) = '{SQLITE_PREFIX}'"
     " AND (type IN ('trigger', 'view') OR type = 'index' AND sql IS NOT NULL) ORDER BY name"
 )
 #: As SQLite takes text apart; all beyond ASCII may stand in a name.
@@ -72,9 +71,9 @@ def _calls_nothing(sql: str) -> bool:
     tokens = [match[0].upper() for match in _TOKEN.finditer(sql) if match["unseen"] is None]
     condition = tokens[tokens.index("WHERE") + 1 :] if "WHERE" in tokens else []
     return _CALLS.isdisjoint(condition) and all(
-        (token != "(" or before in _BEFORE_PARENTHESIS or not _is_name(before))
-        and (before != "COLLATE" or token.strip('"`[]') in _ORDERS)
-        for before, token in pairwise(condition)
+        (after != "(" or before in _BEFORE_PARENTHESIS or not _is_name(before))
+        and (before != "COLLATE" or after.strip('"`[]') in _ORDERS)
+        for before, after in pairwise(condition)
     )
 
 
