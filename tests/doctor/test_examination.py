@@ -228,6 +228,13 @@ def of_another_version(tmp_path, monkeypatch):
     return url
 
 
+def with_a_trigger(tmp_path, monkeypatch):
+    url = sqlite_store(tmp_path)
+    with closing(sqlite3.connect(path_of(url))) as connection:
+        connection.execute("CREATE TRIGGER planted DELETE ON txnstore_outbox BEGIN SELECT raise(IGNORE); END")
+    return url
+
+
 def that_is_no_database(tmp_path, monkeypatch):
     (tmp_path / "store.db").write_bytes(b"no database, but longer than a header of one has to be" * 100)
     return f"sqlite:///{tmp_path}/store.db"
@@ -266,6 +273,7 @@ ON_SQLITE = [
     (with_a_long_log, "long-log", "the write-ahead log has 256.0 MiB"),
     (with_unused_pages, "unused-pages", "hold nothing"),
     (of_another_version, "tables", "the tables are of version '0002', this txnstore is for 0001"),
+    (with_a_trigger, "planted", "the trigger 'planted' is not txnstore's"),
     (that_is_no_database, "damage", "SQLite answers SQLITE_NOTADB"),
     (that_was_copied, "copy", "the tables were made in "),
     (that_nobody_maintains, "nobody-maintains", "nobody has done any of the maintenance for 3 hours"),

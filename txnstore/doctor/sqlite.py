@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from txnstore.db.names import VERSION_TABLE
+from txnstore.db.names import VERSION_TABLE, VIEWS
 from txnstore.db.schema import metadata
 from txnstore.db.sqlite.backend import OLDEST_VERSION
 from txnstore.db.sqlite.facts import SQLiteFacts
+from txnstore.db.sqlite.planted import planted
 from txnstore.doctor.checks import (
     COPY_CONSEQUENCE,
     COPY_REMEDY,
@@ -114,6 +115,11 @@ def _unused(facts: SQLiteFacts) -> Iterator[str]:
 def _tables(facts: SQLiteFacts) -> Iterator[str]:
     assert facts.tables is not None
     yield from wrong_version(facts.tables, _OURS, facts.table_version, VERSION_TABLE in facts.tables)
+
+
+def _planted(facts: SQLiteFacts) -> Iterator[str]:
+    for each in planted(facts.added, _OURS | {VERSION_TABLE, *VIEWS}):
+        yield f"{each} is not txnstore's"
 
 
 def _unmaintained(facts: SQLiteFacts) -> Iterator[str]:
@@ -251,6 +257,15 @@ SQLITE_CHECKS: Final = (
         VERSION_REMEDY,
         ("inside", "tables"),
         _tables,
+    ),
+    Check(
+        "planted",
+        Grade.PROBLEM,
+        "triggers, views and indexes on txnstore's tables; not plain indexes, which find rows sooner",
+        "It would run with clients' statements, or let them fail: clients refuse to open the store.",
+        "Drop it, if you know where it comes from.",
+        ("inside", "added"),
+        _planted,
     ),
     Check(
         "nobody-maintains",

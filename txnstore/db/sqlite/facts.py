@@ -11,14 +11,15 @@ import re
 import sqlite3
 import stat
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import quote
 
 from txnstore.db.names import SQLITE_PREFIX
 from txnstore.db.sqlite.backend import SQLiteBackend
+from txnstore.db.sqlite.planted import ADDED
 from txnstore.db.url import DatabaseUrl
 
 #: Where Linux says what is mounted: proc(5), /proc/pid/mountinfo.
@@ -73,6 +74,9 @@ class SQLiteFacts:
     page_bytes: int | None = None
     tables: Collection[str] | None = None
     """Tables and views, without our prefix; empty: there is no store."""
+
+    added: Sequence[Sequence[Any]] = ()
+    """What may have been put on our tables by others: the rows of `planted.ADDED`."""
 
     table_version: str | None = None
     unmaintained_seconds: int | None = None
@@ -190,6 +194,7 @@ def _read_inside(facts: SQLiteFacts, connection: sqlite3.Connection, version_tab
     if "stores" in facts.tables:
         recorded = value(f"SELECT database_identity FROM {SQLITE_PREFIX}stores")  # noqa: S608 - our own names
         facts.recorded_identity = None if recorded is None else str(recorded)
+        facts.added = connection.execute(ADDED).fetchall()
     if {"stores", "maintenance_duties"} <= facts.tables:
         maintained_ms = value(_MAINTAINED)
         facts.unmaintained_seconds = (
