@@ -14,6 +14,7 @@ import pytest
 
 from tests.databases import on_sqlite_alone
 from txnstore import Consumer, Producer, TopicPartition
+from txnstore.errors import StoreClosed
 
 # It is collected until all threads have ended.
 pytestmark = pytest.mark.usefixtures("collects_little")
@@ -80,19 +81,91 @@ def test_a_client_that_is_dropped_with_its_owner_leaves_no_thread(url, use):
             thread.join(0.5)
 
 
-def test_a_producer_that_is_dropped_with_records_says_so(url, caplog):
+class OwnLock(logging.Handler):
+    """What holds a lock in which garbage may be collected, as `queue.Queue.put` does for a QueueHandler."""
+
+    def __init__(self):
+        super().__init__(logging.WARNING)
+        self.own_lock = threading.Lock()
+        self.events = []
+
+    def emit(self, record):
+        """Keep the event, or say that this thread would wait for itself for ever."""
+        assert self.own_lock.acquire(timeout=PATIENCE_SECONDS)
+        self.events.append((getattr(record, "event", ""), record.levelname, record.getMessage()))
+        self.own_lock.release()
+
+
+class FullDisk(logging.Handler):
+    """Takes nothing."""
+
+    def emit(self, record):
+        """Refuse it."""
+        raise OSError("no room for logs")
+
+
+@pytest.fixture
+def own_lock():
+    handler = OwnLock()
+    logging.getLogger("txnstore").addHandler(handler)
+    yield handler
+    logging.getLogger("txnstore").removeHandler(handler)
+
+
+def send_all(producer):
+    """Let all be sent, and no report be served."""
+    with producer._changed:
+        producer._sender.begin_flush()
+        producer._thread.alarm.ring()
+        assert producer._changed.wait_for(lambda: not producer._sender.has_something, PATIENCE_SECONDS)
+        producer._sender.end_flush()
+
+
+def join_threads(before):
+    for thread in set(threading.enumerate()) - before:
+        thread.join(PATIENCE_SECONDS)
+
+
+def test_a_producer_that_is_dropped_with_records_says_so_and_not_within_the_collection(url, own_lock):
+    """Nor are those told of that were delivered and whose reports nobody has asked for."""
+    before = set(threading.enumerate())
     producer = Producer({"bootstrap.servers": url, "linger.ms": 30_000})
+    for number in range(2):
+        producer.produce("payments", str(number))
+    send_all(producer)
     for number in range(3):
         producer.produce("payments", str(number))
-    with caplog.at_level(logging.WARNING, "txnstore"):
+    assert len(producer) == 5
+    # Whoever logs something at this moment, in any thread, does so within the lock.
+    with own_lock.own_lock:
         del producer
         gc.collect()
-    (told,) = [record for record in caplog.records if getattr(record, "event", "") == "records_dropped"]
-    assert (told.count, told.levelname) == (3, "WARNING")
-    assert "up to 3 records" in told.getMessage()
+        assert own_lock.events == []
+    join_threads(before)
+    ((event, level, text),) = own_lock.events
+    assert (event, level) == ("records_dropped", "WARNING")
+    assert "up to 3 records" in text
 
 
-ENDS = {"nothing": True, "client.flush()": False, "client.close()": False, "client.purge()": False}
+def test_a_producer_is_closed_at_the_end_of_the_program_whatever_the_log_says(url):
+    producer = Producer({"bootstrap.servers": url, "linger.ms": 30_000})
+    producer.produce("payments", b"42")
+    logger = logging.getLogger("txnstore")
+    handler = FullDisk(logging.WARNING)
+    logger.addHandler(handler)
+    try:
+        with pytest.raises(OSError, match="no room for logs"):
+            # As the interpreter calls it.
+            producer._finalizer()
+    finally:
+        logger.removeHandler(handler)
+    with pytest.raises(StoreClosed):
+        producer._connection.cluster()
+    producer.purge()
+    producer.close()
+
+
+ENDS = {"nothing": True, "del client": True, "client.flush()": False, "client.close()": False, "client.purge()": False}
 
 
 @pytest.mark.parametrize(("end", "is_told"), ENDS.items(), ids=ENDS)

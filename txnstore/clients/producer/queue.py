@@ -570,6 +570,12 @@ class DeliveryReports:
         self.events: EventQueue[Callable[[], object]] = EventQueue(changed)
         """Other calls of the application that wait to be served."""
 
+    @property
+    def unsent_count(self) -> int:
+        """How many records are not sent: they have no report that waits to be served."""
+        count = self._accumulator.record_count
+        return count - sum(each.batch.record_count - each.released_count for each in [*self._reports])
+
     def add(self, report: DeliveryReport) -> None:
         """Let a report wait until it is served."""
         with self._lock:

@@ -6,6 +6,7 @@ that closing the producer ends it.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import math
@@ -436,26 +437,42 @@ class Unsent(Protocol):
     """What a producer has to send."""
 
     @property
-    def has_something(self) -> bool:
-        """Whether anything waits to be sent or is being sent."""
-        ...
-
-    def facts(self) -> dict[str, Any]:
-        """Return `msg_cnt`, how many records are not sent or not reported, and more."""
+    def unsent_count(self) -> int:
+        """How many records are not sent, as far as anybody knows."""
         ...
 
 
-def abandon(thread: SenderThread, connection: StoreConnection, unsent: Unsent) -> None:
-    """End what a producer has that nobody holds any more, or whose program ends, and tell of records that are lost."""
-    if os.getpid() == connection.process_id:
-        thread.stop(0.0)
-        with thread.alarm.lock:
-            count = unsent.facts()["msg_cnt"] if unsent.has_something else 0
-        if count:
-            _log.warning(
-                "a producer is dropped, or its program ends, with up to %d records that were not sent: call flush() or"
-                " close() before",
-                count,
-                extra={"event": "records_dropped", "count": count},
-            )
-        connection.close(ABANDONED_SECONDS)
+def abandon(producer: Callable[[], object], thread: SenderThread, connection: StoreConnection, unsent: Unsent) -> None:
+    """End what a producer has that nobody holds any more, or whose program ends, and tell of records that are lost.
+
+    `producer` returns None if it was collected.  That can be anywhere, also where a handler of the log holds a lock:
+    then the thread tells of them.
+    """
+    if os.getpid() != connection.process_id:
+        return
+    count = unsent.unsent_count
+    is_collected = producer() is None
+    if count and is_collected:
+        thread.at_end.append(partial(_tell_from, thread, count))
+        # A program that ends at once waits for it.
+        atexit.register(thread.stop, ABANDONED_SECONDS)
+    thread.stop(0.0)
+    connection.close(ABANDONED_SECONDS)
+    if count and not is_collected:
+        _tell(count)
+
+
+def _tell_from(thread: SenderThread, count: int) -> None:
+    try:
+        _tell(count)
+    finally:
+        atexit.unregister(thread.stop)
+
+
+def _tell(count: int) -> None:
+    _log.warning(
+        "a producer is dropped, or its program ends, with up to %d records that were not sent: call flush() or close()"
+        " before",
+        count,
+        extra={"event": "records_dropped", "count": count},
+    )
