@@ -132,10 +132,11 @@ _ROOMS: Final = """
             <= 2 * CAST(t.relpages AS bigint) * CAST(pg_catalog.current_setting('block_size') AS bigint)
     )
     SELECT CASE WHEN relkind = 't' THEN 'what is stored aside of ' ELSE '' END || relname,
-        pg_catalog.pg_relation_size(oid), row_count, CAST(row_bytes AS bigint)
+        coalesce(pg_catalog.pg_relation_size(oid), 0), row_count, CAST(row_bytes AS bigint)
     FROM counted
     UNION ALL
-    SELECT 'the index ' || i.relname, pg_catalog.pg_relation_size(i.oid), c.row_count, CAST(c.row_bytes AS bigint)
+    SELECT 'the index ' || i.relname, coalesce(pg_catalog.pg_relation_size(i.oid), 0), c.row_count,
+        CAST(c.row_bytes AS bigint)
     FROM counted c JOIN pg_catalog.pg_index x ON x.indrelid = c.oid JOIN pg_catalog.pg_class i ON i.oid = x.indexrelid
     WHERE c.relkind = 'r'
     ORDER BY 1
