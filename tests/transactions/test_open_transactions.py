@@ -430,11 +430,13 @@ def test_a_page_reads_no_more_than_is_on_it(txnstore_postgresql_url, monkeypatch
 
     with open_store(txnstore_postgresql_url) as store:
         plant(store, 500, 500)
+        # Else the plan is by what was counted before, if anything was.
+        store.write(lambda connection: connection.exec_driver_sql("ANALYZE"))
         event.listen(store.engine, "before_cursor_execute", explain)
         assert len(list(each_open_in(store))) == 1_001
         event.remove(store.engine, "before_cursor_execute", explain)
-    read = [sum(node["Actual Rows"] for node in nodes_of(plan) if node.get("Alias") == "opened") for plan in explained]
-    assert sum(read) == 1_001
+    looks = [node for plan in explained for node in nodes_of(plan) if node.get("Alias") == "opened"]
+    assert sum(node["Actual Rows"] * node["Actual Loops"] for node in looks) == 1_001
 
 
 def nodes_of(plan):
