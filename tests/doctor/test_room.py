@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from contextlib import closing
 
@@ -14,6 +13,7 @@ from txnstore.db.opening import open_store
 from txnstore.doctor import postgresql
 from txnstore.doctor.examination import examine
 from txnstore.testing.postgres_server import connection_string
+from txnstore.testing.store_databases import name_of_database
 
 PATIENCE_SECONDS = 60.0
 ROWS = 20_000
@@ -27,7 +27,7 @@ FILL = (
 def database(txnstore_postgres_server, monkeypatch):
     """A store, and a connection to its database; more than a mebibyte is much there."""
     monkeypatch.setattr(postgresql, "UNUSED_BYTES_MAX", 1 << 20)
-    name = f"txnstore_room_{os.getpid()}"
+    name = name_of_database("room")
     txnstore_postgres_server.create_database(name)
     url = txnstore_postgres_server.url(name)
     open_store(url).close()
@@ -39,7 +39,7 @@ def database(txnstore_postgres_server, monkeypatch):
 @pytest.fixture
 def url_of_nobody(database, txnstore_postgres_server):
     """The same as a role without any rights has it."""
-    role = f"txnstore_room_{os.getpid()}"
+    role = name_of_database("room")
     txnstore_postgres_server.create_role(role, "secret")
     yield make_url(database[0])._replace(username=role, password="secret").render_as_string(hide_password=False)
     txnstore_postgres_server.drop_role(role)

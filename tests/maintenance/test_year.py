@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import closing
 from functools import partial
 
@@ -37,6 +36,7 @@ from txnstore.spark.sink_coordination import decide, last_batch, open_writer
 from txnstore.spark.sink_inputs import SinkInput, note_inputs
 from txnstore.spark.sink_run import run_of_job, run_of_query
 from txnstore.testing.postgres_server import connection_string
+from txnstore.testing.store_databases import name_of_database
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.writers import append_as_writer, join_transaction
 
@@ -287,7 +287,7 @@ def participant(url, request):
         yield None
         return
     server = request.getfixturevalue("txnstore_postgres_server")
-    name = f"txnstore_test_year_{os.getpid()}"
+    name = name_of_database("test_year")
     server.create_database(name)
     with server.connect(name) as connection:
         connection.execute("CREATE TABLE account (number int)")
