@@ -9,9 +9,11 @@ import sqlite3
 import threading
 import time
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine, event
+from sqlalchemy.pool import StaticPool
 
 from tests.databases import on_sqlite_alone
 from tests.outbox.conftest import engine_url, plain_connection
@@ -380,6 +382,37 @@ def test_a_relative_path_leads_to_the_same_file_wherever_the_process_goes(tmp_pa
         with elsewhere.connect() as connection, pytest.raises(KafkaException, match="this outbox is in"):
             outbox.produce(connection, "t", "3")
     elsewhere.dispose()
+    engine.dispose()
+
+
+def test_an_outbox_on_an_engine_is_where_the_engine_leads_wherever_the_process_has_gone(tmp_path, monkeypatch):
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    engine = create_engine("sqlite:///shop.db", poolclass=StaticPool)
+    with engine.connect() as connection:
+        connection.exec_driver_sql("BEGIN")
+        connection.exec_driver_sql("CREATE TABLE orders (number INTEGER)")
+        monkeypatch.chdir(tmp_path / "there")
+        outbox = Outbox(engine, sequencer=False)
+        # What the application does on the pool's one connection goes on.
+        connection.commit()
+        assert connection.exec_driver_sql("SELECT count(*) FROM orders").scalar() == 0
+    with outbox.open():
+        with engine.begin() as connection:
+            outbox.produce(connection, "t", "1")
+        assert outbox.sequence() == 1
+    assert list(Path().iterdir()) == []
+    engine.dispose()
+
+
+def test_an_outbox_on_an_engine_whose_folder_is_made_later_is_made(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    engine = create_engine("sqlite:///later/shop.db")
+    outbox = Outbox(engine, sequencer=False)
+    Path("later").mkdir()
+    with outbox.open(), engine.begin() as connection:
+        outbox.produce(connection, "t", "1")
     engine.dispose()
 
 

@@ -14,7 +14,7 @@ from txnstore.clients.configuration.configuration import Configuration, producer
 from txnstore.clients.connection import StoreConnection
 from txnstore.clients.model.errors import KafkaError, KafkaException, joined_error_of, kafka_exception_of
 from txnstore.db.callers.connections import session_of
-from txnstore.db.callers.outbox_insert import OutboxRow, outbox_connection
+from txnstore.db.callers.outbox_insert import OutboxRow, file_of, is_relative, outbox_connection
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.deadline import check_timeout
 from txnstore.errors import TxnStoreError
@@ -292,4 +292,9 @@ def _url_of(engine: Engine) -> str:
     if kind == "sqlite" and engine.url.database in _IN_MEMORY:
         reason = "the engine's database is in its own memory, where no consumer can read it; an outbox needs a file"
         raise KafkaException(KafkaError(KafkaError._INVALID_ARG, reason))
-    return engine.url.set(drivername=kind).render_as_string(hide_password=False)
+    url = engine.url.set(drivername=kind)
+    if kind == "sqlite" and is_relative(url.database) and not engine.dialect.is_async:
+        # The process may have changed its folder since the engine was made.
+        file = file_of(engine)
+        url = url.set(database=file if file and file.isprintable() else url.database)
+    return url.render_as_string(hide_password=False)

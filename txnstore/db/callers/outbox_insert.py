@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import psycopg
 from psycopg.pq import TransactionStatus
-from sqlalchemy import BigInteger, Connection, Integer, LargeBinary, Text, bindparam, text
+from sqlalchemy import BigInteger, Connection, Engine, Integer, LargeBinary, Text, bindparam, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.elements import TextClause
 from sqlalchemy.types import TypeEngine
@@ -117,6 +117,22 @@ def outbox_connection(given: object) -> OutboxConnection:
     return _DriverConnection(callers_connection(given))
 
 
+def file_of(engine: Engine) -> str | None:
+    """Return the file of an SQLite engine, whose relative name is one in the folder where the engine was made.
+
+    None: it does not open now.  The application's own connections are left alone.
+    """
+    pool = engine.pool.recreate()
+    try:
+        with closing(pool.connect()) as connection, closing(connection.cursor()) as cursor:
+            cursor.execute(_FILES)
+            return _main_file(cursor.fetchall())
+    except engine.dialect.loaded_dbapi.Error:
+        return None
+    finally:
+        pool.dispose()
+
+
 class _SQLAlchemyConnection:
     """A connection of SQLAlchemy, with any driver for SQLite or PostgreSQL."""
 
@@ -128,7 +144,7 @@ class _SQLAlchemyConnection:
         _check_kind(self._connection.dialect.name, url)
         if url.kind != "sqlite":
             _check_name(name, url)
-        elif name and not name.startswith(("/", ":", "file:")):
+        elif is_relative(name):
             # The process may have changed its folder since the engine was made.
             _check_file(_main_file(self._connection.exec_driver_sql(_FILES).all()), url)
         else:
@@ -230,6 +246,11 @@ def _check_kind(kind: str, url: DatabaseUrl) -> None:
 def _check_name(name: str | None, url: DatabaseUrl) -> None:
     if name and url.url.database and name != url.url.database:
         raise InvalidRequest(f"the connection is to the database {name}, but this outbox is in {url}")
+
+
+def is_relative(name: str | None) -> bool:
+    """Return whether an SQLite database's name is a path in some folder."""
+    return bool(name) and not str(name).startswith(("/", ":", "file:"))
 
 
 def _main_file(rows: Iterable[Sequence[Any]]) -> str | None:
