@@ -31,6 +31,20 @@ def test_each_rule_has_a_name_of_its_own_and_says_what_it_is_and_what_to_do():
             assert re.fullmatch(r'"[^"\\]+"', one(rule, field))
 
 
+MINUTES = {"two minutes": 2, "twenty minutes": 20, "an hour": 60}
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_a_rule_tells_what_its_value_is_and_how_long_it_has_been_so(name):
+    expression, description = one(ALERTS[name], "expr"), one(ALERTS[name], "description")
+    # A and B has the value of A.
+    assert ("{{ $value }} records more each second" in description) == expression.startswith("deriv(")
+    # What is looked at lies before the time for which it has to be so.
+    looked_at = max(map(int, re.findall(r"\[(\d+)m\]", expression)), default=0)
+    for told in re.findall(r" for (an hour|\w+ minutes)\b", description):
+        assert MINUTES[told] == looked_at + int(one(ALERTS[name], "for").removesuffix("m"))
+
+
 @pytest.mark.parametrize("name", ALERTS)
 def test_a_rule_is_about_metrics_and_labels_that_there_are(name):
     rule = ALERTS[name]
