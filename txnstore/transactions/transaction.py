@@ -293,7 +293,7 @@ class LockedTransaction:
                 # A producer that keeps what an older one has prepared (KIP-939) knows nothing of the votes.
                 raise TransactionAbortable(
                     f"the transaction of {self.known.transactional_id[:80]!r} has shares in other databases, and only"
-                    " the producer that began it can ask them to vote: abort it"
+                    " the producer that began it knows whether they have voted for it: abort it"
                 )
             self._counted = counted_writers(self.participants.has_reported, writers)
         self.step(row)
