@@ -18,6 +18,7 @@ GROWTH: Final[Mapping[str, str]] = MappingProxyType(
         "topics": "As many as there are topics.",
         "topic_configs": _WITH_TOPIC,
         "partitions": _WITH_TOPIC,
+        "deleted_numbers": "About the newest 1,000,000; none in a database alone.",
         "deleted_partitions": "Goes once nothing of the partition is left.",
         "partition_heads": _WITH_TOPIC,
         "record_batches": "By the topic's `retention.ms`, `retention.bytes` and `cleanup.policy`, or `delete_records`;"

@@ -38,6 +38,7 @@ _TABLES: Final = (
     "topics",
     "topic_configs",
     "partitions",
+    "deleted_numbers",
     "deleted_partitions",
     "partition_heads",
     "record_batches",
@@ -148,7 +149,7 @@ def _make_cluster() -> None:
         _column(
             "catalogue_version",
             Int64,
-            "In row 1: how often topics and settings have changed; in a copy: up to where.",
+            "In row 1: grows by chance with each change of topics and settings; in a copy: up to where.",
         ),
         PrimaryKeyConstraint("database_id", name="databases_pk"),
         UniqueConstraint("label", name="databases_label"),
@@ -189,6 +190,14 @@ def _make_topics() -> None:
         UniqueConstraint("topic_id", "partition_number", name="partitions_number"),
         _check("partitions_number_known", "partition_number >= 0"),
         comment="Partitions of topics; maintained by the controller.",
+        sqlite_autoincrement=True,
+    )
+    _table(
+        "deleted_numbers",
+        _identity("deletion_number", "Which deletion it was; the oldest are forgotten."),
+        _column("partition_id", Int64, "The partition that was deleted."),
+        UniqueConstraint("partition_id", name="deleted_numbers_partition"),
+        comment="What the controller of a cluster has deleted, and the others may delete; no other partition goes there.",
         sqlite_autoincrement=True,
     )
     _table(

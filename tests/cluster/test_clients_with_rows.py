@@ -14,6 +14,7 @@ from tests.clients.steps import PATIENCE_SECONDS, create_topic, error_of
 from txnstore import Consumer, KafkaError, Producer
 from txnstore.cli.program import NAMES, program_with
 from txnstore.db.schema import outbox
+from txnstore.log.topics import find_topics
 from txnstore.participants.branches import Branches
 from txnstore.testing.postgres_server import connection_string
 from txnstore.transactions.coordinator import TransactionCoordinator
@@ -29,7 +30,8 @@ def test_a_consumer_helps_the_outbox_of_each_database_that_it_reads(site):
     urls = ", ".join(site.urls)
     create_topic(urls, "orders", 3, txnstore_placement="roundrobin")
     with site.open() as cluster:
-        for number, leader in enumerate(cluster.by_leader(range(1, 4))):
+        (topic,) = cluster.controller.read(lambda connection: find_topics(connection, ["orders"]))
+        for number, leader in enumerate(topic.leaders):
             row = {"topic": "orders", "partition_number": number, "value": b"%d" % leader}
             cluster.own(leader).write(lambda connection, row=row: connection.execute(insert(outbox), row))
     assert records(urls, "orders", 3) == [b"1", b"2", b"3"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,13 +20,11 @@ from txnstore.db.cluster.cluster import Cluster, repaired
 from txnstore.db.cluster.membership import Database, coordinator_of_name, read_databases
 from txnstore.db.portions import Portions
 from txnstore.db.schema import (
-    databases,
     deleted_partitions,
     groups,
     partition_heads,
     partitions,
     store_configs,
-    topic_configs,
     topics,
     transactions,
 )
@@ -33,7 +32,6 @@ from txnstore.errors import (
     InvalidConfiguration,
     StoreUnavailable,
     UnknownTopicOrPartition,
-    WrongCluster,
 )
 from txnstore.log.append import Append, append
 from txnstore.log.cluster_topics import (
@@ -47,7 +45,7 @@ from txnstore.log.cluster_topics import (
 )
 from txnstore.log.codec import encode
 from txnstore.log.partition_rows import producers_of_partition
-from txnstore.log.topics import Topic, find_topics, leaders_by_hash, leaders_in_turn
+from txnstore.log.topics import find_topics, leaders_by_hash, leaders_in_turn
 from txnstore.maintenance.duties import DUTIES
 from txnstore.maintenance.turns import take_turn
 from txnstore.model import ProducerIdentity, Record
@@ -263,7 +261,7 @@ def test_an_old_look_at_the_controller_undoes_nothing(bench: Bench):
     # Nor does one of the same age that has missed something.
     fresh = cluster.controller.read(read_catalogue)
     missing = {**fresh.rows, "topics": {}, "partitions": {}, "topic_configs": {}}
-    same_age = type(fresh)(fresh.version, missing)
+    same_age = replace(fresh, rows=missing)
     store.write(lambda connection: apply_catalogue(connection, same_age, 2))
     assert bench.read(made.partition_ids[1]) == [b"a"]
     assert_cluster_sound(cluster, at_rest=True)
@@ -295,8 +293,8 @@ def test_a_change_counts_and_a_rehearsal_does_not(bench: Bench):
         bench.cluster.controller.write(lambda connection: (create_topic, connection.execute(select(1)), 1 / 0))
     assert version() == before
     change_topic_configs(bench.cluster, "orders", {"retention.ms": "5"})
-    assert version() == before + 1
-    assert {store.read(read_databases)[0].catalogue_version for store in bench.cluster.stores()} == {before + 1}
+    assert version() > before
+    assert {store.read(read_databases)[0].catalogue_version for store in bench.cluster.stores()} == {version()}
 
 
 def test_what_only_the_first_of_two_looks_sees_is_not_wrong(sqlite_bench: Bench, monkeypatch: pytest.MonkeyPatch):
@@ -316,60 +314,6 @@ def test_what_only_the_first_of_two_looks_sees_is_not_wrong(sqlite_bench: Bench,
     monkeypatch.setattr(verify_module, "cluster_violations", mended_behind_the_first)
     assert verify(bench.cluster) == []
     assert looks == [1, 0]
-
-
-def go_back_before(cluster: Cluster, topic: Topic) -> None:
-    """Let the controller be as it was before its newest topic, as a backup that is restored would."""
-    store = cluster.controller
-
-    def work(connection: Connection) -> None:
-        for table in (topic_configs, topics, partitions):
-            connection.execute(delete(table).where(table.c.topic_id == topic.topic_id))
-        version = databases.c.catalogue_version
-        connection.execute(update(databases).where(version > 0).values(catalogue_version=version - 1))
-        for name, column, key in (
-            (topics.name, "topic_id", topic.topic_id),
-            (partitions.name, "partition_id", topic.partition_ids[0]),
-        ):
-            store.backend.set_next_key(connection, store.schema, str(name), column, key)
-
-    store.write(work)
-
-
-@pytest.mark.parametrize("created_since", [0, 1, 2])
-def test_nothing_is_written_where_another_topic_has_the_numbers_of_one_that_the_controller_has_lost(
-    bench: Bench, created_since: int
-):
-    lost = create_topic(bench.cluster, "payments", config={"txnstore.placement": bench.cluster.label_of(2)})
-    write(bench, lost.partition_ids[0])
-    go_back_before(bench.cluster, lost)
-    with bench.site.open() as cluster:
-        names = ["refunds", "more"][:created_since]
-        made = [create_topic(cluster, name, config={"txnstore.placement": cluster.label_of(2)}) for name in names]
-        assert [topic.partition_ids for topic in made[:1]] == [lost.partition_ids][:created_since]
-        for number in (2, 2, 3):
-            with pytest.raises(
-                WrongCluster, match=r"the controller was restored from an older backup, or a failover has lost"
-            ):
-                cluster.own(number)
-    # Nor does it become one of that topic by a client that had it open.
-    catalogue = bench.cluster.controller.read(read_catalogue)
-    store = bench.cluster.own(2)
-    if made:
-        with pytest.raises(WrongCluster, match="has given their numbers out again"):
-            store.write(lambda connection: apply_catalogue(connection, catalogue, 2))
-    else:
-        assert not store.write(lambda connection: apply_catalogue(connection, catalogue, 2))
-    (kept,) = store.read(lambda connection: find_topics(connection, ["payments"]))
-    assert kept == lost
-
-
-def test_a_standby_in_the_controllers_place_may_be_behind_the_others(sqlite_bench: Bench, monkeypatch):
-    newest = create_topic(sqlite_bench.cluster, "payments")
-    go_back_before(sqlite_bench.cluster, newest)
-    with sqlite_bench.site.open() as cluster:
-        monkeypatch.setattr(cluster.controller.backend, "is_standby", lambda _: True)
-        assert cluster.own(2).database_id == 2
 
 
 def test_the_controller_away_keeps_nobody_from_opening_another_database(bench: Bench, monkeypatch):

@@ -81,7 +81,7 @@ def test_offsets_that_come_while_their_transaction_ends_wait_and_are_refused(sit
         store, member = cluster.own(2), GroupMembership("announced")
         while cluster.coordinator_id_of(member.group_id) != 2:
             member = GroupMembership(f"{member.group_id}-")
-        assert create_topic(cluster, "orders").partition_ids == (1,)
+        (number,) = create_topic(cluster, "orders").partition_ids
         marker, late = ProducerIdentity(7, 4), ProducerIdentity(7, 3)
         has_begun, may_commit = threading.Event(), threading.Event()
         refused: list[TxnStoreError] = []
@@ -96,7 +96,7 @@ def test_offsets_that_come_while_their_transaction_ends_wait_and_are_refused(sit
 
         def come_late() -> None:
             def work(connection) -> None:
-                add_offsets_from_elsewhere(connection, member, {1: OffsetAndMetadata(5)}, late)
+                add_offsets_from_elsewhere(connection, member, {number: OffsetAndMetadata(5)}, late)
 
             try:
                 store.write(work)

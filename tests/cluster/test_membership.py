@@ -472,13 +472,13 @@ def test_who_has_no_url_of_the_second_database_decides_and_others_deliver(site: 
     with site.open(site.urls[0]) as stale, site.open() as cluster:
         group_id = next(name for name in map(str, range(99)) if cluster.coordinator_id_of(name) == 2)
         name = next(name for name in map(str, range(99)) if cluster.coordinator_id_of(name) == 1)
-        assert create_topic(cluster, "orders").partition_ids == (1,)
+        (number,) = create_topic(cluster, "orders").partition_ids
         producer = Producer(cluster, name).start()
-        producer.send_offsets(group_id, {1: 5})
+        producer.send_offsets(group_id, {number: 5})
         assert stale.is_alone
 
         def found():
-            return cluster.own(2).read(lambda connection: read_offsets(connection, group_id, [1]))
+            return cluster.own(2).read(lambda connection: read_offsets(connection, group_id, [number]))
 
         assert abort_by_administrator(stale.controller, name, cluster=stale)
         assert len(stale.databases) > 1
@@ -560,12 +560,12 @@ def test_who_knew_one_database_ends_what_has_a_part_in_the_second(site: Site, ab
         producer = Producer(cluster, name).start()
         for number in topic.partition_ids:
             producer.send(number, b"a")
-        producer.send_offsets(group_id, {1: 5})
+        producer.send_offsets(group_id, {topic.partition_ids[0]: 5})
         assert stale.is_alone
         abort(site, stale, producer)
         assert len(stale.databases) > 1
         assert [read(cluster, number) for number in topic.partition_ids] == [[], []]
-        found = cluster.own(2).read(lambda connection: read_offsets(connection, group_id, [1]))
+        found = cluster.own(2).read(lambda connection: read_offsets(connection, group_id, topic.partition_ids))
         assert (found.unstable, dict(found.offsets)) == (frozenset(), {})
         assert_cluster_sound(cluster, at_rest=True)
 

@@ -25,7 +25,7 @@ from txnstore.db.tables.log import (
 from txnstore.db.tables.maintenance import maintenance_duties
 from txnstore.db.tables.outbox import outbox, outbox_sequencers, relay_positions
 from txnstore.db.tables.sinks import sink_batches, sink_inputs, sink_positions, sink_runs
-from txnstore.db.tables.topics import deleted_partitions, partitions, topic_configs, topics
+from txnstore.db.tables.topics import deleted_numbers, deleted_partitions, partitions, topic_configs, topics
 from txnstore.db.tables.transactions import (
     pending_markers,
     transaction_branches,
@@ -43,6 +43,7 @@ __all__ = [
     "SCHEMA_VERSION",
     "TEN_SECONDS_MS",
     "databases",
+    "deleted_numbers",
     "deleted_partitions",
     "enter_options_of_postgresql",
     "finished_transactions",

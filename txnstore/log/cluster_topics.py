@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 
 from txnstore.db.cluster import catalogue as settings
 from txnstore.db.cluster.cluster import Cluster
-from txnstore.db.cluster.membership import CONTROLLER_ID, read_databases
+from txnstore.db.cluster.membership import CONTROLLER_ID
 from txnstore.db.store import Store
 from txnstore.errors import InvalidTransactionState
 from txnstore.log import topics
@@ -122,15 +122,9 @@ def bring_up_to_date(store: Store, cluster: Cluster | None) -> int:
     if cluster is None or cluster.is_alone or store is cluster.controller:
         return 0
     # A caller looks again and again: it does not wait for a member that is away.
-    if store.read(_version) == cluster.controller.read(_version, retry_timeout_ms=0):
+    if store.read(settings.read_version) == cluster.controller.read(settings.read_version, retry_timeout_ms=0):
         return 0
     return int(cluster.reconcile(store.database_id))
-
-
-def _version(connection: Connection) -> int:
-    return next(
-        member.catalogue_version for member in read_databases(connection) if member.database_id == CONTROLLER_ID
-    )
 
 
 def refuse_if_in_use(cluster: Cluster, partition_ids: Collection[int]) -> None:

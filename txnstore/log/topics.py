@@ -21,8 +21,21 @@ from txnstore.config import (
     setting_text,
     settings_in_force,
 )
-from txnstore.db.cluster.catalogue import forget_partitions, lock_heads_of, new_head, read_store_settings
-from txnstore.db.cluster.membership import CONTROLLER_ID, Database, hash_of_name, lock_catalogue, read_databases
+from txnstore.db.cluster.catalogue import (
+    forget_partitions,
+    lock_heads_of,
+    new_head,
+    note_deletions,
+    read_store_settings,
+)
+from txnstore.db.cluster.membership import (
+    CONTROLLER_ID,
+    Database,
+    draw_numbers,
+    hash_of_name,
+    lock_catalogue,
+    read_databases,
+)
 from txnstore.db.schema import (
     partition_heads,
     partitions,
@@ -239,7 +252,9 @@ def create_topic(
     members = lock_catalogue(connection)
     _check_collision(connection, name)
     topic_uuid = str(uuid.uuid4())
-    topic_id = connection.execute(_INSERT, {"name": name, "topic_uuid": topic_uuid}).scalar_one_or_none()
+    numbers = draw_numbers(connection, members, 1 + partition_count)
+    own_number = {} if numbers is None else {"topic_id": numbers.pop()}
+    topic_id = connection.execute(_INSERT, {"name": name, "topic_uuid": topic_uuid, **own_number}).scalar_one_or_none()
     if topic_id is None:
         raise TopicAlreadyExists(f"there is a topic {name} already")
     if config:
@@ -247,7 +262,7 @@ def create_topic(
             insert(topic_configs), [{"topic_id": topic_id, "name": key, "value": text} for key, text in config.items()]
         )
     leaders = place_partitions(connection, members, name, settings, range(partition_count))
-    partition_ids = _add_partitions(connection, topic_id, 0, leaders)
+    partition_ids = _add_partitions(connection, topic_id, 0, leaders, numbers)
     return Topic(topic_id, name, topic_uuid, partition_ids, settings, config, tuple(leaders))
 
 
@@ -346,7 +361,9 @@ def grow_topic(connection: Connection, name: str, *, partition_count: int) -> To
             f"topic {name} has {present} partitions already; it can only get more, not {partition_count}"
         )
     leaders = place_partitions(connection, members, name, topic.settings, range(present, partition_count))
-    _add_partitions(connection, topic.topic_id, present, leaders)
+    _add_partitions(
+        connection, topic.topic_id, present, leaders, draw_numbers(connection, members, partition_count - present)
+    )
     return get_topic(connection, name)
 
 
@@ -359,7 +376,7 @@ def delete_topic(connection: Connection, name: str) -> None:
         UnknownTopicOrPartition: there is no such topic.
         InvalidTransactionState: an open transaction has written to it.
     """
-    lock_catalogue(connection)
+    members = lock_catalogue(connection)
     topic = _locked_topic(connection, name)
     # Heads first, as everybody does: appends that are under way finish, later ones find no partition.
     which = partitions.c.topic_id == topic.topic_id
@@ -372,6 +389,8 @@ def delete_topic(connection: Connection, name: str) -> None:
     forget_partitions(connection, which)
     connection.execute(delete(topic_configs).where(topic_configs.c.topic_id == topic.topic_id))
     must_hit(connection, _DELETE, {"of_topic_id": topic.topic_id})
+    if len(members) > 1:
+        note_deletions(connection, topic.partition_ids)
 
 
 def holder_of(connection: Connection, partition_ids: Sequence[int]) -> str | None:
@@ -393,14 +412,16 @@ def _is_name(name: object) -> bool:
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
-def _add_partitions(connection: Connection, topic_id: int, first: int, leaders: Sequence[int]) -> tuple[int, ...]:
-    connection.execute(
-        insert(partitions),
-        [
-            {"topic_id": topic_id, "partition_number": number, "leader_database_id": leader}
-            for number, leader in enumerate(leaders, first)
-        ],
-    )
+def _add_partitions(
+    connection: Connection, topic_id: int, first: int, leaders: Sequence[int], numbers: Sequence[int] | None
+) -> tuple[int, ...]:
+    new: list[dict[str, int]] = [
+        {"topic_id": topic_id, "partition_number": number, "leader_database_id": leader}
+        for number, leader in enumerate(leaders, first)
+    ]
+    if numbers is not None:
+        new = [{"partition_id": own, **row} for own, row in zip(numbers, new, strict=True)]
+    connection.execute(insert(partitions), new)
     rows = _PARTITIONS.rows(connection, {"topic_ids": [topic_id]})
     own = [row.partition_id for row in rows[first:] if row.leader_database_id == CONTROLLER_ID]
     if own:

@@ -13,6 +13,7 @@ from sqlalchemy import Column, ColumnElement, Table, func
 from txnstore.db.ddl import Bytes, Int32, String
 from txnstore.db.schema import (
     databases,
+    deleted_numbers,
     deleted_partitions,
     finished_transactions,
     group_members,
@@ -99,6 +100,7 @@ COPIED: Final = (
     CopiedTable(topics),
     CopiedTable(topic_configs),
     CopiedTable(partitions),
+    CopiedTable(deleted_numbers),
     CopiedTable(deleted_partitions),
     CopiedTable(partition_heads),
     CopiedTable(record_batches, record_batches.c.size_bytes),

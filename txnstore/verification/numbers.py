@@ -51,15 +51,15 @@ _GIVEN: Final = tuple(
         (transaction_log.c.entry_id, _COMMITS.c.commit_number),
     )
 )
-#: Of a cluster, the controller alone gives these out: what members have is copied.
-_OF_CONTROLLER: Final = {topics.name, partitions.name}
+#: Of a cluster, the controller gives these out with the numbers of its changes, and others have copies.
+_OF_CATALOGUE: Final = {topics.name, partitions.name}
 
 
-def number_violations(store: Store, connection: Connection, *, is_controller: bool = True) -> list[Violation]:
+def number_violations(store: Store, connection: Connection, *, is_alone: bool = True) -> list[Violation]:
     """Return which numbers the database gives out that it has given out before, as far as this role may know."""
     found = []
     for key, name, largest_of in _GIVEN:
-        if key.table.name in _OF_CONTROLLER and not is_controller:
+        if key.table.name in _OF_CATALOGUE and not is_alone:
             continue
         # First: what is given out meanwhile is not among the rows.
         largest = largest_of.value(connection)

@@ -11,7 +11,6 @@ from typing import Final
 from sqlalchemy import Connection
 
 from txnstore.db.cluster.cluster import Cluster
-from txnstore.db.cluster.membership import CONTROLLER_ID
 from txnstore.db.store import Store
 from txnstore.db.url import DatabaseUrl
 from txnstore.verification.branches import branch_violations
@@ -206,8 +205,7 @@ def verify(
             of_member += of_indexes
             if not of_indexes:
                 watch.sound_indexes.add(member.database_id)
-        is_controller = member.database_id == CONTROLLER_ID
-        of_member += store.read(partial(number_violations, store, is_controller=is_controller))
+        of_member += store.read(partial(number_violations, store, is_alone=cluster.is_alone))
         of_member += store.read(lambda connection: list(outbox_violations(connection, waiting, now_seconds)))  # noqa: B023 - it runs at once
         found += of_member if cluster.is_alone else [each.in_database(member.label) for each in of_member]
     return found

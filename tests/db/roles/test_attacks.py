@@ -348,7 +348,7 @@ def test_every_table_with_rows_of_somebody_has_row_level_security(shop):
         }
     assert secured == {*BELONGING, *SEGMENT_TABLES}
     shared = {"stores", "store_configs", "databases", "deleted_partitions", "offset_producers", "outbox_sequencers"}
-    shared |= {"relay_positions", "maintenance_duties"}
+    shared |= {"relay_positions", "maintenance_duties", "deleted_numbers"}
     assert {str(table.name) for table in metadata.tables.values()} - secured == shared
 
 

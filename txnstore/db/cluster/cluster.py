@@ -24,7 +24,7 @@ from sqlalchemy import Connection, bindparam, select
 from txnstore.backoff import Backoff
 from txnstore.clock import Clock
 from txnstore.db.backend import Limits
-from txnstore.db.cluster.catalogue import Catalogue, apply_catalogue, check_history, is_current, read_catalogue
+from txnstore.db.cluster.catalogue import Catalogue, check_history, copy_catalogue, is_current, look, read_version
 from txnstore.db.cluster.membership import (
     CONTROLLER_ID,
     Address,
@@ -281,9 +281,8 @@ class Cluster:
         if any(entry.is_own and entry.database_id == member.database_id for entry in entries):
             check_history(store, self.controller, retry_timeout_ms=OPENING_MS)
         else:
-            catalogue = self.controller.read(read_catalogue)
             try:
-                store.write(lambda connection: apply_catalogue(connection, catalogue, member.database_id))
+                copy_catalogue(self.controller, look(self.controller), member.database_id, store.write)
             except WrongCluster as error:
                 raise WrongCluster(f"the database {member.label!r} is registered, but {error}") from None
         address.database_id = member.database_id
@@ -594,7 +593,7 @@ class Cluster:
         if not others:
             return
         try:
-            catalogue = self.controller.read(read_catalogue)
+            catalogue = look(self.controller)
         except TxnStoreError as error:
             fields = {"event": "topics_not_copied"}
             _log.warning("topics are not copied to the other databases yet: %s", error, extra=fields)
@@ -614,7 +613,9 @@ class Cluster:
         """
         if database_id == CONTROLLER_ID:
             return False
-        catalogue = self.controller.read(read_catalogue)
+        # Before the controller: what a member has, that had before.
+        version = self._at(database_id, lambda store: store.read(read_version))
+        catalogue = look(self.controller, version)
         held = partial(is_current, catalogue=catalogue, database_id=database_id)
         if self._at(database_id, lambda store: store.read(held)):
             return False
@@ -627,9 +628,7 @@ class Cluster:
             ) from error
 
     def _copy(self, database_id: int, catalogue: Catalogue) -> bool:
-        return self.write_at(
-            database_id, lambda connection: apply_catalogue(connection, catalogue, database_id), wakes_readers=True
-        )
+        return copy_catalogue(self.controller, catalogue, database_id, partial(self.write_at, database_id))
 
     # --- the end -----------------------------------------------------------------------------------------------------
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import re
+import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import Connection, delete, exists, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, exists, insert, select, update
 
+from txnstore.db.ddl import Int64
 from txnstore.db.identity import going_back
 from txnstore.db.schema import databases, groups, stores, topics, transactions
 from txnstore.db.statements import HotStatement
@@ -30,6 +32,10 @@ CLAIMED_ID: Final = 0
 ALONE_LABEL: Final = "main"
 #: Each database gives out producer ids of a range of its own: all are unique in the cluster, and tell who gave them.
 PRODUCER_ID_BITS: Final = 40
+#: By how much the number of a change is above that of the one before, at least; by chance up to twice as much.  A
+#: controller that has lost changes and made others does not come to a number that somebody has from before, neither of
+#: a change nor of what was made by it.  What a database alone has made is below all of them.
+STEP_MIN: Final = 1 << 32
 
 # A URL may contain commas (several hosts, a file's name): the list is cut only where a scheme follows.
 _BETWEEN: Final = re.compile(r",\s*(?=[A-Za-z][A-Za-z0-9+]*://)")
@@ -44,6 +50,12 @@ _READ: Final = HotStatement(
 # producer ids through, which only update the row.
 _LOCK: Final = select(stores.c.store_uuid).with_for_update()
 _SHARE: Final = select(stores.c.store_uuid).with_for_update(read=True, key_share=True)
+_TOUCH: Final = (
+    update(databases)
+    .where(databases.c.database_id == CONTROLLER_ID)
+    .values(catalogue_version=databases.c.catalogue_version + bindparam("step", type_=Int64))
+    .returning(databases.c.catalogue_version)
+)
 _IS_USED: Final = select(
     exists(select(topics.c.topic_id)).label("has_topics"),
     (exists(select(transactions.c.transactional_id)) | exists(select(groups.c.group_id))).label("coordinates"),
@@ -327,13 +339,21 @@ def register(connection: Connection, label: str, newcomers: Sequence[tuple[str, 
     return read_databases(connection)
 
 
-def touch_catalogue(connection: Connection) -> None:
-    """Count one more change of what members copy; the changes of a cluster follow each other from here on."""
-    connection.execute(
-        update(databases)
-        .where(databases.c.database_id == CONTROLLER_ID)
-        .values(catalogue_version=databases.c.catalogue_version + 1)
-    )
+def touch_catalogue(connection: Connection) -> int:
+    """Number one more change of what members copy; the changes of a cluster follow each other from here on."""
+    number: int = connection.execute(_TOUCH, {"step": STEP_MIN + secrets.randbelow(STEP_MIN)}).scalar_one()
+    return number
+
+
+def draw_numbers(connection: Connection, members: Sequence[Database], count: int) -> list[int] | None:
+    """Return numbers for new topics and partitions that nothing in the cluster has ever had; None: it is one database.
+
+    A controller that was restored from an older backup gives none out again, as its tables would.
+    """
+    if len(members) == 1:
+        return None
+    last = touch_catalogue(connection)
+    return list(range(last - count + 1, last + 1))
 
 
 def lock_catalogue(connection: Connection) -> list[Database]:

@@ -87,6 +87,7 @@ _OPENING: Final[Mapping[str, Sequence[Right]]] = dict.fromkeys(
 _PRODUCER: Final[Mapping[str, Sequence[Right]]] = {
     **_OPENING,
     "stores": ("SELECT", ("UPDATE", ("next_producer_id",))),
+    "deleted_numbers": _READ,
     "partition_heads": ("SELECT", ("UPDATE", ("next_offset", "running_max_timestamp_ms"))),
     # What is in the log is neither changed nor read by those who write.
     "record_batches": ("INSERT",),

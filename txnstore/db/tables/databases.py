@@ -57,7 +57,7 @@ databases: Final = table(
     column(
         "catalogue_version",
         Int64,
-        "In row 1: how often topics and settings have changed; in a copy: up to where.",
+        "In row 1: grows by chance with each change of topics and settings; in a copy: up to where.",
     ),
     PrimaryKeyConstraint("database_id", name="databases_pk"),
     UniqueConstraint("label", name="databases_label"),

@@ -44,6 +44,15 @@ partitions: Final = table(
     sqlite_autoincrement=True,
 )
 
+deleted_numbers: Final = table(
+    "deleted_numbers",
+    identity("deletion_number", "Which deletion it was; the oldest are forgotten."),
+    column("partition_id", Int64, "The partition that was deleted."),
+    UniqueConstraint("partition_id", name="deleted_numbers_partition"),
+    comment="What the controller of a cluster has deleted, and the others may delete; no other partition goes there.",
+    sqlite_autoincrement=True,
+)
+
 deleted_partitions: Final = table(
     "deleted_partitions",
     column("partition_id", Int64, "A partition whose topic was deleted; its number is never reused."),
