@@ -258,6 +258,9 @@ def test_one_that_the_rules_cannot_complete_keeps_no_other_one_open(own_bench, e
 class Unreachable:
     """A cluster whose controller is away, of a client that has looked up nothing yet."""
 
+    def own(self, _: int) -> NoReturn:
+        raise StoreUnavailable
+
     def leaders_of(self, _: object) -> NoReturn:
         raise StoreUnavailable("the controller is away")
 

@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, bindparam, select
 
+from txnstore.db.cluster.catalogue import read_deleted
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.identity import check_not_standby
-from txnstore.db.store import make_durable
+from txnstore.db.schema import partition_heads
+from txnstore.db.store import chunks, make_durable
 from txnstore.errors import (
     OutcomeUnknown,
     StoreUnavailable,
@@ -29,6 +31,10 @@ from txnstore.transactions.protocol import TransactionMetadata, TransactionState
 
 #: How long one database is tried: the others, and the caller, are not to wait for it.
 DELIVERY_TIMEOUT_MS: Final = 500
+
+_HEADS: Final = select(partition_heads.c.partition_id).where(
+    partition_heads.c.partition_id.in_(bindparam("partition_ids", expanding=True))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +75,10 @@ def deliver(cluster: Cluster, coordinator_id: int, lefts: Sequence[PendingDelive
     """Write markers and finish offsets wherever they live but in the coordinator's own database; say what was done.
 
     What belongs to one database is one database transaction there, however many transactions it is of.  A partition
-    that the controller has deleted needs no marker any more.
+    that the controller has deleted needs no marker any more; one that it has lost with its last changes does.
     """
     delivered = [Delivered() for _ in lefts]
-    shares = _shares(cluster, lefts, delivered)
+    shares = _shares(cluster, coordinator_id, lefts, delivered)
     shares.pop(coordinator_id, None)
     outcomes = cluster.each(
         {database_id: partial(_deliver_shares, cluster, database_id, some) for database_id, some in shares.items()}
@@ -100,26 +106,20 @@ class _Share:
 
 
 def _shares(
-    cluster: Cluster, lefts: Sequence[PendingDelivery], delivered: Sequence[Delivered]
+    cluster: Cluster, coordinator_id: int, lefts: Sequence[PendingDelivery], delivered: Sequence[Delivered]
 ) -> dict[int, list[_Share]]:
     """Return what each database has to do, of the transactions in the order given."""
     partition_ids = {marker.partition_id for left in lefts for marker in left.markers}
-    failed = None
-    try:
-        leaders = cluster.leaders_of(partition_ids)
-        _check_deleted(cluster, partition_ids - leaders.keys())
-    except TxnStoreError as error:
-        failed = error
-        leaders = cluster.known_leaders(partition_ids)
+    leaders, failed = _leaders(cluster, coordinator_id, partition_ids)
     shares: dict[int, list[_Share]] = {}
     for left, done in zip(lefts, delivered, strict=True):
         own: dict[int, _Share] = {}
         for marker in left.markers:
-            if marker.partition_id in leaders:
-                leader_id = leaders[marker.partition_id]
+            leader_id = leaders.get(marker.partition_id)
+            if leader_id is not None:
                 own.setdefault(leader_id, _Share(left, done)).markers.append(marker)
-            elif failed is None:
-                # Asked and not known: the topic was deleted, and its records with it.
+            elif marker.partition_id in leaders or failed is None:
+                # The topic was deleted, and its records with it; or no database has them.
                 done.partition_ids.add(marker.partition_id)
             else:
                 done.error = failed
@@ -128,6 +128,45 @@ def _shares(
         for database_id, share in own.items():
             shares.setdefault(database_id, []).append(share)
     return shares
+
+
+def _leaders(
+    cluster: Cluster, coordinator_id: int, partition_ids: set[int]
+) -> tuple[dict[int, int | None], TxnStoreError | None]:
+    """Return where partitions live, None of those that were deleted; and why nobody can tell of the rest, if so.
+
+    A controller that has lost its last changes knows neither.  The coordinator's copy may, and the logs do.
+    """
+    leaders: dict[int, int | None] = {}
+    failed = None
+    try:
+        leaders.update(cluster.leaders_of(partition_ids))
+        if unknown := partition_ids - leaders.keys():
+            leaders.update(dict.fromkeys(cluster.controller.read(partial(read_deleted, partition_ids=unknown))))
+            _check_deleted(cluster, partition_ids - leaders.keys())
+    except TxnStoreError as error:
+        failed = error
+        leaders.update(cluster.known_leaders(partition_ids))
+    try:
+        if unknown := partition_ids - leaders.keys():
+            leaders.update(cluster.own(coordinator_id).read(partial(cluster.known_leaders, unknown)))
+        if failed is None and (unknown := partition_ids - leaders.keys()):
+            answers = cluster.read_all(partial(_heads, unknown), retry_timeout_ms=DELIVERY_TIMEOUT_MS)
+            leaders.update((number, store.database_id) for store, numbers in answers for number in numbers)
+            if len(answers) < len(cluster.databases):
+                failed = StoreUnavailable("a database that is away may have a partition that the controller has not")
+    except TxnStoreError as error:
+        failed = failed or error
+    return leaders, failed
+
+
+def _heads(partition_ids: Collection[int], connection: Connection) -> set[int]:
+    """Return which of the partitions have a log in a database."""
+    return {
+        number
+        for some in chunks(list(partition_ids))
+        for number in connection.execute(_HEADS, {"partition_ids": some}).scalars()
+    }
 
 
 def _deliver_shares(
@@ -169,21 +208,22 @@ def _deliver_at_once(cluster: Cluster, database_id: int, shares: Sequence[_Share
         # What is there is recognised.
         write(markers)
     except UnknownTopicOrPartition:
-        # Its copies are behind, or the topic was deleted: the controller knows.
+        # Its copies are behind, or the topic was deleted, or was lost before anything was written to it.
         cluster.reconcile(database_id)
-        present = _still_there(cluster, {marker.partition_id for marker in markers})
+        present = _still_there(cluster, database_id, {marker.partition_id for marker in markers})
         write([marker for marker in markers if marker.partition_id in present])
 
 
-def _still_there(cluster: Cluster, partition_ids: set[int]) -> Collection[int]:
-    """Return those of the partitions that the controller has; what is remembered of them does not count."""
+def _still_there(cluster: Cluster, database_id: int, partition_ids: set[int]) -> Collection[int]:
+    """Return those of a member's partitions that the controller has, or that have a log; not what is remembered."""
     present = cluster.controller.read(lambda connection: cluster.read_leaders(partition_ids, connection)).keys()
     _check_deleted(cluster, partition_ids - present)
-    return present
+    heads = partial(_heads, partition_ids)
+    return present | cluster.own(database_id).read(heads, retry_timeout_ms=DELIVERY_TIMEOUT_MS)
 
 
 def _check_deleted(cluster: Cluster, partition_ids: Collection[int]) -> None:
-    """Return if the partitions, of which the controller does not know, were deleted, as far as it can tell.
+    """Return if the controller would know of the partitions, if it has not lost them.
 
     StoreReadOnly if a standby answers for it, which may not have heard of them yet.
     """
