@@ -37,6 +37,7 @@ from txnstore.log.topics import Topic, find_topics
 from txnstore.maintenance.duties import DUTIES
 from txnstore.model import Record
 from txnstore.testing.invariants import assert_cluster_sound
+from txnstore.transactions.coordinator import TransactionCoordinator
 
 LOST = "restored from an older backup, or a failover has lost its last changes"
 _KEYS = {topics: "topic_id", partitions: "partition_id"}
@@ -538,3 +539,88 @@ def test_a_database_that_refuses_keeps_nobody_from_the_others(bench: Bench, caps
     assert LOST in told.err
     with pytest.raises(WrongCluster, match=f"given their numbers out again.*{LOST}"):
         bench.cluster.reconcile(2)
+
+
+# --- members ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_database_whose_registration_was_lost_is_the_same_one_again(site: Site):
+    first, second, _ = site.urls
+    with site.open(first, second) as cluster:
+        backup = back_up(cluster)
+        with site.open() as longer:
+            lost = topic_at(longer, 3, "payments")
+            write(longer, lost.partition_ids[0])
+        restore(cluster, backup)
+    with site.open() as cluster:
+        assert [(member.database_id, member.coordinates) for member in cluster.databases] == [
+            (1, True),
+            (2, True),
+            (3, False),
+        ]
+        assert records(cluster.own(3), lost.partition_ids[0]) == [b"a"]
+        kept = create_topic(cluster, "refunds", config={"txnstore.placement": cluster.label_of(1)})
+        assert kept.leaders == (1,)
+
+
+def test_a_controller_from_before_its_cluster_makes_the_same_one_with_its_members(site: Site):
+    with site.open(site.urls[0]) as alone:
+        backup = back_up(alone)
+    with site.open() as cluster:
+        lost = topic_at(cluster, 2, "payments")
+        write(cluster, lost.partition_ids[0])
+        restore(cluster, backup)
+        homes = {name: cluster.coordinator_id_of(name) for name in map(str, range(99))}
+    first, second, third = site.urls
+    with site.open(first, third, second) as cluster:
+        assert {name: cluster.coordinator_id_of(name) for name in homes} == homes
+        assert cluster.own(2).store_uuid != cluster.own(3).store_uuid
+        assert records(cluster.own(2), lost.partition_ids[0]) == [b"a"]
+
+
+def test_a_database_that_has_the_label_of_one_that_was_lost_is_copied(site: Site, monkeypatch: pytest.MonkeyPatch):
+    first, second, third = site.urls
+    with site.open(first, second) as cluster:
+        backup = back_up(cluster)
+        cluster.add_database(third)
+        cluster.add_database(site.new("fourth"))
+        label = cluster.label_of(4)
+        restore(cluster, backup)
+    fresh = site.new("fifth")
+    with site.open(first, second) as cluster:
+        # It was made anew at the same address.
+        monkeypatch.setattr("txnstore.db.cluster.membership.label_of_address", lambda _: label)
+        assert cluster.add_database(fresh).label == label
+        cluster.reconcile(2)
+        assert not cluster.reconcile(2)
+        copies = cluster.own(2).read(read_catalogue).rows["databases"]
+        labels = {member.database_id: member.label for member in cluster.databases}
+        assert {number: row["label"] for (number,), row in copies.items()} == labels
+
+
+@pytest.mark.parametrize("taken", ["the number", "a name"])
+def test_a_database_whose_registration_was_lost_is_refused_where_something_else_has_come_in_its_place(
+    site: Site, taken: str
+):
+    first, second, third = site.urls
+    with site.open(first) as alone:
+        before = back_up(alone)
+    with site.open(*([first, second] if taken == "the number" else site.urls)) as cluster:
+        backup = back_up(cluster)
+        if taken == "the number":
+            with site.open() as longer:
+                assert len(longer.databases) == 3
+            restore(cluster, backup)
+            cluster.add_database(site.new("fourth"))
+        else:
+            restore(cluster, before)
+            with site.open(first) as alone:
+                bench_producer(alone)
+    for _ in range(2):
+        with pytest.raises(WrongCluster, match=rf"third.* is the number 3 of this cluster.*{LOST}|second.*number 2"):
+            site.open(first, second, third)
+
+
+def bench_producer(cluster: Cluster) -> None:
+    """Let the controller coordinate a name."""
+    TransactionCoordinator(cluster.controller, cluster).init_producer_id("id", 60_000)

@@ -257,13 +257,13 @@ def join(controller: Store, own: Database, label: str, newcomers: Sequence[tuple
         WrongCluster: one of them is not fresh, or belongs to another cluster.
     """
     controller.write(lambda connection: reserve(connection, label))
+    entries: list[tuple[str, str, Database | None]] = []
     for address, store in newcomers:
         try:
-            store.write(lambda connection: claim(connection, own))
+            entries.append((address.label, store.store_uuid, store.write(lambda connection: claim(connection, own))))
         except WrongCluster as error:
             controller.write(_give_up)
             raise WrongCluster(f"the database {address.label!r} cannot join the cluster: {error}") from None
-    entries = [(address.label, store.store_uuid) for address, store in newcomers]
     controller.write(lambda connection: register(connection, label, entries))
 
 
@@ -282,8 +282,10 @@ def _give_up(connection: Connection) -> None:
         connection.execute(update(databases).values(label=ALONE_LABEL))
 
 
-def claim(connection: Connection, controller: Database) -> None:
+def claim(connection: Connection, controller: Database) -> Database | None:
     """Let a fresh database be the controller's, so that no other cluster takes it; safe to repeat.
+
+    Return its entry, as it has it, if it has been a member: the controller may have lost that with its last changes.
 
     Raises:
         WrongCluster: it is not fresh, or belongs to another cluster.
@@ -293,7 +295,7 @@ def claim(connection: Connection, controller: Database) -> None:
     if len(members) > 1:
         if not any(member.store_uuid == controller.store_uuid for member in members):
             raise WrongCluster("it belongs to another cluster")
-        return
+        return next((member for member in members if member.is_own and member.database_id != CLAIMED_ID), None)
     if members[0].label != ALONE_LABEL:
         raise WrongCluster("it is about to be the controller of another cluster, by a list with another order")
     used = connection.execute(_IS_USED).one()
@@ -309,13 +311,19 @@ def claim(connection: Connection, controller: Database) -> None:
             _row(CONTROLLER_ID, controller.label, controller.store_uuid, coordinates=True),
         ],
     )
+    return None
 
 
-def register(connection: Connection, label: str, newcomers: Sequence[tuple[str, str]]) -> list[Database]:
-    """Enter claimed databases at the controller, whose own label is `label`; each comes with its label and uuid.
+def register(
+    connection: Connection, label: str, newcomers: Sequence[tuple[str, str, Database | None]]
+) -> list[Database]:
+    """Enter claimed databases at the controller, whose own label is `label`; each with label, uuid and former entry.
 
     Those that are registered by now stay as they are.  They share in coordinating if they are the first to come and
-    nothing is coordinated yet.
+    nothing is coordinated yet.  One whose registration the controller has lost gets its number back.
+
+    Raises:
+        WrongCluster: this is not the controller; or another one has the number, or names were given homes without it.
     """
     connection.execute(_LOCK)
     members = read_databases(connection)
@@ -327,13 +335,22 @@ def register(connection: Connection, label: str, newcomers: Sequence[tuple[str, 
     if members[0].label == ALONE_LABEL:
         labels[0] = unused_label(label, labels[1:])
         connection.execute(update(databases).where(databases.c.database_id == CONTROLLER_ID).values(label=labels[0]))
-    next_id = max(member.database_id for member in members) + 1
-    for wanted, store_uuid in newcomers:
+    used = {member.database_id for member in members}
+    # Who comes back first: his number is not free.
+    for wanted, store_uuid, former in sorted(newcomers, key=lambda newcomer: newcomer[2] is None):
         if store_uuid in known:
             continue
+        if former is not None and (former.database_id in used or (former.coordinates and not coordinates)):
+            raise WrongCluster(
+                f"the database {wanted!r} is the number {former.database_id} of this cluster, which its controller does"
+                " not know any more, and cannot be it again: the controller was restored from an older backup, or a"
+                " failover has lost its last changes. Nothing was changed: restore the controller's last state"
+            )
         labels.append(unused_label(wanted, labels))
-        connection.execute(insert(databases), _row(next_id, labels[-1], store_uuid, coordinates=coordinates))
-        next_id += 1
+        number = max(used) + 1 if former is None else former.database_id
+        is_home = coordinates if former is None else former.coordinates
+        connection.execute(insert(databases), _row(number, labels[-1], store_uuid, coordinates=is_home))
+        used.add(number)
     if len(labels) > len(members):
         touch_catalogue(connection)
     return read_databases(connection)
