@@ -1,7 +1,8 @@
 """The catalogue, of which every database of a cluster has a copy: databases, topics, partitions and settings.
 
 The controller's rows are the truth.  Each of its changes has a number; a copy is brought to the state of a whole
-snapshot, and never back to an older one.  So a copy may be made by anybody, at any time, and by several at once.
+snapshot, and back to an older one only where the controller itself has gone back.  So a copy may be made by anybody, at
+any time, and by several at once.
 
 A controller may have lost its last changes: restored from an older backup, or by a failover.  So no partition is
 deleted in a member because the controller lacks it, but only because it tells that it has deleted it
