@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -596,6 +597,35 @@ def test_a_database_that_has_the_label_of_one_that_was_lost_is_copied(site: Site
         copies = cluster.own(2).read(read_catalogue).rows["databases"]
         labels = {member.database_id: member.label for member in cluster.databases}
         assert {number: row["label"] for (number,), row in copies.items()} == labels
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_nothing_is_copied_to_a_database_that_is_not_the_one_that_is_registered(
+    site: Site, caplog: pytest.LogCaptureFixture, *, is_taken: bool
+):
+    """By a client that had it open when the controller lost that it had joined."""
+    first, second, _ = site.urls
+    with site.open(first, second) as cluster, contextlib.ExitStack() as stack:
+        backup = back_up(cluster)
+        old = stack.enter_context(site.open())
+        before = old.own(3).read(read_catalogue)
+        restore(cluster, backup)
+        if is_taken:
+            cluster.add_database(site.new("fourth"))
+        with pytest.raises(WrongCluster, match=f"not the number 3 of the cluster any more: .*{LOST}"):
+            old.reconcile(3)
+        for name in ("payments", "refunds"):
+            # After the first the controller may have come to a lower number than it had, which is copied to nobody.
+            caplog.clear()
+            create_topic(old, name, config={"txnstore.placement": cluster.label_of(2)})
+        assert [getattr(record, "database", None) for record in caplog.records] == [old.label_of(3)]
+        if is_taken:
+            made = topic_at(cluster, 3, "orders")
+            with pytest.raises(WrongCluster, match=LOST):
+                write(old, made.partition_ids[0])
+            write(cluster, made.partition_ids[0], b"b")
+            assert read(cluster, made.partition_ids[0]) == [b"b"]
+        assert old.own(3).read(read_catalogue) == before
 
 
 @pytest.mark.parametrize("taken", ["the number", "a name"])

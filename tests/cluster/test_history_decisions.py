@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import NoReturn
 
 import pytest
-from sqlalchemy import delete, select
+from sqlalchemy import Connection, delete, select
 
 from tests.cluster.conftest import Bench
 from tests.cluster.conftest import down as down_for
 from tests.cluster.test_history import back_up, records, restore, topic_at
-from txnstore.db.schema import partition_heads, partitions, topics
-from txnstore.errors import OutcomeUnknown, StoreUnavailable
+from txnstore.db.cluster.membership import touch_catalogue
+from txnstore.db.schema import databases, partition_heads, partitions, topics
+from txnstore.errors import OutcomeUnknown, StoreUnavailable, WrongCluster
 from txnstore.log import topics as topic_rows
 from txnstore.log.cluster_topics import delete_topic
 from txnstore.testing.invariants import assert_cluster_sound
@@ -120,6 +121,29 @@ def test_a_partition_that_was_added_and_not_written_to_makes_nobody_a_condition(
         producer.end(commit=False)
     assert bench.queued(producer.transactional_id) == set()
     assert_cluster_sound(bench.cluster, at_rest=True)
+
+
+def test_a_database_whose_registration_was_lost_holds_up_no_decision_of_others(bench: Bench):
+    number, kept = bench.partition_at(3), bench.partition_at(1)
+    held, free = bench.producer_at(2), bench.producer_at(2)
+    held.send(number, b"a")
+    free.send(kept, b"b")
+    for producer, database_id in ((held, 3), (free, 1)):
+        with bench.down(database_id), pytest.raises(OutcomeUnknown, match="is decided"):
+            producer.end(commit=True)
+
+    def lose(connection: Connection) -> None:
+        connection.execute(delete(databases).where(databases.c.database_id == 3))
+        touch_catalogue(connection)
+
+    bench.cluster.controller.write(lose)
+    forget = delete(partition_heads).where(partition_heads.c.partition_id == number)
+    bench.cluster.own(3).write(lambda connection: connection.execute(forget))
+    with pytest.raises(WrongCluster, match="not the number 3"):
+        complete_all_decided(bench.cluster.own(2), bench.cluster)
+    assert bench.queued(held.transactional_id) == {number}
+    assert bench.queued(free.transactional_id) == set()
+    assert bench.read(kept) == [b"b"]
 
 
 def test_a_sound_cluster_is_asked_nothing_more_to_deliver_a_decision(bench: Bench, monkeypatch: pytest.MonkeyPatch):

@@ -87,6 +87,7 @@ _STILL_DELETED: Final = _GONE.where(deleted_partitions.c.partition_id.not_in(sel
 _LOCK_COPY: Final = (
     select(databases.c.catalogue_version).where(databases.c.database_id == CONTROLLER_ID).with_for_update()
 )
+_OWN_UUID: Final = select(stores.c.store_uuid)
 _VERSION: Final = select(databases.c.catalogue_version).where(databases.c.database_id == CONTROLLER_ID)
 _TOPICS_BY_PARTITION: Final = select(partitions.c.partition_id, topics.c.topic_uuid).join(
     topics, topics.c.topic_id == partitions.c.topic_id
@@ -216,8 +217,8 @@ def apply_catalogue(connection: Connection, catalogue: Catalogue, database_id: i
     database still deletes comes once that is over: its records would be deleted as well.
 
     Raises:
-        WrongCluster: the database belongs to another cluster, or is used by itself; or it has something else than the
-            controller under a number of that.
+        WrongCluster: the database belongs to another cluster, or is used by itself; or the controller does not know it
+            under this number, or has something else than it under a number of partitions or topics.
         UnaskedError: the controller lacks partitions, and was asked for none.
     """
     controller = Database(**catalogue.rows["databases"][CONTROLLER_ID,])
@@ -227,6 +228,9 @@ def apply_catalogue(connection: Connection, catalogue: Catalogue, database_id: i
     present_version = int(connection.execute(_LOCK_COPY).scalar_one())
     if catalogue.is_older_than(present_version):
         return False
+    own = catalogue.rows["databases"].get((database_id,))
+    if own is None or own["store_uuid"] != connection.execute(_OWN_UUID).scalar_one():
+        raise WrongCluster(f"this database is not the number {database_id} of the cluster any more: {_LOST}")
     # A stale snapshot may lack rows that are there: only another one says that something is gone.
     removes = present_version != catalogue.version
     changed, is_complete = is_new, True
@@ -239,10 +243,9 @@ def apply_catalogue(connection: Connection, catalogue: Catalogue, database_id: i
             raise UnaskedError(numbers)
         changed |= _forget_deleted(connection, numbers & catalogue.deleted, catalogue)
         lost = [row for (number,), row in lacking.items() if number not in catalogue.deleted]
-        label = catalogue.rows["databases"][database_id,]["label"]
-        names = _let_give_way(connection, lost, catalogue, label)
+        names = _let_give_way(connection, lost, catalogue, own["label"])
         if is_complete and (names or present_version == catalogue.replaces):
-            _tell_of_loss(names, label)
+            _tell_of_loss(names, own["label"])
     ready = _without_still_deleted(connection, catalogue)
     if ready is not catalogue or not is_complete:
         # The copies stay behind until the rest has come, or the rest has been asked for.
