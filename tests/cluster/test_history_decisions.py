@@ -7,7 +7,7 @@ from typing import NoReturn
 import pytest
 from sqlalchemy import Connection, delete, select
 
-from tests.cluster.conftest import Bench
+from tests.cluster.conftest import Bench, Producer, Site
 from tests.cluster.conftest import down as down_for
 from tests.cluster.test_history import back_up, records, restore, topic_at
 from txnstore.db.cluster.membership import touch_catalogue
@@ -144,6 +144,30 @@ def test_a_database_whose_registration_was_lost_holds_up_no_decision_of_others(b
     assert bench.queued(held.transactional_id) == {number}
     assert bench.queued(free.transactional_id) == set()
     assert bench.read(kept) == [b"b"]
+
+
+def test_a_decision_waits_also_for_a_database_that_its_client_has_not_heard_of(site: Site):
+    with site.open(*site.urls[:2]) as old, site.open() as cluster:
+        assert len(old.databases) == 2
+        backup = back_up(cluster)
+        lost = topic_at(cluster, 3, "payments")
+        name = next(name for name in map(str, range(99)) if cluster.coordinator_id_of(name) == 2)
+        producer = Producer(cluster, name).start()
+        producer.send(lost.partition_ids[0], b"a")
+        with down_for(cluster, cluster.own(3)), pytest.raises(OutcomeUnknown, match="is decided"):
+            producer.end(commit=True)
+        restore(cluster, backup)
+        bench = Bench(site, cluster, lost)
+        for table in (partitions, topics):
+            cluster.own(2).write(lambda connection, table=table: connection.execute(delete(table)))
+        # No URL of its list leads there.
+        with pytest.raises(StoreUnavailable, match="a database that is away"):
+            complete_all_decided(old.own(2), old)
+        assert bench.queued(name) == set(lost.partition_ids)
+        with site.open() as others:
+            complete_all_decided(others.own(2), others)
+        assert bench.queued(name) == set()
+        assert records(cluster.own(3), lost.partition_ids[0]) == [b"a"]
 
 
 def test_a_sound_cluster_is_asked_nothing_more_to_deliver_a_decision(bench: Bench, monkeypatch: pytest.MonkeyPatch):

@@ -151,6 +151,8 @@ def _leaders(
         if unknown := partition_ids - leaders.keys():
             leaders.update(cluster.own(coordinator_id).read(partial(cluster.known_leaders, unknown)))
         if failed is None and (unknown := partition_ids - leaders.keys()):
+            # Also those that have joined since this client looked.
+            cluster.refresh()
             answers = cluster.read_all(partial(_heads, unknown), retry_timeout_ms=DELIVERY_TIMEOUT_MS)
             leaders.update((number, store.database_id) for store, numbers in answers for number in numbers)
             if len(answers) < len(cluster.databases):
