@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -254,6 +254,22 @@ def test_a_standby_in_the_controllers_place_may_be_behind_the_others(bench: Benc
         assert bring_up_to_date(cluster.own(2), cluster) == 0
         assert version_of(cluster.own(2)) == before
         assert names_at(cluster.own(2)) == {"orders", newest.name}
+
+
+def test_a_standby_that_is_promoted_after_it_was_read_has_not_gone_back(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    store, newest = bench.cluster.controller, version_of(bench.cluster.own(2))
+    behind = replace(back_up(bench.cluster).catalogue, version=newest - 1)
+    is_standby = [True]
+
+    def read_and_promote(*_: object) -> Catalogue:
+        is_standby[0] = False
+        return behind
+
+    monkeypatch.setattr(store.backend, "is_standby", lambda _: is_standby[0])
+    monkeypatch.setattr(catalogue, "read_catalogue", read_and_promote)
+    assert catalogue.look(store, newest).replaces is None
+    # From now on it has.
+    assert catalogue.look(store, newest).replaces == newest
 
 
 def test_a_look_from_before_the_loss_loses_nothing_after_it(bench: Bench):

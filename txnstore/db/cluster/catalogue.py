@@ -174,8 +174,10 @@ def look(controller: Store, version: int | None = None, asked: Collection[int] =
     """
 
     def read(connection: Connection) -> Catalogue:
+        # First: one that is promoted meanwhile may have shown less than it has by then.
+        is_behind = version is not None and controller.backend.is_standby(connection)
         found = read_catalogue(connection, asked)
-        if version is None or version <= found.version or controller.backend.is_standby(connection):
+        if version is None or version <= found.version or is_behind:
             return found
         return replace(found, replaces=version)
 
