@@ -19,6 +19,7 @@ from txnstore.cli.output import FAILED
 from txnstore.db.cluster import catalogue
 from txnstore.db.cluster.catalogue import COPIED, Catalogue, copy_catalogue, read_catalogue
 from txnstore.db.cluster.cluster import Cluster, repaired
+from txnstore.db.cluster.membership import ALONE_LABEL
 from txnstore.db.opening import open_store
 from txnstore.db.schema import deleted_numbers, partitions, topics
 from txnstore.errors import UnknownTopicOrPartition, WrongCluster
@@ -665,6 +666,10 @@ def test_a_database_whose_registration_was_lost_is_refused_where_something_else_
     for _ in range(2):
         with pytest.raises(WrongCluster, match=rf"third.* is the number 3 of this cluster.*{LOST}|second.*number 2"):
             site.open(first, second, third)
+    if taken == "a name":
+        # Another cluster can take it in, once nothing is in it.
+        with site.open(first) as alone:
+            assert [member.label for member in alone.databases] == [ALONE_LABEL]
 
 
 def bench_producer(cluster: Cluster) -> None:

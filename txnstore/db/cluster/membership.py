@@ -254,17 +254,21 @@ def join(controller: Store, own: Database, label: str, newcomers: Sequence[tuple
     their copies when they are entered: if one dies in between, the next one goes on.
 
     Raises:
-        WrongCluster: one of them is not fresh, or belongs to another cluster.
+        WrongCluster: one of them is not fresh, or belongs to another cluster; or see `register`.
     """
     controller.write(lambda connection: reserve(connection, label))
     entries: list[tuple[str, str, Database | None]] = []
-    for address, store in newcomers:
-        try:
-            entries.append((address.label, store.store_uuid, store.write(lambda connection: claim(connection, own))))
-        except WrongCluster as error:
-            controller.write(_give_up)
-            raise WrongCluster(f"the database {address.label!r} cannot join the cluster: {error}") from None
-    controller.write(lambda connection: register(connection, label, entries))
+    try:
+        for address, store in newcomers:
+            try:
+                former = store.write(lambda connection: claim(connection, own))
+            except WrongCluster as error:
+                raise WrongCluster(f"the database {address.label!r} cannot join the cluster: {error}") from None
+            entries.append((address.label, store.store_uuid, former))
+        controller.write(lambda connection: register(connection, label, entries))
+    except WrongCluster:
+        controller.write(_give_up)
+        raise
 
 
 def reserve(connection: Connection, label: str) -> None:
