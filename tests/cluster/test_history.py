@@ -19,7 +19,7 @@ from txnstore.cli.output import FAILED
 from txnstore.db.cluster import catalogue
 from txnstore.db.cluster.catalogue import COPIED, Catalogue, copy_catalogue, read_catalogue
 from txnstore.db.cluster.cluster import Cluster, repaired
-from txnstore.db.cluster.membership import ALONE_LABEL
+from txnstore.db.cluster.membership import ALONE_LABEL, STEP_MIN
 from txnstore.db.opening import open_store
 from txnstore.db.schema import deleted_numbers, partitions, topics
 from txnstore.errors import UnknownTopicOrPartition, WrongCluster
@@ -462,6 +462,22 @@ def test_a_cluster_gives_out_no_number_of_a_database_that_was_alone(site: Site):
         bring_up_to_date(cluster.own(2), cluster)
         assert read(cluster, made.partition_ids[0]) == [b"a"]
         assert_cluster_sound(cluster, at_rest=True)
+
+
+def test_numbers_are_those_of_the_one_change_that_made_a_topic_or_partitions(sqlite_bench: Bench):
+    cluster = sqlite_bench.cluster
+    for count in (2, 5):
+        before = version_of(cluster.controller)
+        if count == 2:
+            made = create_topic(cluster, "payments", partition_count=count)
+            new = [*made.partition_ids, made.topic_id]
+        else:
+            new = list(grow_topic(cluster, "payments", partition_count=count).partition_ids[2:])
+        after = version_of(cluster.controller)
+        assert new == list(range(after - len(new) + 1, after + 1))
+        assert STEP_MIN <= after - before < 2 * STEP_MIN
+    # No two changes share one.
+    assert STEP_MIN > 1 + topic_rows.PARTITIONS_MAX
 
 
 @pytest.mark.parametrize("name", ["refunds", "payments"])

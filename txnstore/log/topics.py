@@ -252,7 +252,7 @@ def create_topic(
     members = lock_catalogue(connection)
     _check_collision(connection, name)
     topic_uuid = str(uuid.uuid4())
-    numbers = draw_numbers(connection, members, 1 + partition_count)
+    numbers = draw_numbers(members, 1 + partition_count)
     own_number = {} if numbers is None else {"topic_id": numbers.pop()}
     topic_id = connection.execute(_INSERT, {"name": name, "topic_uuid": topic_uuid, **own_number}).scalar_one_or_none()
     if topic_id is None:
@@ -361,9 +361,7 @@ def grow_topic(connection: Connection, name: str, *, partition_count: int) -> To
             f"topic {name} has {present} partitions already; it can only get more, not {partition_count}"
         )
     leaders = place_partitions(connection, members, name, topic.settings, range(present, partition_count))
-    _add_partitions(
-        connection, topic.topic_id, present, leaders, draw_numbers(connection, members, partition_count - present)
-    )
+    _add_partitions(connection, topic.topic_id, present, leaders, draw_numbers(members, partition_count - present))
     return get_topic(connection, name)
 
 

@@ -11,7 +11,7 @@ import hashlib
 import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from sqlalchemy import Connection, bindparam, delete, exists, insert, select, update
@@ -366,14 +366,15 @@ def touch_catalogue(connection: Connection) -> int:
     return number
 
 
-def draw_numbers(connection: Connection, members: Sequence[Database], count: int) -> list[int] | None:
+def draw_numbers(members: Sequence[Database], count: int) -> list[int] | None:
     """Return numbers for new topics and partitions that nothing in the cluster has ever had; None: it is one database.
 
-    A controller that was restored from an older backup gives none out again, as its tables would.
+    They are those of the change for which `lock_catalogue` has returned the databases, up to its own: once for each.  A
+    controller that was restored from an older backup gives none out again, as its tables would.
     """
     if len(members) == 1:
         return None
-    last = touch_catalogue(connection)
+    last = next(member.catalogue_version for member in members if member.is_own)
     return list(range(last - count + 1, last + 1))
 
 
@@ -392,7 +393,8 @@ def lock_catalogue(connection: Connection) -> list[Database]:
             f"topics and settings are changed in the controller of the cluster, the database {controller!r}"
         )
     if len(members) > 1:
-        touch_catalogue(connection)
+        number = touch_catalogue(connection)
+        members = [replace(member, catalogue_version=number) if member.is_own else member for member in members]
     return members
 
 
