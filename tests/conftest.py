@@ -53,6 +53,8 @@ settings.load_profile("txnstore")
 #: So many objects are made, and so many of such rounds, before the garbage collector looks at them: by Python's own
 #: figures it took a ninth of the time in which tests are collected, and a fiftieth of that in which they run.
 GARBAGE_THRESHOLDS = (50_000, 20, 10)
+#: What stores have that are not made by tests.
+FIRST_PARTITION_ID_MAX = opening.FIRST_PARTITION_ID_MAX
 #: What all tests leave is a fifth of it.
 MEMORY_BYTES_MIN = 8 * 1024**3
 #: The files that take longest, those that take most first: with several processes, the last one to end is soon. Here

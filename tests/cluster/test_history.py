@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import Connection, delete, insert, select, update
 
 from tests.cluster.conftest import Bench, Site, read
+from tests.conftest import FIRST_PARTITION_ID_MAX
 from tests.tools.crashes import every_crash, noting
 from txnstore import Consumer, Producer, TopicPartition
 from txnstore.cli import maintenance
@@ -478,6 +479,10 @@ def test_numbers_are_those_of_the_one_change_that_made_a_topic_or_partitions(sql
         assert STEP_MIN <= after - before < 2 * STEP_MIN
     # No two changes share one.
     assert STEP_MIN > 1 + topic_rows.PARTITIONS_MAX
+
+
+def test_the_first_number_of_a_database_alone_is_below_the_first_of_a_cluster():
+    assert 1 < FIRST_PARTITION_ID_MAX < STEP_MIN
 
 
 @pytest.mark.parametrize("name", ["refunds", "payments"])
