@@ -453,20 +453,25 @@ def abandon(producer: Callable[[], object], thread: SenderThread, connection: St
     count = unsent.unsent_count
     is_collected = producer() is None
     if count and is_collected:
-        thread.at_end.append(partial(_tell_from, thread, count))
-        # A program that ends at once waits for it.
-        atexit.register(thread.stop, ABANDONED_SECONDS)
+
+        def await_thread() -> None:
+            # A program that ends at once waits for it, and none of its children, which do not have it.
+            if os.getpid() == connection.process_id:
+                thread.stop(ABANDONED_SECONDS)
+
+        thread.at_end.append(partial(_tell_last, count, await_thread))
+        atexit.register(await_thread)
     thread.stop(0.0)
     connection.close(ABANDONED_SECONDS)
     if count and not is_collected:
         _tell(count)
 
 
-def _tell_from(thread: SenderThread, count: int) -> None:
+def _tell_last(count: int, await_thread: Callable[[], None]) -> None:
     try:
         _tell(count)
     finally:
-        atexit.unregister(thread.stop)
+        atexit.unregister(await_thread)
 
 
 def _tell(count: int) -> None:
