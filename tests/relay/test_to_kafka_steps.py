@@ -166,6 +166,39 @@ def test_all_partitions_begin_at_the_ends_that_the_first_look_found(store, stand
     assert stand_in.side.read("shop") == {0: numbered(2, 3), 1: numbered(2, 3)}
 
 
+def test_a_partition_that_comes_up_before_a_relay_is_started_again_is_shipped_from_its_first_record(store, stand_in):
+    """The relay died when it had written where it begins, and nothing else."""
+    make_topic(store, "shop")
+    put(store, "shop", numbered(3))
+    with pytest.raises(Crash):
+        ship(store, stand_in.cluster(CrashingLibrary(1, When.BEFORE)), start=RelayStart.LATEST)
+    stand_in.side.grow("shop", 2)
+    store.write(lambda connection: grow_topic(connection, "shop", partition_count=2))
+    put(store, "shop", numbered(2), partition=1)
+    assert ship(store, stand_in.cluster(), start=RelayStart.LATEST) == 2
+    assert stand_in.side.read("shop") == {0: [], 1: numbered(2)}
+
+
+def test_a_relay_that_begins_at_the_first_record_after_all_does_so(store, stand_in):
+    make_topic(store, "shop")
+    put(store, "shop", numbered(3))
+    with pytest.raises(Crash):
+        ship(store, stand_in.cluster(CrashingLibrary(1, When.BEFORE)), start=RelayStart.LATEST)
+    assert ship(store, stand_in.cluster()) == 3
+
+
+def test_a_partition_that_comes_up_beside_what_was_relayed_is_shipped_from_its_first_record(store, stand_in):
+    """Also by a relay that has not written where it was to begin, as those from the first record once did not."""
+    make_topic(store, "shop")
+    ship(store, stand_in.cluster())
+    of_start = relay_positions.c.relay_id.startswith("start/")
+    store.write(lambda connection: connection.execute(relay_positions.delete().where(of_start)))
+    stand_in.side.grow("shop", 2)
+    store.write(lambda connection: grow_topic(connection, "shop", partition_count=2))
+    put(store, "shop", numbered(2), partition=1)
+    assert ship(store, stand_in.cluster(), start=RelayStart.LATEST) == 2
+
+
 def test_what_comes_up_later_is_shipped_from_its_first_record(store, stand_in, monkeypatch):
     make_topic(store, "shop")
     put(store, "shop", numbered(3))
@@ -339,6 +372,8 @@ def test_a_lost_position_is_noticed_also_in_a_topic_that_was_made_anew(store, st
     put(store, "shop", numbered(3, 10))
     assert ship(store, stand_in.cluster(), name="x", on_gap=OnGap.EARLIEST) == 3
     purge_deleted_partitions(store, rows_max=100)
+    # Also where it was to begin, which tells relays from Kafka that it does.
+    assert stands_in(store) == ["shop"] * 2
     stand_in.side.admin.delete_consumer_groups(["txnstore-relay-x"])["txnstore-relay-x"].result(60)
     with pytest.raises(RelayFailed, match="Kafka has lost its position"):
         ship(store, stand_in.cluster(), name="x")
