@@ -22,7 +22,7 @@ from txnstore.db.cluster.catalogue import COPIED, Catalogue, copy_catalogue, rea
 from txnstore.db.cluster.cluster import Cluster, repaired
 from txnstore.db.cluster.membership import ALONE_LABEL, STEP_MIN
 from txnstore.db.opening import open_store
-from txnstore.db.schema import deleted_numbers, partitions, topics
+from txnstore.db.schema import databases, deleted_numbers, partitions, topics
 from txnstore.errors import UnknownTopicOrPartition, WrongCluster
 from txnstore.log import topics as topic_rows
 from txnstore.log.append import Append, append
@@ -41,6 +41,8 @@ from txnstore.maintenance.duties import DUTIES
 from txnstore.model import Record
 from txnstore.testing.invariants import assert_cluster_sound
 from txnstore.transactions.coordinator import TransactionCoordinator
+from txnstore.verification.invariants import Invariant
+from txnstore.verification.verify import verify
 
 LOST = "restored from an older backup, or a failover has lost its last changes"
 _KEYS = {topics: "topic_id", partitions: "partition_id"}
@@ -479,6 +481,20 @@ def test_numbers_are_those_of_the_one_change_that_made_a_topic_or_partitions(sql
         assert STEP_MIN <= after - before < 2 * STEP_MIN
     # No two changes share one.
     assert STEP_MIN > 1 + topic_rows.PARTITIONS_MAX
+
+
+def test_a_controller_that_would_give_its_numbers_out_again_is_found(sqlite_bench: Bench):
+    cluster = sqlite_bench.cluster
+    made = topic_at(cluster, 2, "payments")
+    assert made.partition_ids == (made.topic_id - 1,)
+    for version, expected in ((made.topic_id, []), (made.topic_id - 1, ["topics"]), (1, ["topics", "partitions"])):
+        set_back = update(databases).where(databases.c.database_id == 1).values(catalogue_version=version)
+        for store in cluster.stores():
+            store.write(lambda connection, set_back=set_back: connection.execute(set_back))
+        found = verify(cluster)
+        assert {violation.invariant for violation in found} <= {Invariant.NUMBERS_AHEAD}
+        assert [violation.seen.split()[0] for violation in found] == expected
+        assert {violation.place.database for violation in found} <= {cluster.label_of(1)}
 
 
 def test_the_first_number_of_a_database_alone_is_below_the_first_of_a_cluster():

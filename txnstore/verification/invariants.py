@@ -77,7 +77,10 @@ class Invariant(enum.Enum):
     )
     NUMBERS_AHEAD = (
         "the numbers that the database gives out to rows and commits are above all that it has given out",
-        "stop all writers, and set its counter above that number: PostgreSQL by setval(), SQLite in sqlite_sequence",
+        (
+            "stop all writers, and set its counter above that number: PostgreSQL by setval(), SQLite in"
+            " sqlite_sequence; of a cluster's topics and partitions it is the controller's databases.catalogue_version"
+        ),
     )
     DECISION_STANDS = (
         "markers and committed offsets of a transaction are those that the journal decided on",

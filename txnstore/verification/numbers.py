@@ -10,6 +10,8 @@ from typing import Any, Final
 
 from sqlalchemy import Column, Connection, Select, func, select, union_all
 
+from txnstore.db.cluster.catalogue import read_version
+from txnstore.db.cluster.membership import CONTROLLER_ID
 from txnstore.db.schema import (
     finished_transactions,
     outbox,
@@ -59,12 +61,19 @@ def number_violations(store: Store, connection: Connection, *, is_alone: bool = 
     """Return which numbers the database gives out that it has given out before, as far as this role may know."""
     found = []
     for key, name, largest_of in _GIVEN:
-        if key.table.name in _OF_CATALOGUE and not is_alone:
+        table = str(key.table.name)
+        is_drawn = table in _OF_CATALOGUE and not is_alone
+        if is_drawn and store.database_id != CONTROLLER_ID:
             continue
         # First: what is given out meanwhile is not among the rows.
         largest = largest_of.value(connection)
-        table = str(key.table.name)
-        following = None if largest is None else store.backend.next_key(connection, store.schema, table, key.name)
+        if largest is None:
+            following = None
+        elif is_drawn:
+            # At the earliest: the next change has a larger number.
+            following = read_version(connection) + 1
+        else:
+            following = store.backend.next_key(connection, store.schema, table, key.name)
         if following is not None and following <= largest:
             seen = f"{table} gives out {following} as the next {key.name}, but the {name} {largest} is there"
             found.append(Violation(Invariant.NUMBERS_AHEAD, Place(), seen))
