@@ -18,7 +18,7 @@ from tests.tools.tables import Rows, all_tables
 from txnstore import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
 from txnstore.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 from txnstore.db.opening import open_store
-from txnstore.db.schema import deleted_partitions, metadata, outbox, relay_positions
+from txnstore.db.schema import deleted_numbers, deleted_partitions, metadata, outbox, relay_positions
 from txnstore.db.store import Store
 from txnstore.log.append import Append, append
 from txnstore.log.codec import encode
@@ -216,10 +216,12 @@ def _sink(store: Store, query_id: str, partition_id: int) -> None:
 
 
 def _rest(connection: Connection) -> None:
-    """Enter what a relay and a deletion that was broken off leave."""
+    """Enter what a relay, a deletion that was broken off and one in a cluster leave."""
     position = {"relay_id": "r", "topic": "t", "partition_number": 3, "topic_uuid": "u", "next_offset": 9}
     connection.execute(relay_positions.insert(), position)
     connection.execute(deleted_partitions.insert(), {"partition_id": 10**6})
+    # As of a database that was once a cluster's controller.
+    connection.execute(deleted_numbers.insert(), {"partition_id": 1 << 33})
 
 
 def _outbox(store: Store) -> None:

@@ -72,7 +72,6 @@ def test_everything_is_where_it_was_and_clients_go_on_there(history, urls, opene
     source, target = map(opened, urls)
     before, old = all_rows(source), store_row(source)
     assert {name for name, rows in before.items() if not rows} - {"maintenance_duties"} == {
-        "deleted_numbers",
         "offset_producers",
         "transaction_branches",
     }
