@@ -533,7 +533,7 @@ def test_text_that_the_other_database_cannot_hold_is_named(
     source, target = opened(filled(txnstore_sqlite_url)), opened(txnstore_postgresql_url)
     with source.engine.connect() as connection:
         connection.exec_driver_sql("INSERT INTO txnstore_outbox (topic, value) VALUES ('t' || char(0), x'00')")
-    with pytest.raises(InvalidRequest, match=r"column topic of the table outbox .* outbox_id 1"):
+    with pytest.raises(InvalidRequest, match=r"column topic of table outbox .* outbox_id 1"):
         move(source, target)
     cancel(source)
 
@@ -544,7 +544,7 @@ def test_a_number_that_the_other_database_cannot_hold_is_named(urls_up, opened, 
     source, target = map(opened, urls_up)
     with source.engine.begin() as connection:
         connection.exec_driver_sql("INSERT INTO txnstore_outbox (topic, partition_number) VALUES ('t', ?)", (number,))
-    with pytest.raises(InvalidRequest, match=r"column partition_number of the table outbox .* outbox_id 1"):
+    with pytest.raises(InvalidRequest, match=r"column partition_number of table outbox .* outbox_id 1"):
         move(source, target)
 
 
