@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +21,6 @@ from txnstore.db.sqlite.waiter import FileWaiter
 from txnstore.db.store import Store
 from txnstore.errors import StoreUnavailable
 from txnstore.groups.offsets import CommittedOffsets, read_offsets
-from txnstore.log import topics
 from txnstore.log.append import Append, Appended
 from txnstore.log.cluster_topics import create_topic
 from txnstore.log.codec import encode
@@ -144,9 +143,9 @@ class Bench:
     def read(self, partition_id: int, isolation: IsolationLevel = IsolationLevel.READ_COMMITTED) -> list[bytes | None]:
         return read(self.cluster, partition_id, isolation)
 
-    def offsets(self, group_id: str, partition_ids: Iterable[int] = (1, 2, 3)) -> CommittedOffsets:
+    def offsets(self, group_id: str) -> CommittedOffsets:
         return self.cluster.coordinator_of(group_id).read(
-            lambda connection: read_offsets(connection, group_id, partition_ids)
+            lambda connection: read_offsets(connection, group_id, self.topic.partition_ids)
         )
 
     def committed(self, group_id: str) -> dict[int, int]:
@@ -260,10 +259,7 @@ def site(request: pytest.FixtureRequest) -> Site:
 
 def _bench(site: Site) -> Iterator[Bench]:
     with site.open() as cluster:
-        # Small numbers, as of a topic that was made before the cluster was.
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(topics, "draw_numbers", lambda *_: None)
-            topic = create_topic(cluster, "orders", partition_count=6, config={"txnstore.placement": "roundrobin"})
+        topic = create_topic(cluster, "orders", partition_count=6, config={"txnstore.placement": "roundrobin"})
         yield Bench(site, cluster, topic)
 
 

@@ -51,7 +51,7 @@ class Victims:
         producer = world.producer
         producer.send(self.bench.partition_at(2), world.value)
         producer.send(self.bench.partition_at(1), world.value)
-        producer.send_offsets(world.group, {1: 5})
+        producer.send_offsets(world.group, {self.bench.partition_at(1): 5})
         producer.end(commit=self.commit)
 
     def recover(self, _: object = None) -> None:
@@ -65,11 +65,12 @@ class Victims:
         name = world.producer.transactional_id
         with noting(place):
             seen = {world.value in read(self.others, self.bench.partition_at(number)) for number in (1, 2)}
+            number = self.bench.partition_at(1)
             found = self.others.coordinator_of(world.group).read(
-                lambda connection: read_offsets(connection, world.group, [1])
+                lambda connection: read_offsets(connection, world.group, [number])
             )
             assert not found.unstable
-            seen.add(1 in found.offsets)
+            seen.add(number in found.offsets)
             assert len(seen) == 1, f"torn: {seen}"
             assert row_of(self.others, name).state in (S.EMPTY, S.COMPLETE_ABORT, S.COMPLETE_COMMIT)
             (committed,) = seen
@@ -147,7 +148,7 @@ def test_the_same_call_again_goes_on_where_the_crash_was(victims: Victims):
         next(numbers)
         for number in (1, 2, 3):
             world.producer.send(bench.partition_at(number), world.value)
-        world.producer.send_offsets(world.group, {1: 5})
+        world.producer.send_offsets(world.group, {bench.partition_at(1): 5})
         return world
 
     def end(world: World) -> None:
@@ -216,7 +217,7 @@ class ManyOverdue:
         for producer in producers:
             for number in (1, 2):
                 producer.send(self.bench.partition_at(number), b"a")
-            producer.send_offsets(self.group, {1: 5})
+            producer.send_offsets(self.group, {self.bench.partition_at(1): 5})
         self.bench.clock.advance(60_001)
         return producers
 

@@ -33,7 +33,7 @@ def taken_over(bench: Bench, group_id: str, *, times: int) -> list[Producer]:
     first.become(ProducerIdentity(first.identity.producer_id, EPOCH_EXHAUSTED))
     for number in (1, 2, 3):
         first.send(bench.partition_at(number), b"a")
-    first.send_offsets(group_id, {1: 4})
+    first.send_offsets(group_id, {bench.partition_at(1): 4})
     store, name = bench.cluster.own(1), first.transactional_id
     writer = join_transaction(store, name, first.identity, cluster=bench.cluster)
     batch = encode([Record(b"w")], producer=writer.identity, base_sequence=0, is_transactional=True)
@@ -86,11 +86,11 @@ def test_who_took_it_over_last_ends_it_in_every_database(bench: Bench, is_away: 
     of_producers = select(offset_producers.c.producer_epoch)
     known = bench.cluster.own(2).read(lambda connection: connection.execute(of_producers).scalars().all())
     assert known == [32767]
-    last.send_offsets(group_id, {1: 5})
+    last.send_offsets(group_id, {bench.partition_at(1): 5})
     last.end(commit=True)
     for number in (1, 2, 3):
         assert bench.read(bench.partition_at(number)) == ([b"a", b"next"] if commit else [b"next"])
-    assert bench.committed(group_id) == {1: 5}
+    assert bench.committed(group_id) == {bench.partition_at(1): 5}
     assert_cluster_sound(bench.cluster, at_rest=True)
 
 
@@ -112,7 +112,7 @@ def test_what_the_last_one_has_decided_is_completed_by_others(bench: Bench, comm
     new.send(bench.partition_at(2), b"next")
     new.end(commit=True)
     assert bench.read(bench.partition_at(2)) == ([b"a", b"next"] if commit else [b"next"])
-    assert bench.committed(group_id) == ({1: 4} if commit else {})
+    assert bench.committed(group_id) == ({bench.partition_at(1): 4} if commit else {})
 
 
 def test_an_administrator_aborts_what_was_taken_over(bench: Bench):

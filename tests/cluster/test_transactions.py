@@ -76,7 +76,7 @@ def commits_of(engine: Engine) -> Iterator[list[str]]:
 def test_a_transaction_ends_the_same_in_every_database(bench: Bench, commit: bool, coordinator_id: int):
     producer = bench.producer_at(coordinator_id)
     began = producer.identity
-    groups = {number: bench.name_at(number, "group") for number in (1, 2, 3)}
+    groups = {bench.partition_at(number): bench.name_at(number, "group") for number in (1, 2, 3)}
     for number in bench.topic.partition_ids:
         producer.send(number, b"a", b"b")
     for number, group_id in groups.items():
@@ -143,7 +143,10 @@ def test_what_is_still_buffered_is_sent_with_the_end(bench: Bench):
     group = bench.name_at(1, "group")
     appends = [producer.batch(number, b"a") for number in bench.topic.partition_ids]
     identity = producer.identity
-    offsets = [sent_offsets(group, {1: 5}), sent_offsets(bench.name_at(2, "group"), {1: 6})]
+    offsets = [
+        sent_offsets(group, {bench.partition_at(1): 5}),
+        sent_offsets(bench.name_at(2, "group"), {bench.partition_at(1): 6}),
+    ]
     first = producer.end(commit=True, appends=appends, offsets=offsets)
     again = producer.coordinator.end_transaction(
         producer.transactional_id, identity, commit=True, appends=appends, offsets=offsets
@@ -154,7 +157,7 @@ def test_what_is_still_buffered_is_sent_with_the_end(bench: Bench):
     assert {place.partition_id: place.base_offset for place in again.appended} == places
     assert all(place.is_duplicate for place in again.appended)
     assert all(bench.read(number) == [b"a"] for number in bench.topic.partition_ids)
-    assert bench.committed(group) == {1: 5}
+    assert bench.committed(group) == {bench.partition_at(1): 5}
     assert_cluster_sound(bench.cluster, at_rest=True)
 
 
@@ -163,8 +166,8 @@ def test_buffered_offsets_of_a_group_elsewhere_count_with_every_commit(sqlite_be
     bench = sqlite_bench
     producer, group = bench.producer_at(2), bench.name_at(1, "group")
     for offset in (5, 6):
-        producer.end(commit=True, offsets=[sent_offsets(group, {1: offset})])
-        assert bench.committed(group) == {1: offset}
+        producer.end(commit=True, offsets=[sent_offsets(group, {bench.partition_at(1): offset})])
+        assert bench.committed(group) == {bench.partition_at(1): offset}
         assert not bench.offsets(group).unstable
 
 
@@ -250,7 +253,7 @@ def test_what_comes_late_is_refused_in_every_database(bench: Bench, ended_by: st
     group = bench.name_at(3, "group")
     producer.send(written, b"a")
     producer.coordinator.add_partitions(producer.transactional_id, producer.identity, [added])
-    producer.send_offsets(group, {1: 1})
+    producer.send_offsets(group, {bench.partition_at(1): 1})
     late.added = {written, added}
     expected: type[Exception] = ProducerFenced
     if ended_by in ("commit", "abort"):
@@ -271,14 +274,14 @@ def test_what_comes_late_is_refused_in_every_database(bench: Bench, ended_by: st
             late.send(number, b"late")
         assert bench.read(number, IsolationLevel.READ_UNCOMMITTED) == before
     with pytest.raises(expected):
-        late.send_offsets(group, {1: 99})
+        late.send_offsets(group, {bench.partition_at(1): 99})
     with pytest.raises(InvalidProducerEpoch, match="came after the end of their transaction"):
         bench.cluster.own(3).write(
             lambda connection: add_offsets_from_elsewhere(
-                connection, GroupMembership(group), {1: OffsetAndMetadata(99)}, late.identity
+                connection, GroupMembership(group), {bench.partition_at(1): OffsetAndMetadata(99)}, late.identity
             )
         )
-    assert bench.committed(group) == ({1: 1} if ended_by == "commit" else {})
+    assert bench.committed(group) == ({bench.partition_at(1): 1} if ended_by == "commit" else {})
     assert not bench.offsets(group).unstable
     assert_cluster_sound(bench.cluster, at_rest=True)
 
@@ -468,19 +471,19 @@ def test_offsets_that_a_transaction_of_another_database_holds_are_named_with_the
 def test_a_delivery_that_comes_again_after_the_next_transaction_began_changes_nothing_of_it(bench: Bench):
     producer = bench.producer_at(1)
     group, number = bench.name_at(2, "group"), bench.partition_at(2)
-    producer.send_offsets(group, {1: 1})
+    producer.send_offsets(group, {bench.partition_at(1): 1})
     producer.end(commit=True)
     marker = producer.identity
-    producer.send_offsets(group, {1: 2})
+    producer.send_offsets(group, {bench.partition_at(1): 2})
     producer.send(number, b"open")
     # The end of the first one once more, by somebody who was asleep in between.
     store = bench.cluster.own(2)
     ended = EndedElsewhere(marker, [group], commit=True)
     store.write(lambda connection: finish_offsets_from_elsewhere(connection, [ended]))
-    assert bench.committed(group) == {1: 1}
-    assert bench.offsets(group).unstable == {1}
+    assert bench.committed(group) == {bench.partition_at(1): 1}
+    assert bench.offsets(group).unstable == {bench.partition_at(1)}
     producer.end(commit=False)
-    assert bench.committed(group) == {1: 1}
+    assert bench.committed(group) == {bench.partition_at(1): 1}
     assert bench.read(number) == []
     assert_cluster_sound(bench.cluster, at_rest=True)
 
@@ -494,12 +497,12 @@ def test_offsets_that_were_announced_and_come_after_the_end_are_refused(bench: B
     with monkeypatch.context() as patch:
         patch.setattr("txnstore.transactions.distributed.add_offsets_from_elsewhere", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            work.send_offsets(producer.transactional_id, before, sent_offsets(group, {1: 9}))
+            work.send_offsets(producer.transactional_id, before, sent_offsets(group, {bench.partition_at(1): 9}))
     producer.end(commit=True)
     with pytest.raises(InvalidProducerEpoch):
         bench.cluster.own(2).write(
             lambda connection: add_offsets_from_elsewhere(
-                connection, GroupMembership(group), {1: OffsetAndMetadata(9)}, before
+                connection, GroupMembership(group), {bench.partition_at(1): OffsetAndMetadata(9)}, before
             )
         )
     assert not bench.offsets(group).unstable
@@ -510,7 +513,7 @@ def test_producers_of_other_databases_are_forgotten_with_age(sqlite_bench: Bench
     bench = sqlite_bench
     producer = bench.producer_at(1)
     group = bench.name_at(2, "group")
-    producer.send_offsets(group, {1: 1})
+    producer.send_offsets(group, {bench.partition_at(1): 1})
     producer.end(commit=True)
     known = select(offset_producers.c.producer_id)
     store = bench.cluster.own(2)
@@ -518,7 +521,7 @@ def test_producers_of_other_databases_are_forgotten_with_age(sqlite_bench: Bench
     assert store.read(lambda connection: connection.execute(known).scalars().all()) == [producer.identity.producer_id]
     bench.clock.advance(86_400_001)
     producer.start()
-    producer.send_offsets(group, {1: 2})
+    producer.send_offsets(group, {bench.partition_at(1): 2})
     # While it holds offsets it is known.
     expire_producers(store)
     assert store.read(lambda connection: connection.execute(known).scalars().all()) == [producer.identity.producer_id]
@@ -671,7 +674,7 @@ def test_who_is_held_back_ends_what_another_database_coordinates(bench: Bench):
     assert bench.row(abandoned.transactional_id).state is S.ONGOING
     assert abort_overdue_in(third, [held], bench.cluster) == 60_000 - 1_000
     assert bench.row(abandoned.transactional_id).state is S.COMPLETE_ABORT
-    assert not bench.offsets(group_id, [held]).unstable
+    assert not bench.offsets(group_id).unstable
     alive.end(commit=True)
     assert bench.read(held) == [b"alive"]
     assert_cluster_sound(bench.cluster, at_rest=True)
@@ -681,7 +684,7 @@ def test_what_comes_after_the_deadline_is_refused_for_other_databases_too(bench:
     group_id = bench.name_at(3, "group")
     calls: dict[str, Callable[[Producer], object]] = {
         "records": lambda late: late.send(bench.partition_at(3, 1), b"late"),
-        "offsets": lambda late: late.send_offsets(group_id, {1: 7}),
+        "offsets": lambda late: late.send_offsets(group_id, {bench.partition_at(1): 7}),
         "commit": lambda late: late.end(commit=True),
         "commit with records": lambda late: late.end(
             commit=True, appends=[late.batch(bench.partition_at(3, 1), b"late")]

@@ -38,7 +38,7 @@ def begins_to_append(bench: Bench, producer: Producer) -> Callable[[], object]:
 def begins_to_send_offsets(bench: Bench, producer: Producer) -> Callable[[], object]:
     group_id = bench.name_at(2, "group")
     parts(bench, producer).add((), [group_id])
-    return lambda: parts(bench, producer).send_offsets(sent_offsets(group_id, {1: 9}))
+    return lambda: parts(bench, producer).send_offsets(sent_offsets(group_id, {bench.partition_at(1): 9}))
 
 
 def begins_as_writer(bench: Bench, producer: Producer) -> Callable[[], object]:
@@ -136,25 +136,25 @@ def test_a_producer_that_returns_after_a_day_goes_on(bench: Bench):
     group_id = bench.name_at(2, "group")
     for number in range(3):
         producer.send(bench.partition_at(2), b"%d" % number)
-        producer.send_offsets(group_id, {1: number})
+        producer.send_offsets(group_id, {bench.partition_at(1): number})
         producer.end(commit=True)
         bench.clock.advance(DAY_MS)
         assert sum(expire_producers(store) for store in bench.cluster.stores()) >= 2
     assert bench.read(bench.partition_at(2)) == [b"0", b"1", b"2"]
-    assert bench.committed(group_id) == {1: 2}
+    assert bench.committed(group_id) == {bench.partition_at(1): 2}
     assert_cluster_sound(bench.cluster, at_rest=True, producers_expire=True)
 
 
 def test_who_sends_offsets_between_the_look_and_the_lock_is_not_forgotten(bench: Bench):
     producer = bench.producer_at(1)
     group_id = bench.name_at(2, "group")
-    producer.send_offsets(group_id, {1: 1})
+    producer.send_offsets(group_id, {bench.partition_at(1): 1})
     producer.end(commit=True)
     bench.clock.advance(DAY_MS)
-    producer.send_offsets(group_id, {1: 2})
+    producer.send_offsets(group_id, {bench.partition_at(1): 2})
     store, before_ms = bench.cluster.own(2), bench.clock.now_ms()
     assert store.write(partial(_forget_producers, [producer.identity.producer_id], before_ms)) == 0
     producer.end(commit=True)
-    assert bench.committed(group_id) == {1: 2}
+    assert bench.committed(group_id) == {bench.partition_at(1): 2}
     bench.clock.advance(DAY_MS)
     assert store.write(partial(_forget_producers, [producer.identity.producer_id], bench.clock.now_ms())) == 1
