@@ -126,10 +126,14 @@ def join_threads(before):
         thread.join(PATIENCE_SECONDS)
 
 
-def test_a_producer_that_is_dropped_with_records_says_so_and_not_within_the_collection(url, own_lock):
+@pytest.mark.parametrize("is_in_circle", [False, True])
+def test_a_producer_that_is_dropped_with_records_says_so_and_not_within_the_collection(url, own_lock, is_in_circle):
     """Nor are those told of that were delivered and whose reports nobody has asked for."""
     before = set(threading.enumerate())
-    producer = Producer({"bootstrap.servers": url, "linger.ms": 30_000})
+    owner = Owner(url)
+    callbacks = {"error_cb": owner.called_back} if is_in_circle else {}
+    owner.client = producer = Producer({"bootstrap.servers": url, "linger.ms": 30_000, **callbacks})
+    del callbacks
     for number in range(2):
         producer.produce("payments", str(number))
     send_all(producer)
@@ -138,7 +142,7 @@ def test_a_producer_that_is_dropped_with_records_says_so_and_not_within_the_coll
     assert len(producer) == 5
     # Whoever logs something at this moment, in any thread, does so within the lock.
     with own_lock.own_lock:
-        del producer
+        del owner, producer
         gc.collect()
         assert own_lock.events == []
     join_threads(before)

@@ -235,6 +235,8 @@ PLANTED = {
         'CREATE INDEX x ON txnstore_outbox (topic) WHERE refusal IS NULL OR "abs" /* of */ (timestamp_ms) > 0'
     ),
     "a condition that fails with a value": "CREATE INDEX x ON txnstore_outbox (topic) WHERE value ->> 'a' > 1",
+    "a condition by a wrong escape": "CREATE INDEX x ON txnstore_outbox (topic) WHERE 'x' LIKE 'y' ESCAPE topic",
+    "a condition by a long text": "CREATE INDEX x ON txnstore_outbox (topic) WHERE 'x' LIKE topic",
     "a unique index by another case": "CREATE /* so */ unique INDEX x ON [TXNSTORE_outbox] (topic)",
     "a view for a table": "DROP TABLE txnstore_groups; CREATE VIEW txnstore_groups AS SELECT load_extension('x') AS y",
 }
@@ -286,6 +288,7 @@ FINDERS = [
     "CREATE INDEX %s ON txnstore_outbox (topic) WHERE topic='a' AND (refusal IS NULL OR NOT (timestamp_ms>-5))",
     "CREATE INDEX %s ON txnstore_outbox (topic) WHERE topic IN ('a', 'b') AND topic COLLATE nocase <> 'c'",
     "CREATE INDEX %s -- where abs(topic)\nON txnstore_outbox /* of us ( */ (topic) WHERE topic -- too\n LIKE 'a%%'",
+    "CREATE INDEX %s ON txnstore_outbox (topic) WHERE topic NOT LIKE 'a%%' AND topic GLOB 'b*'",
 ]
 
 

@@ -132,6 +132,19 @@ def test_it_begins_where_it_is_told_to_and_only_the_first_time(store, stand_in):
     assert stand_in.side.read("shop") == {0: numbered(2, 3)}
 
 
+def test_what_was_there_when_an_earliest_one_died_is_left_out_by_a_latest_one_and_by_no_other(store, stand_in):
+    """It had told of the topic's end before it was to copy anything."""
+    for start, expected in ((RelayStart.LATEST, numbered(2, 3)), (RelayStart.EARLIEST, numbered(5))):
+        topic = start.name
+        make_topic(store, topic)
+        put(store, topic, numbered(3))
+        with pytest.raises(Crash):
+            ship(store, stand_in.cluster(CrashingLibrary(1, When.BEFORE)), topics=(topic,), start=RelayStart.EARLIEST)
+        put(store, topic, numbered(2, 3))
+        ship(store, stand_in.cluster(), topics=(topic,), start=start)
+        assert stand_in.side.read(topic) == {0: expected}
+
+
 class _SecondFailsLibrary:
     """confluent-kafka's names, whose first producer of partition 1 raises an error when it begins."""
 

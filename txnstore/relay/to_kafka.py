@@ -562,7 +562,7 @@ class ToKafka:
         unseen = [
             topic
             for topic in topics
-            if is_latest and self._looked_at is None and topic.name not in former and topic.topic_uuid not in shipped
+            if self._looked_at is None and topic.name not in former and topic.topic_uuid not in shipped
         ]
         bounds = read_bounds(connection, [id_ for topic in unseen for id_ in topic.partition_ids]) if unseen else {}
         new = {}

@@ -44,23 +44,26 @@ def test_records_and_rows_are_committed_together(producer, any_caller, url, topi
     assert committed_values(url, topic) == [b"1", b"2", b"3"]
 
 
-def test_a_transaction_begun_by_mistake_beside_another_leaves_its_connection_enlisted(
+def test_no_other_transaction_begins_while_one_lets_go_of_the_last_ones_connections(
     producer, caller, url, topic, entry, monkeypatch
 ):
     producer.begin_transaction()
     producer.enlist(caller.given)
     producer.commit_transaction(PATIENCE_SECONDS)
     original = EnlistedBranches.begin
+    refused = []
 
     def begin_another(branches):
-        monkeypatch.setattr(EnlistedBranches, "begin", original)
-        producer.begin_transaction()
-        producer.enlist(caller.given)
-        caller.write(entry)
-        producer.produce(topic, b"1")
+        refused.append(error_of(producer.begin_transaction).code())
         original(branches)
 
-    monkeypatch.setattr(EnlistedBranches, "begin", begin_another)
+    with monkeypatch.context() as patched:
+        patched.setattr(EnlistedBranches, "begin", begin_another)
+        producer.begin_transaction()
+    assert refused == [KafkaError._PREV_IN_PROGRESS]
+    producer.enlist(caller.given)
+    caller.write(entry)
+    producer.produce(topic, b"1")
     assert error_of(producer.begin_transaction).code() == KafkaError._STATE
     producer.commit_transaction(PATIENCE_SECONDS)
     assert (is_there(url, entry), committed_values(url, topic)) == (True, [b"1"])

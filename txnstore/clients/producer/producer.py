@@ -150,8 +150,8 @@ class Producer:
         self._intake = make_intake(self._accumulator, self._choice, self._directory.entries, self._ticks, configuration)
         #: Queues nearly all records, once the thread has started, and says of others that it has not.
         self._add_in_c: Callable[..., bool] | None = None
-        # A producer that is dropped without being closed keeps neither thread nor connection.
-        self._finalizer = weakref.finalize(self, abandon, weakref.ref(self), self._thread, connection, self._reports)
+        dropped = weakref.ref(self, id)
+        self._finalizer = weakref.finalize(self, abandon, dropped, self._thread, connection, self._reports)
         if statistics.due_seconds(0.0) is not None:
             self._thread.timed_work.append(statistics)
             self._thread.start()

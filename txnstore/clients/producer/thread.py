@@ -445,8 +445,8 @@ class Unsent(Protocol):
 def abandon(producer: Callable[[], object], thread: SenderThread, connection: StoreConnection, unsent: Unsent) -> None:
     """End what a producer has that nobody holds any more, or whose program ends, and tell of records that are lost.
 
-    `producer` returns None if it was collected.  That can be anywhere, also where a handler of the log holds a lock:
-    then the thread tells of them.
+    `producer` returns None if it was collected (a weak reference without a callback may still have it, from Python 3.15
+    on).  That can be anywhere, also where a handler of the log holds a lock: then the thread tells of them.
     """
     if os.getpid() != connection.process_id:
         return

@@ -107,10 +107,9 @@ class ProducerTransactions:
             self.commit(-1.0)
         self._is_ending = False
         if self._has_enlisted:
-            with self._lock:
-                self._progress.check_call(_C.BEGIN)
             # Before it has begun: Ctrl-C must not carry a connection of the last transaction into the next.
-            self._branches.begin()
+            with self._progress.in_call(_C.BEGIN):
+                self._branches.begin()
         with self._lock:
             self._progress.check_call(_C.BEGIN)
             if self._has_enlisted:

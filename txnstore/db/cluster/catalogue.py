@@ -232,7 +232,10 @@ def apply_catalogue(connection: Connection, catalogue: Catalogue, database_id: i
         return False
     own = catalogue.rows["databases"].get((database_id,))
     if own is None or own["store_uuid"] != connection.execute(_OWN_UUID).scalar_one():
-        raise WrongCluster(f"this database is not the number {database_id} of the cluster any more: {_LOST}")
+        raise WrongCluster(
+            f"this database is not the number {database_id} of the cluster any more: {_LOST}, or only some databases of"
+            " a copy have been adopted so far"
+        )
     # A stale snapshot may lack rows that are there: only another one says that something is gone.
     removes = present_version != catalogue.version
     changed, is_complete = is_new, True

@@ -37,12 +37,9 @@ _BEFORE_PARENTHESIS: Final = frozenset(
         "CASE",
         "CAST",
         "ELSE",
-        "ESCAPE",
         "FROM",
-        "GLOB",
         "IN",
         "IS",
-        "LIKE",
         "NOT",
         "OR",
         "THEN",
@@ -50,7 +47,10 @@ _BEFORE_PARENTHESIS: Final = frozenset(
     }
 )
 #: Operators that are functions, which may be missing, or fail with a value.
-_CALLS: Final = frozenset({"MATCH", "REGEXP", "->", "->>"})
+_CALLS: Final = frozenset({"MATCH", "REGEXP", "ESCAPE", "->", "->>"})
+#: Operators that fail with a pattern that is too long: theirs has to stand there.
+_NEED_TEXT: Final = frozenset({"LIKE", "GLOB"})
+_PATTERN_MAX: Final = 1_000
 _ORDERS: Final = frozenset({"BINARY", "NOCASE", "RTRIM"})
 
 
@@ -73,6 +73,7 @@ def _calls_nothing(sql: str) -> bool:
     return _CALLS.isdisjoint(condition) and all(
         (after != "(" or before in _BEFORE_PARENTHESIS or not _is_name(before))
         and (before != "COLLATE" or after.strip('"`[]') in _ORDERS)
+        and (before not in _NEED_TEXT or (after.startswith("'") and len(after) <= _PATTERN_MAX))
         for before, after in pairwise(condition)
     )
 
