@@ -53,6 +53,6 @@ def take_all(accumulator):
     """Take every record that waits, and never report it."""
     with accumulator.changed:
         accumulator.give_up()
-    batches = [queue.take(queue.record_count) for queues in accumulator.given_up for queue in queues.values()]
+    batches = [queue.first(queue.record_count) for queues in accumulator.given_up for queue in queues.values()]
     accumulator.given_up.clear()
     return [batch for batch in batches if batch.record_count]

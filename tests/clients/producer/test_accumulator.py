@@ -237,7 +237,7 @@ class Around:
             waiting = self.queue.take_unassigned(topic)
             assert waiting is not None
             assert len(waiting.asked_for) == waiting.record_count
-            self.note([waiting.take(waiting.record_count)])
+            self.note([waiting.first(waiting.record_count)])
 
     def abort(self) -> None:
         self.gate.stage = TransactionStage.READY
@@ -347,6 +347,33 @@ def test_what_was_taken_goes_although_the_next_queue_cannot_be_looked_at(monkeyp
             with pytest.raises(MemoryError):
                 queue.take_batches(5, 1000)
     assert values(queue.take_batches(5, 1000)) == [("b", 0, [b"b"])]
+
+
+class Narrow(list):
+    """A list that finds no memory for what it is given first."""
+
+    has_refused = False
+
+    def append(self, item):
+        if not self.has_refused:
+            self.has_refused = True
+            raise MemoryError
+        super().append(item)
+
+
+def test_what_there_is_no_memory_to_hand_over_stays_in_the_queue():
+    queue = accumulator()
+    for topic in "ab":
+        add(queue, topic, 0, topic.encode())
+    taken = Narrow()
+    queue.take_batches(5, 1000, into=taken)
+    assert values(taken) == [("b", 0, [b"b"])]
+    assert (queue.waiting_count, queue.waiting()[0]) == (1, 0.0)
+    assert values(queue.take_batches(5, 1000)) == [("a", 0, [b"a"])]
+    add(queue, "c", 0, b"c")
+    with pytest.raises(MemoryError):
+        queue.take_batches(5, 1000, into=Narrow())
+    assert values(queue.take_batches(5, 1000)) == [("c", 0, [b"c"])]
 
 
 def test_a_closed_queue_takes_nothing_of_a_call_that_began_before():

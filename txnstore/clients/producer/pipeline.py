@@ -70,7 +70,7 @@ class SealedTransaction:
         for queue in self.queues.values():
             while queue.places:
                 # At once: an error half way loses none, and the next call goes on.
-                self.batches.append(queue.take_batch(records_max))
+                queue.take_batch(records_max, self.batches)
         return self.batches
 
 

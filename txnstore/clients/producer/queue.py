@@ -110,12 +110,8 @@ class PartitionQueue(_QueueParts):
         oldest_seconds: float = self.places[QUEUED_SECONDS]
         return oldest_seconds
 
-    def take(self, count: int) -> Batch:
-        """Take the first records."""
-        return self._taken(self.first(count))
-
-    def take_batch(self, records_max: int) -> Batch:
-        """Take the first records that make a batch which the log takes; one that is too large goes by itself."""
+    def take_batch(self, records_max: int, batches: list[Batch]) -> None:
+        """Take over the first records that make a batch which the log takes; one that is too large goes by itself."""
         batch = self.first(min(self.record_count, records_max))
         if self.size_bytes > self.batch_bytes_max:
             count = bisect_right(list(accumulate(batch.sizes_bytes)), self.batch_bytes_max)
@@ -129,20 +125,24 @@ class PartitionQueue(_QueueParts):
             batch.packed_headers,
             batch_bytes_max=self.batch_bytes_max,
         )
-        return self._taken(batch if count == batch.record_count else batch.part(0, count))
+        self.take_over(batch if count == batch.record_count else batch.part(0, count), batches)
 
     def first(self, count: int) -> Batch:
         """Return the first records, which stay where they are."""
         return Batch.of(self.topic, self.partition, self.places[: count * PLACES], self.asked_for[:count])
 
-    def _taken(self, batch: Batch) -> Batch:
-        """Take out what the batch holds."""
+    def take_over(self, batch: Batch, batches: list[Batch]) -> None:
+        """Take out the first records, which the batch holds, to `batches`: without memory for that they stay here."""
         count, size_bytes = batch.record_count, batch.size_bytes
-        del self.places[: count * PLACES]
+        batches.append(batch)
+        try:
+            del self.places[: count * PLACES]
+        except BaseException:
+            batches.pop()
+            raise
         del self.asked_for[:count]
         self.size_bytes -= size_bytes
         self.notify_at_bytes = self.batch_bytes_max
-        return batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,12 +413,13 @@ class Accumulator(_AccumulatorParts):
         batches_per_partition_max: int,
         size_bytes_max: int,
         unless: Callable[[str, int], bool] | None = None,
+        into: list[Batch] | None = None,
     ) -> list[Batch]:
         """Take what goes next: the first batches of every partition, until `size_bytes_max` is reached.
 
-        Partitions for which `unless` is true are left alone.
+        Partitions for which `unless` is true are left alone.  Of `into` the caller has what was taken, whatever fails.
         """
-        batches: list[Batch] = []
+        batches: list[Batch] = [] if into is None else into
         left_bytes, failure = size_bytes_max, None
         for key, queue in list(self.queues.items()):
             if unless is not None and unless(queue.topic, queue.partition):
@@ -428,7 +429,7 @@ class Accumulator(_AccumulatorParts):
                     break
                 before_bytes = queue.size_bytes
                 try:
-                    batches.append(queue.take_batch(self.batch_records_max))
+                    queue.take_batch(self.batch_records_max, batches)
                 except Exception as error:  # noqa: BLE001 - what was taken is not lost by it, and the rest is tried again
                     failure = error
                     break
@@ -447,7 +448,7 @@ class Accumulator(_AccumulatorParts):
             while count < len(queued_seconds) and queued_seconds[count] <= queued_before_seconds:
                 count += 1
             if count:
-                expired.append(queue.take(count))
+                queue.take_over(queue.first(count), expired)
         self._drop_empty()
         return expired
 

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from txnstore.backoff import Backoff
 from txnstore.clients.connection import StoreConnection
@@ -39,6 +39,7 @@ from txnstore.transactions.writers import TransactionWriter, append_as_writer, j
 
 if TYPE_CHECKING:
     from txnstore.clients.configuration.configuration import Configuration
+    from txnstore.clients.model.errors import KafkaError
     from txnstore.clients.producer.unassigned import Refused, UnassignedTopics
 
 #: How long one try of the database goes on by itself; then the sender looks whether it is still wanted.
@@ -457,6 +458,26 @@ class Lanes:
         """It is in flight no more; nothing happens if it was not."""
         with contextlib.suppress(ValueError):
             in_flight.lane.in_flight.remove(in_flight)
+
+
+class DeliveryListener(Protocol):
+    """Who hears of deliveries: the producer's transaction, if it has one."""
+
+    def writing(self) -> None:
+        """Records are about to be written: from now on the transaction may be open in the store."""
+        ...
+
+    def delivery_failed(self, record_count: int) -> None:
+        """Records will not be delivered."""
+        ...
+
+    def records_refused(self, error: KafkaError) -> None:
+        """The store does not take a record."""
+        ...
+
+    def transaction_failed(self, error: TxnStoreError) -> None:
+        """The transaction of the records cannot go on."""
+        ...
 
 
 class LookUp:

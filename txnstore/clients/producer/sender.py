@@ -12,11 +12,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from txnstore.clients.model.errors import KafkaError, kafka_error_of
 from txnstore.clients.producer.queue import FULL_TEXT, Accumulator, Batch, DeliveryReport, DeliveryReports
-from txnstore.clients.producer.requests import InFlight, Lane, Lanes, LookUp, ProduceRequest, ProducerSession
+from txnstore.clients.producer.requests import (
+    DeliveryListener,
+    InFlight,
+    Lane,
+    Lanes,
+    LookUp,
+    ProduceRequest,
+    ProducerSession,
+)
 from txnstore.clients.producer.thread import SenderThread, WriterHelp
 from txnstore.clients.producer.unassigned import UnassignedTopics
 from txnstore.db.cluster.membership import CONTROLLER_ID
@@ -66,26 +74,6 @@ RECORD_ERRORS: Final = (
 )
 #: The log does not take this identity any more; without a transaction another one will do.
 IDENTITY_ERRORS: Final = (InvalidProducerEpoch, InvalidProducerIdMapping, OutOfOrderSequence)
-
-
-class DeliveryListener(Protocol):
-    """Who hears of deliveries: the producer's transaction, if it has one."""
-
-    def writing(self) -> None:
-        """Records are about to be written: from now on the transaction may be open in the store."""
-        ...
-
-    def delivery_failed(self, record_count: int) -> None:
-        """Records will not be delivered."""
-        ...
-
-    def records_refused(self, error: KafkaError) -> None:
-        """The store does not take a record."""
-        ...
-
-    def transaction_failed(self, error: TxnStoreError) -> None:
-        """The transaction of the records cannot go on."""
-        ...
 
 
 class Sender:
@@ -325,15 +313,23 @@ class Sender:
             due_seconds = self._queue_due_seconds(time.monotonic())
             if due_seconds is not None and due_seconds <= time.monotonic():
                 unless = self._unless_blocked()
-                self._enter(self._accumulator.take_batches(BATCHES_PER_PARTITION_MAX, REQUEST_BYTES_MAX, unless))
+                taken: list[Batch] = []
+                try:
+                    self._accumulator.take_batches(BATCHES_PER_PARTITION_MAX, REQUEST_BYTES_MAX, unless, into=taken)
+                finally:
+                    self._enter(taken)
 
     def _take_into(self, lane: Lane, unless: Callable[[str, int], bool] | None = None) -> InFlight | None:
         """Take what comes next from the queue into a lane, where an abort finds it, whatever else fails."""
-        in_flight = InFlight(lane, [])
-        in_flight.batches = self._accumulator.take_batches(BATCHES_PER_PARTITION_MAX, REQUEST_BYTES_MAX, unless)
-        if in_flight.batches:
-            lane.in_flight.append(in_flight)
-        return in_flight if in_flight.batches else None
+        batches: list[Batch] = []
+        in_flight = InFlight(lane, batches)
+        lane.in_flight.append(in_flight)
+        try:
+            self._accumulator.take_batches(BATCHES_PER_PARTITION_MAX, REQUEST_BYTES_MAX, unless, into=batches)
+        finally:
+            if not batches:
+                del lane.in_flight[-1]
+        return in_flight if batches else None
 
     def _next_of(self, lane: Lane) -> tuple[InFlight, ProduceRequest] | None:
         """Return what the lane is to write now, if there is something."""

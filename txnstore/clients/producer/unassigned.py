@@ -50,7 +50,7 @@ class UnassignedTopics:
         with self._accumulator.changed:
             queue = self._accumulator.take_unassigned(name)
         if queue is not None:
-            yield queue.take(queue.record_count), error
+            yield queue.first(queue.record_count), error
 
     def _assign(self, topic: Topic) -> Iterator[Refused]:
         refused: list[Batch] = []
