@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from concurrent.futures import Future
 
 import pytest
 
@@ -277,3 +278,58 @@ def test_a_job_of_which_its_caller_is_told_an_error_does_not_run(thread, monkeyp
             thread.submit(lambda: ran.append("it ran"))
     thread.submit(lambda: None).result(PATIENCE_SECONDS)
     assert ran == []
+
+
+def fail_first(monkeypatch, owner, name):
+    """Let the first call of a function find no memory."""
+    function, refused = getattr(owner, name), []
+
+    def failing(*arguments):
+        if not refused:
+            refused.append(name)
+            raise MemoryError(name)
+        return function(*arguments)
+
+    monkeypatch.setattr(owner, name, failing)
+    return refused
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (Alarm, "sleep"),
+        (Future, "set_result"),
+        (Future, "set_running_or_notify_cancel"),
+        (SenderThread, "_next_work"),
+        (SenderThread, "_run_job"),
+        (Timed, "due_seconds"),
+    ],
+)
+def test_whatever_fails_around_a_job_its_caller_is_told_its_answer(thread, monkeypatch, owner, name):
+    thread.timed_work.append(Timed())
+    refused = fail_first(monkeypatch, owner, name)
+    assert thread.submit(lambda: "done").result(PATIENCE_SECONDS) == "done"
+    assert thread.submit(lambda: "next").result(PATIENCE_SECONDS) == "next"
+    assert refused == [name]
+
+
+def test_what_is_due_is_not_asked_for_without_a_pause_while_that_fails(thread, monkeypatch):
+    pauses = []
+    may_stop = threading.Event()
+
+    class Mistaken(Timed):
+        def due_seconds(self, now_seconds):
+            raise ZeroDivisionError
+
+    def pause():
+        pauses.append(thread.backoff.is_pausing)
+        if len(pauses) == 3:
+            thread.timed_work.clear()
+            may_stop.set()
+
+    monkeypatch.setattr(thread, "pause", pause)
+    thread.timed_work.append(Mistaken())
+    thread.start()
+    assert may_stop.wait(PATIENCE_SECONDS)
+    assert thread.submit(lambda: "done").result(PATIENCE_SECONDS) == "done"
+    assert pauses == [True] * 3

@@ -372,21 +372,30 @@ class SenderThread:
     # --- the thread -------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        is_lost = False
         while True:
-            work = self._next_work()
-            if work is None:
-                break
+            work: Callable[[], object] | None = None
             try:
+                if is_lost:
+                    # What is due could not be told: not at once again.
+                    self.pause()
+                is_lost = True
+                work = self._next_work()
+                is_lost = False
+                if work is None:
+                    break
                 work()
             except SenderStopped:
                 break
             except Exception:  # noqa: BLE001 - a mistake of ours is logged, and the records are not lost by it
-                _log.exception(
-                    "%s failed; it goes on",
-                    self._thread.name,
-                    extra={"event": "background_work_failed", "client": self._thread.name},
-                )
-                self.backoff.back_off()
+                # Whatever else fails here: nobody would do any work any more.
+                with contextlib.suppress(Exception):
+                    self.backoff.back_off()
+                    _log.exception(
+                        "%s failed; it goes on",
+                        self._thread.name,
+                        extra={"event": "background_work_failed", "client": self._thread.name},
+                    )
             del work
         self._refuse_jobs()
         for call in self.at_end:
@@ -413,16 +422,22 @@ class SenderThread:
         return None
 
     def _run_job(self) -> None:
+        # Taken out once it is to run: else an error before that is its end, and nobody is told.
+        future, job = self._jobs[0]
+        is_wanted = future.running() or (not future.cancelled() and future.set_running_or_notify_cancel())
         with self.alarm.lock:
-            future, job = self._jobs.popleft()
-        if not future.set_running_or_notify_cancel():
+            self._jobs.popleft()
+        if not is_wanted:
             return
         try:
             result = job()
+            try:
+                future.set_result(result)
+            except Exception:  # noqa: BLE001 - no memory for it, say: whoever waits gets it all the same
+                future.set_result(result)
         except BaseException as error:  # noqa: BLE001 - whoever waits gets it, whatever it is
-            future.set_exception(error)
-        else:
-            future.set_result(result)
+            if not future.done():
+                future.set_exception(error)
 
     def _refuse_jobs(self) -> None:
         with self.alarm.lock:
