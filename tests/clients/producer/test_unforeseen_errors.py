@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import threading
 from collections import Counter
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -547,6 +548,17 @@ def test_who_closes_between_an_answer_and_its_reports_hears_that_it_stands(produ
     assert is_stopped.is_set()
     producer.poll(0)
     assert reports == [None]
+    assert values(read_to_end(url, TOPIC)) == [b"known", b"1"]
+
+
+def test_a_commit_that_stands_is_told_although_its_future_cannot_be_ended_at_first(producer, url, monkeypatch):
+    begun(producer, b"known")
+    producer.commit_transaction(PATIENCE_SECONDS)
+    fault = Fault(monkeypatch, Future, "set_result")
+    begun(producer, b"1")
+    fault.set()
+    assert producer.commit_transaction_async().result(PATIENCE_SECONDS) is None
+    assert fault.has_come
     assert values(read_to_end(url, TOPIC)) == [b"known", b"1"]
 
 

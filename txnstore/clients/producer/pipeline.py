@@ -275,7 +275,12 @@ class CommitPipeline:
         except Exception:  # noqa: BLE001 - it came behind the commit, which stands
             log_failure("what came behind a commit failed")
         finally:
-            sealed.future.set_result(None)
+            try:
+                sealed.future.set_result(None)
+            except Exception:  # noqa: BLE001 - no memory for it, say
+                # It stands, and who waits for it would wait for ever.
+                if not sealed.future.done():
+                    sealed.future.set_result(None)
 
     def _give_up(self, error: TxnStoreError) -> None:
         """Let the first commit fail, and all that follow: also the transaction that is open now has to be aborted."""
