@@ -473,7 +473,10 @@ class Enlistment:
             # A call before this one has left it to the sender's thread, which has settled it just now.
             self._wait_until(work, deadline)
             return None
-        if ending is None:
+        if ending is None and self._progress.stage is _S.BEGIN_COMMIT:
+            # A second interrupt came before it was noted that the first one has given it up.
+            self._progress.fail_and_raise(_interrupted_error())
+        if ending is None or self._progress.stage is _S.IN_TRANSACTION:
             assert enlisted is not None
             ending = self._begin_ending(enlisted, writers)
         if ending.requests is None:
@@ -535,10 +538,16 @@ class Enlistment:
                 self._progress.work = self._progress.submit(partial(self._settle_work, ending), _C.COMMIT)
             return
         self._ending = self._progress.work = None
-        with contextlib.suppress(Exception):
-            self._progress.submit(partial(self._give_up_work, ending))
-        reason = "the commit was interrupted before the enlisted connection was committed; nothing was committed"
-        self._progress.fail(KafkaError(KafkaError._FAIL, reason, txn_requires_abort=True))
+        give_up = partial(self._give_up_work, ending)
+        try:
+            with contextlib.suppress(Exception):
+                self._progress.submit(give_up)
+        except BaseException:
+            # A second interrupt: done twice it does nothing more.
+            self._progress.submit(give_up)
+            raise
+        finally:
+            self._progress.fail(_interrupted_error())
 
     def _create_topics(self, enlisted: _Enlisted) -> None:
         """Create topics that are used for the first time: no other connection could while SQLite's lock is held."""
@@ -663,6 +672,8 @@ class Enlistment:
     # --- on the sender's thread ---------------------------------------------------------------------------------------
 
     def _gather_work(self, ending: _Ending) -> None:
+        if ending.requests is not None:
+            return  # an interrupted call had queued it before
         self._offsets.stop_lingering()
         requests = self._sender.take_everything()
         if requests or self._progress.error is not None:
@@ -723,6 +734,11 @@ class Enlistment:
         enlisted, self._enlisted, self._ending = self._enlisted, None, None
         for name in enlisted.created_topics if enlisted is not None else ():
             self._directory.forget(name)
+
+
+def _interrupted_error() -> KafkaError:
+    reason = "the commit was interrupted before the enlisted connection was committed; nothing was committed"
+    return KafkaError(KafkaError._FAIL, reason, txn_requires_abort=True)
 
 
 def _abortable(error: TxnStoreError) -> KafkaError:
