@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from contextlib import closing
 from functools import partial
@@ -24,6 +25,7 @@ from tests.clients.steps import (
 )
 from txnstore import KafkaError, Producer
 from txnstore.clients.producer.enlistment import Enlistment
+from txnstore.clients.producer.progress import TransactionProgress
 from txnstore.transactions.coordinator import TransactionCoordinator
 
 TOPIC = "orders"
@@ -245,3 +247,50 @@ def test_what_an_enlisted_commit_has_gathered_as_it_is_interrupted_is_reported(b
             producer.abort_transaction(PATIENCE_SECONDS)
         assert len(producer) == 0
         assert reports == [KafkaError._PURGE_QUEUE]
+
+
+@pytest.mark.parametrize("name", ["submit", "wait"])
+@pytest.mark.parametrize("is_enlisted", [False, True])
+def test_a_commit_that_is_interrupted_twice_can_be_ended_and_the_next_one_begun(bank, monkeypatch, name, is_enlisted):
+    """Ctrl-C comes behind a step of the commit, and again at every moment from then on."""
+    producer = Producer({"bootstrap.servers": bank, "transactional.id": "anna", "linger.ms": 9_000})
+    producer.init_transactions(PATIENCE_SECONDS)
+    step = getattr(TransactionProgress, name)
+    was_interrupted = False
+
+    def interrupted(*arguments, **keywords):
+        nonlocal was_interrupted
+        done = step(*arguments, **keywords)
+        if was_interrupted:
+            return done
+        was_interrupted = True
+        raise KeyboardInterrupt
+
+    def is_before(frame, event):
+        # A generator that an error is thrown into looks for no signal before it handles that.
+        is_thrown_into = event == "call" and frame.f_code.co_flags & inspect.CO_GENERATOR
+        return not was_interrupted or is_thrown_into or is_left_alone(frame, event)
+
+    monkeypatch.setattr(TransactionProgress, name, interrupted)
+    with calling(bank, "core") as caller:
+        for at, moment in every_interrupt(FILES, is_before):
+            was_interrupted = True
+            producer.begin_transaction()
+            if is_enlisted:
+                producer.enlist(caller.given)
+                caller.write(str(at))
+            producer.produce(TOPIC, str(at), partition=0)
+            was_interrupted = False
+            with pytest.raises(KeyboardInterrupt), moment:
+                producer.commit_transaction(PATIENCE_SECONDS)
+            bring_to_an_end(producer)
+            assert producer.flush(PATIENCE_SECONDS) == 0, moment.where
+            caller.rollback()
+            with producer.transaction(PATIENCE_SECONDS):
+                producer.produce(TOPIC, f"next {at}", partition=0)
+    producer.close()
+    assert at > 2
+    found = [value.decode() for value in values(read_to_end(bank, TOPIC)) if value]
+    assert [entry for entry in found if entry.startswith("next")] == [f"next {number}" for number in range(1, at + 1)]
+    if is_enlisted:
+        assert sorted(entry for entry in found if not entry.startswith("next")) == sorted(ledger_of(bank))

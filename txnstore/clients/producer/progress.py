@@ -129,7 +129,8 @@ class TransactionProgress:
 
         A resumable call whose work is not done at the end is left open for the same call to take it up.
         """
-        is_entered = is_interrupted = False
+        # Until the opposite is known: a second Ctrl-C would come in between.
+        is_entered, is_interrupted = False, True
         try:
             with self.lock:
                 self.check_call(call)
@@ -138,8 +139,9 @@ class TransactionProgress:
                 self.is_called = True
                 self._is_left = False
             yield
-        except BaseException as error:
-            is_interrupted = not isinstance(error, KafkaException)
+            is_interrupted = False
+        except KafkaException:
+            is_interrupted = False
             raise
         finally:
             if is_entered:
