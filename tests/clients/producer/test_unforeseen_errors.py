@@ -124,7 +124,7 @@ OF_ENLISTED = [
 ]
 #: Of these only one side: else records are lost to their reports, between two instructions that want no memory.
 ONLY_BEHIND = {"_settle_work", "committed", "report"}
-ONLY_AT = {"_last_requests", "last_requests", "take_everything"}
+ONLY_AT = {"take_everything"}
 
 
 #: What there is to be told whatever fails there: the answer is known, or nothing has been asked for.

@@ -405,22 +405,22 @@ class Sender:
             return False
         return True
 
-    def last_requests(self) -> list[ProduceRequest]:
-        """Send until one request is left, or none, and return it unsent: it goes with the commit.
+    def last_requests(self, last: list[ProduceRequest]) -> None:
+        """Send until one request is left, or none, and have it in `last`, unsent: it goes with the commit.
 
-        With several databases it is one to the coordinator's.
+        With several databases it is one to the coordinator's.  Whatever fails here, what is in `last` is not in flight.
 
         Raises:
             SenderStopped: the producer was closed.
         """
         self.begin_flush()
         try:
-            return self._last_requests()
+            self._last_requests(last)
         finally:
             self._committing_database_id = None
             self.end_flush()
 
-    def _last_requests(self) -> list[ProduceRequest]:
+    def _last_requests(self, last: list[ProduceRequest]) -> None:
         while True:
             while self._has_more_than_commit:
                 if self._is_alone() and self._lanes.is_empty:
@@ -439,16 +439,17 @@ class Sender:
                 is_last = self._accumulator.is_empty
             if in_flight is None:
                 if is_last:
-                    return []
+                    return
                 continue
             if is_last and self._can_be_prepared(in_flight):
                 with self._lock:
                     # Unless an interrupt of the commit has failed it meanwhile, on the caller's thread.
                     if in_flight in lane.in_flight and in_flight.request is not None:
-                        last = [in_flight.request]
                         self._changed.notify_all()
-                        self._lanes.take_out(in_flight)
-                        return last
+                        # In this order: what comes second wants no memory, and it is never in neither of them.
+                        last.append(in_flight.request)
+                        lane.in_flight.remove(in_flight)
+                        return
             elif is_last:
                 self._pause()
 

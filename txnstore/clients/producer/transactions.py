@@ -585,8 +585,9 @@ class ProducerTransactions:
 
     def _commit_work(self, writers: Collection[int] | None) -> None:
         self._offsets.stop_lingering()
-        requests = self._sender.last_requests()
+        requests: list[ProduceRequest] = []
         try:
+            self._sender.last_requests(requests)
             ended = self._answer_of_commit(requests, writers)
         except BaseException:
             # Each once: what has its reports, or has been sent again, is not in the list any more.
@@ -619,8 +620,7 @@ class ProducerTransactions:
 
     def _begin_if_unsure(self) -> None:
         """Let an empty transaction be open before its end, if a call that was to begin it has timed out."""
-        session = self._sender.session
-        if session.has_begun or self._offsets or self._branches.connections:
+        if self._sender.session.has_begun or self._offsets or self._branches.connections:
             return
         try:
             self._sender.thread.until_answered(self._begin_in_store)
