@@ -282,7 +282,8 @@ def test_a_job_of_which_its_caller_is_told_an_error_does_not_run(thread, monkeyp
 
 def fail_first(monkeypatch, owner, name):
     """Let the first call of a function find no memory."""
-    function, refused = getattr(owner, name), []
+    function = getattr(owner, name)
+    refused: list[str] = []
 
     def failing(*arguments):
         if not refused:
