@@ -573,9 +573,8 @@ class DeliveryReports:
 
     @property
     def unsent_count(self) -> int:
-        """How many records are not sent: they have no report that waits to be served."""
+        """How many records are not sent: they have no report that waits to be served; without the lock, so about."""
         count = self._accumulator.record_count
-        # Without the lock, at the program's end: others may be producing or serving.
         return max(0, count - sum(each.batch.record_count - each.released_count for each in [*self._reports]))
 
     def add(self, report: DeliveryReport) -> None:
