@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.clients.moments import attempt, every_interrupt, is_no_moment_for_signals
 from tests.clients.producer.reporting import take_all
-from txnstore.clients.producer.queue import PARTITION_UNASSIGNED, PLACES, VALUE, Accumulator, DeliveryReport
+from txnstore.clients.producer.queue import PARTITION_UNASSIGNED, PLACES, VALUE, Accumulator, Batch, DeliveryReport
 from txnstore.clients.producer.state import TransactionStage
 from txnstore.clients.producer.thread import Alarm
 from txnstore.log.columns import fitting
@@ -83,7 +83,9 @@ def test_only_what_is_too_old_expires():
     add(queue, "t", 0, b"new", queued_seconds=3.0)
     add(queue, "u", PARTITION_UNASSIGNED, b"unknown", queued_seconds=2.0)
     assert queue.oldest_seconds == 1.0
-    assert values(queue.take_expired(2.0)) == [("t", 0, [b"old"]), ("u", -1, [b"unknown"])]
+    expired: list[Batch] = []
+    queue.take_expired(2.0, expired)
+    assert values(expired) == [("t", 0, [b"old"]), ("u", -1, [b"unknown"])]
     assert queue.oldest_seconds == 3.0
     assert queue.unknown_topics == []
 
@@ -205,7 +207,9 @@ def test_a_call_that_was_interrupted_before_its_record_was_queued_leaves_nothing
     assert queue.is_empty
     assert (queue.record_count, queue.oldest_seconds, queue.oldest_unknown_seconds) == (0, None, None)
     assert queue.waiting() == (None, False)
-    assert queue.take_expired(1.0) == []
+    expired: list[Batch] = []
+    queue.take_expired(1.0, expired)
+    assert expired == []
 
     queue.add("t", partition, known, b"queued", None, 0, None, None, 0.0, 6, 7)
     (batch,) = take_all(queue)
@@ -253,7 +257,9 @@ class Around:
         add(self.queue, "t", 1, b"in between", queued_seconds=9.0)
 
     def expire(self) -> None:
-        self.note(self.queue.take_expired(1.0))
+        expired: list[Batch] = []
+        self.queue.take_expired(1.0, expired)
+        self.note(expired)
 
     def note(self, batches) -> None:
         for batch in batches:

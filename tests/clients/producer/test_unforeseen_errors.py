@@ -25,7 +25,7 @@ from txnstore.clients.producer import sender as sender_module
 from txnstore.clients.producer.enlistment import Enlistment
 from txnstore.clients.producer.pipeline import CommitPipeline
 from txnstore.clients.producer.progress import TransactionOffsets, TransactionProgress
-from txnstore.clients.producer.queue import Accumulator
+from txnstore.clients.producer.queue import Accumulator, Batch
 from txnstore.clients.producer.requests import ProducerSession
 from txnstore.clients.producer.sender import Sender
 from txnstore.clients.producer.thread import Alarm, DelayedJob, SenderStopped, SenderThread
@@ -511,6 +511,37 @@ def test_what_is_prepared_stays_so_if_its_commit_fails_before_it_is_asked_for(ma
     assert (refused.retriable(), refused.txn_requires_abort()) == (True, False)
     producer.complete_transaction(remembered, PATIENCE_SECONDS)
     assert values(read_to_end(url, TOPIC)) == [b"1"]
+
+
+@pytest.mark.parametrize(("owner", "name"), [(Accumulator, "put_assigned"), (Batch, "of")])
+@pytest.mark.parametrize("number", range(1, 4))
+def test_all_records_of_a_topic_that_is_looked_up_are_committed_or_none(
+    make_producer, url, monkeypatch, owner, name, number
+):
+    producer = make_producer({"transactional.id": "anna"})
+    producer.init_transactions(PATIENCE_SECONDS)
+    original, calls, reports = getattr(owner, name), itertools.count(1), []
+
+    def fail_at_this_one(*arguments):
+        if next(calls) == number:
+            raise MemoryError
+        return original(*arguments)
+
+    monkeypatch.setattr(owner, name, fail_at_this_one)
+    producer.begin_transaction()
+    for value in b"1", b"2", b"3":
+        producer.produce(TOPIC, value, partition=0, on_delivery=lambda error, _: reports.append(error))
+    try:
+        producer.commit_transaction(PATIENCE_SECONDS)
+        expected = [b"1", b"2", b"3"]
+    except KafkaException as refusal:
+        assert refusal.args[0].txn_requires_abort()  # noqa: PT017 - which of the two it is depends on the way taken
+        producer.abort_transaction(PATIENCE_SECONDS)
+        expected = []
+    assert producer.flush(PATIENCE_SECONDS) == 0
+    assert [error is None for error in reports] == [bool(expected)] * 3
+    monkeypatch.undo()
+    assert values(read_to_end(url, TOPIC)) == expected
 
 
 def test_a_block_without_memory_for_its_commit_is_aborted(producer, url, monkeypatch):

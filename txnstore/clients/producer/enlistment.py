@@ -537,8 +537,8 @@ class Enlistment:
             if self._progress.work is None and self._progress.stage is _S.COMMITTING:
                 self._progress.work = self._progress.submit(partial(self._settle_work, ending), _C.COMMIT)
             return
-        self._ending = self._progress.work = None
         give_up = partial(self._give_up_work, ending)
+        self._ending = self._progress.work = None
         try:
             with contextlib.suppress(Exception):
                 self._progress.submit(give_up)

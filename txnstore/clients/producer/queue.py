@@ -107,8 +107,7 @@ class PartitionQueue(_QueueParts):
     @property
     def oldest_seconds(self) -> float:
         """When the first record was queued."""
-        oldest_seconds: float = self.places[QUEUED_SECONDS]
-        return oldest_seconds
+        return float(self.places[QUEUED_SECONDS])
 
     def take_batch(self, records_max: int, batches: list[Batch]) -> None:
         """Take over the first records that make a batch which the log takes; one that is too large goes by itself."""
@@ -367,8 +366,7 @@ class Accumulator(_AccumulatorParts):
     def waiting_count(self) -> int:
         """How many records wait to be sent."""
         # Listed first: a signal's handler may queue more meanwhile.
-        queues = (*self.queues.values(), *self._unassigned.values())
-        return sum(queue.record_count for queue in queues)
+        return sum(queue.record_count for queue in (*self.queues.values(), *self._unassigned.values()))
 
     @property
     def oldest_seconds(self) -> float | None:
@@ -398,6 +396,10 @@ class Accumulator(_AccumulatorParts):
         """The topics that have to be looked up before their records can leave."""
         return list(self._unassigned)
 
+    def unassigned(self, topic: str) -> PartitionQueue | None:
+        """Return the records of a topic that was not looked up before, which stay where they are."""
+        return self._unassigned.get(topic)
+
     def take_unassigned(self, topic: str) -> PartitionQueue | None:
         """Take the records of a topic that was looked up."""
         return self._unassigned.pop(topic, None)
@@ -405,8 +407,8 @@ class Accumulator(_AccumulatorParts):
     def put_assigned(self, known: Topic, partition: int, places: Sequence[Any]) -> None:
         """Queue for its partition a record, by its values, that was counted before."""
         queue = self._queue(known.name, partition, known)
-        queue.places += places
         queue.size_bytes += places[SIZE_BYTES]
+        queue.places += places
 
     def take_batches(
         self,
@@ -440,9 +442,8 @@ class Accumulator(_AccumulatorParts):
             raise failure
         return batches
 
-    def take_expired(self, queued_before_seconds: float) -> list[Batch]:
-        """Take the records that were queued before this moment of the monotonic clock."""
-        expired: list[Batch] = []
+    def take_expired(self, queued_before_seconds: float, expired: list[Batch]) -> None:
+        """Take what was queued before this moment of the monotonic clock over to `expired`, whatever else fails."""
         for queue in list(self._all_queues()):
             count, queued_seconds = 0, queue.places[QUEUED_SECONDS::PLACES]
             while count < len(queued_seconds) and queued_seconds[count] <= queued_before_seconds:
@@ -450,7 +451,6 @@ class Accumulator(_AccumulatorParts):
             if count:
                 queue.take_over(queue.first(count), expired)
         self._drop_empty()
-        return expired
 
     def give_up(self) -> None:
         """Give up every record that waits; those waiting for reports are woken."""

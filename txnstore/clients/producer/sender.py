@@ -328,7 +328,7 @@ class Sender:
             self._accumulator.take_batches(BATCHES_PER_PARTITION_MAX, REQUEST_BYTES_MAX, unless, into=batches)
         finally:
             if not batches:
-                del lane.in_flight[-1]
+                lane.in_flight.pop()
         return in_flight if batches else None
 
     def _next_of(self, lane: Lane) -> tuple[InFlight, ProduceRequest] | None:
@@ -726,9 +726,12 @@ class Sender:
         for lane in list(self._lanes):
             while lane.in_flight and not lane.is_writing and lane.in_flight[0].queued_seconds <= before_seconds:
                 self._fail(lane.in_flight[0], error)
-        with self._lock:
-            expired = self._accumulator.take_expired(before_seconds)
-        self.fail_batches(expired, error)
+        expired: list[Batch] = []
+        try:
+            with self._lock:
+                self._accumulator.take_expired(before_seconds, expired)
+        finally:
+            self.fail_batches(expired, error)
 
     def _drop_given_up(self) -> None:
         with self._lock:

@@ -7,7 +7,15 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from txnstore.clients.model.errors import KafkaError, kafka_error_of
-from txnstore.clients.producer.queue import KEY, PARTITION_UNASSIGNED, PLACES, Accumulator, Batch
+from txnstore.clients.producer.queue import (
+    KEY,
+    PARTITION_UNASSIGNED,
+    PLACES,
+    SIZE_BYTES,
+    Accumulator,
+    Batch,
+    PartitionQueue,
+)
 from txnstore.errors import TxnStoreError
 
 if TYPE_CHECKING:
@@ -48,26 +56,48 @@ class UnassignedTopics:
 
     def _refuse_all(self, name: str, error: KafkaError) -> Iterator[Refused]:
         with self._accumulator.changed:
-            queue = self._accumulator.take_unassigned(name)
-        if queue is not None:
-            yield queue.first(queue.record_count), error
+            queue = self._accumulator.unassigned(name)
+            batch = None if queue is None else queue.first(queue.record_count)
+            self._accumulator.take_unassigned(name)
+        if batch is not None:
+            yield batch, error
 
     def _assign(self, topic: Topic) -> Iterator[Refused]:
         refused: list[Batch] = []
+        failure: Exception | None = None
+        moved_count = 0
         now_seconds = time.monotonic()
         partition_count = len(topic.partition_ids)
         with self._accumulator.changed:
-            queue = self._accumulator.take_unassigned(topic.name)
+            queue = self._accumulator.unassigned(topic.name)
             if queue is None:
                 return
-            for index, asked_for in enumerate(queue.asked_for):
-                places = queue.places[index * PLACES : (index + 1) * PLACES]
-                partition = asked_for
-                if partition == PARTITION_UNASSIGNED:
-                    partition = self._choice.choose(topic.name, places[KEY], partition_count, now_seconds)
-                if 0 <= partition < partition_count:
-                    self._accumulator.put_assigned(topic, partition, places)
-                else:
-                    refused.append(Batch.of(topic.name, asked_for, places))
+            try:
+                for index, asked_for in enumerate(queue.asked_for):
+                    following = index + 1
+                    places = queue.places[index * PLACES : following * PLACES]
+                    partition = asked_for
+                    if partition == PARTITION_UNASSIGNED:
+                        partition = self._choice.choose(topic.name, places[KEY], partition_count, now_seconds)
+                    if 0 <= partition < partition_count:
+                        self._accumulator.put_assigned(topic, partition, places)
+                    else:
+                        refused.append(Batch.of(topic.name, asked_for, places))
+                    moved_count = following
+            except Exception as error:  # noqa: BLE001 - the rest stays where it was, and is tried again
+                failure = error
+                _drop(queue, moved_count)
+            else:
+                self._accumulator.take_unassigned(topic.name)
         for batch in refused:
             yield batch, KafkaError(KafkaError._UNKNOWN_PARTITION)
+        if failure is not None:
+            raise failure
+
+
+def _drop(queue: PartitionQueue, record_count: int) -> None:
+    """Take out the first records, one by one: that takes no memory."""
+    for _ in range(record_count):
+        queue.size_bytes -= queue.places[SIZE_BYTES]
+        del queue.places[:PLACES]
+        del queue.asked_for[:1]
