@@ -261,8 +261,8 @@ SQLITE_CHECKS: Final = (
     Check(
         "planted",
         Grade.PROBLEM,
-        "triggers, views and indexes on txnstore's tables; not plain indexes, which find rows sooner",
-        "It would run with clients' statements, or let them fail: clients refuse to open the store.",
+        "triggers on txnstore's tables, and views in their place",
+        "It would run with clients' statements: clients refuse to open the store.",
         "Drop it, if you know where it comes from.",
         ("inside", "added"),
         _planted,

@@ -307,7 +307,7 @@ class SQLiteBackend:
         if found:
             raise ForeignSchema(
                 f"the SQLite file has on txnstore's tables what txnstore did not make: {', '.join(found[:3])}; it would"
-                " run with every statement, or let it fail. Drop it if you know where it comes from"
+                " run with every statement. Drop it if you know where it comes from"
             )
 
     def version(self, connection: Connection) -> str:
