@@ -11,7 +11,7 @@ from txnstore.db.sqlite.closing import is_ours
 #: Triggers and views with names like ours.
 ADDED: Final = (
     "SELECT type, name, tbl_name, sql FROM main.sqlite_master"  # noqa: S608 - our own names
-    f" WHERE lower(substr(tbl_name, 1, {len(SQLITE_PREFIX)})) = '{SQLITE_PREFIX}' AND type IN ('trigger', 'view')"
+    f" WHERE type IN ('trigger', 'view') AND lower(substr(tbl_name, 1, {len(SQLITE_PREFIX)})) = '{SQLITE_PREFIX}'"
     " ORDER BY name"
 )
 
