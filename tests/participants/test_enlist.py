@@ -27,7 +27,7 @@ from txnstore.db.opening import open_store
 from txnstore.db.schema import transaction_branches
 from txnstore.errors import BranchUnfinished
 from txnstore.participants.branches import Branches
-from txnstore.participants.recovery import raise_failed, recover_branches
+from txnstore.participants.recovery import recover_branches
 from txnstore.transactions.branch_rows import all_branches
 from txnstore.transactions.recovery import abort_by_administrator
 
@@ -468,7 +468,7 @@ def test_a_branch_that_is_away_delays_nothing_but_itself(url, producer, drivers,
         move(other, "next", 0)
     other.close()
     with open_store(url) as store:
-        raise_failed(recover_branches(store, tables[1].url))
+        recover_own(store, tables[1:], producer)
     assert tables[1].balances() == {name: 1}
     assert tables[0].balances() == {name: -1, "next": 0}
 
