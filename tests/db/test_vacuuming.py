@@ -8,6 +8,7 @@ from contextlib import closing
 import psycopg
 import pytest
 
+from tests.tools.counted import count_now
 from tests.tools.log_records import records_of_this_thread
 from txnstore.db.opening import open_store
 from txnstore.db.postgresql import vacuuming
@@ -60,7 +61,7 @@ def write_and_delete(store, partition_id):
     delete_records(store, partition_id, HIGH_WATERMARK)
     if store.backend.name == "postgresql":
         # A session tells of its work a little later, unless it is asked to.
-        store.write(lambda connection: connection.exec_driver_sql("SELECT pg_stat_force_next_flush()"))
+        count_now(store)
 
 
 def size_bytes(store):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import text
 
+from tests.tools.counted import count_now
 from tests.transactions.bench import Producer, sent_offsets
 from txnstore.db.store import Store
 from txnstore.log.topics import create_topic
@@ -25,8 +26,8 @@ def test_a_transaction_in_one_commit_makes_one_version_of_each_hot_row_and_no_in
     producer.start()
 
     def updates() -> dict[str, tuple[int, int]]:
-        # The numbers of this connection, of which there is one, come at the end of the transaction.
-        store.read(lambda connection: connection.execute(text("SELECT pg_catalog.pg_stat_force_next_flush()")).all())
+        # There is one connection.
+        count_now(store)
         rows = store.read(lambda connection: connection.execute(UPDATES).all())
         return {name: (updated, hot) for name, updated, hot in rows}
 
