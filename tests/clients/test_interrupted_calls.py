@@ -26,6 +26,8 @@ from tests.clients.steps import (
 from txnstore import KafkaError, Producer
 from txnstore.clients.producer.enlistment import Enlistment
 from txnstore.clients.producer.progress import TransactionProgress
+from txnstore.clients.producer.state import TransactionStage
+from txnstore.db.callers.enlisted import EnlistedConnection
 from txnstore.transactions.coordinator import TransactionCoordinator
 
 TOPIC = "orders"
@@ -249,20 +251,34 @@ def test_what_an_enlisted_commit_has_gathered_as_it_is_interrupted_is_reported(b
         assert reports == [KafkaError._PURGE_QUEUE]
 
 
-@pytest.mark.parametrize("name", ["submit", "wait"])
-@pytest.mark.parametrize("is_enlisted", [False, True])
+#: Steps of a commit behind which the first Ctrl-C comes; the last three are made on the caller's thread only where a
+#: connection is enlisted.  Before the COMMIT was asked for nothing is decided, behind it may stand.
+STEPS = {
+    "submit": (TransactionProgress, "submit", False),
+    "wait": (TransactionProgress, "wait", False),
+    "is about to ask": (TransactionProgress, "enter", False),
+    "before the COMMIT": (EnlistedConnection, "_send_commit", True),
+    "behind the COMMIT": (EnlistedConnection, "_send_commit", False),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "is_enlisted"), [("submit", False), ("wait", False), *((name, True) for name in STEPS)]
+)
 def test_a_commit_that_is_interrupted_twice_can_be_ended_and_the_next_one_begun(bank, monkeypatch, name, is_enlisted):
-    """Ctrl-C comes behind a step of the commit, and again at every moment from then on."""
+    """Ctrl-C comes at a step of the commit, and again at every moment from then on."""
     producer = Producer({"bootstrap.servers": bank, "transactional.id": "anna", "linger.ms": 9_000})
     producer.init_transactions(PATIENCE_SECONDS)
-    step = getattr(TransactionProgress, name)
+    owner, method, is_before_it = STEPS[name]
+    step: Any = getattr(owner, method)
     was_interrupted = False
 
     def interrupted(*arguments, **keywords):
         nonlocal was_interrupted
-        done = step(*arguments, **keywords)
-        if was_interrupted:
-            return done
+        if was_interrupted or (method == "enter" and arguments[1] is not TransactionStage.COMMITTING):
+            return step(*arguments, **keywords)
+        if not is_before_it:
+            step(*arguments, **keywords)
         was_interrupted = True
         raise KeyboardInterrupt
 
@@ -271,7 +287,7 @@ def test_a_commit_that_is_interrupted_twice_can_be_ended_and_the_next_one_begun(
         is_thrown_into = event == "call" and frame.f_code.co_flags & inspect.CO_GENERATOR
         return not was_interrupted or is_thrown_into or is_left_alone(frame, event)
 
-    monkeypatch.setattr(TransactionProgress, name, interrupted)
+    monkeypatch.setattr(owner, method, interrupted)
     with calling(bank, "core") as caller:
         for at, moment in every_interrupt(FILES, is_before):
             was_interrupted = True

@@ -473,9 +473,13 @@ class Enlistment:
             # A call before this one has left it to the sender's thread, which has settled it just now.
             self._wait_until(work, deadline)
             return None
-        if ending is None and self._progress.stage is _S.BEGIN_COMMIT:
-            # A second interrupt came before it was noted that the first one has given it up.
-            self._progress.fail_and_raise(_interrupted_error())
+        if ending is not None and not ending.was_asked and self._progress.stage is _S.COMMITTING:
+            # A second interrupt came before it was decided what the first one means: given up, or perhaps committed.
+            self._interrupted()
+            ending = self._ending
+        if ending is None and self._progress.stage is not _S.IN_TRANSACTION:
+            # Or before it was noted that the first one has given it up.
+            self._progress.fail_and_raise(self._progress.error or _interrupted_error())
         if ending is None or self._progress.stage is _S.IN_TRANSACTION:
             assert enlisted is not None
             ending = self._begin_ending(enlisted, writers)
@@ -500,8 +504,7 @@ class Enlistment:
             enlisted.taken.check()
             self._create_topics(enlisted)
         except TxnStoreError as error:
-            # Nothing is decided yet.
-            self._progress.fail_and_raise(_abortable(error))
+            self._progress.fail_and_raise(_abortable(error))  # nothing is decided yet
         self._ending = ending = _Ending(writers)
         with self._changed:
             self._progress.enter(_S.BEGIN_COMMIT)
@@ -533,7 +536,8 @@ class Enlistment:
         if ending.was_asked or taken.is_committed or taken.outcome_unknown:
             ending.was_asked = True
             ending.ended = ending.ended or taken.result
-            taken.let_go()
+            # What is open holds locks that whoever asks what became of it would wait for.
+            (taken.let_go if taken.is_committed else taken.abandon)()
             if self._progress.work is None and self._progress.stage is _S.COMMITTING:
                 self._progress.work = self._progress.submit(partial(self._settle_work, ending), _C.COMMIT)
             return

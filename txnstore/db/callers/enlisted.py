@@ -143,7 +143,7 @@ class EnlistedConnection:
         self._name = ""
         # The thread that lets go may be another than the one that commits.
         self._lock = threading.Lock()
-        self._is_committing = self._is_let_go = False
+        self._is_committing = self._is_let_go = self._is_abandoned = False
 
     def take(self) -> None:
         """Begin the database transaction if it is not open yet, remember it, and refuse the caller's endings.
@@ -244,7 +244,10 @@ class EnlistedConnection:
             self._roll_back()
 
     def abandon(self) -> None:
-        """Give the connection back after its COMMIT has got lost: nothing on it counts any more."""
+        """Give the connection back after its COMMIT has got lost: nothing on it counts any more; done once."""
+        if self._is_abandoned:
+            # By now its owner may have begun something else on it.
+            return
         self._guards.remove()
         callers = self.callers
         with contextlib.suppress(SQLAlchemyError, psycopg.Error, sqlite3.Error):
@@ -256,6 +259,7 @@ class EnlistedConnection:
                     transaction.rollback()
             else:
                 callers.driver.close()
+        self._is_abandoned = True
 
     def let_go(self) -> None:
         """Give the connection back as it is: its owner ends what is open on it.
