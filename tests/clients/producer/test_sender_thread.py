@@ -334,3 +334,36 @@ def test_what_is_due_is_not_asked_for_without_a_pause_while_that_fails(thread, m
     assert may_stop.wait(PATIENCE_SECONDS)
     assert thread.submit(lambda: "done").result(PATIENCE_SECONDS) == "done"
     assert pauses == [True] * 3
+
+
+@pytest.mark.parametrize("what", ["timed work", "a job's beginning"])
+def test_what_fails_each_time_is_not_done_again_without_a_pause(thread, monkeypatch, what):
+    """As the sending of records to several databases, which is due at once again."""
+    pauses, tries, may_stop = [], [], threading.Event()
+
+    def fail(*_):
+        tries.append(1)
+        raise ZeroDivisionError
+
+    def pause():
+        pauses.append((thread.backoff.is_pausing, len(tries)))
+        if len(pauses) == 3:
+            thread.timed_work.clear()
+            monkeypatch.undo()
+            may_stop.set()
+
+    class Mistaken(Timed):
+        def due_seconds(self, now_seconds):
+            return now_seconds
+
+        run = fail
+
+    monkeypatch.setattr(thread, "pause", pause)
+    if what == "timed work":
+        thread.timed_work.append(Mistaken())
+    else:
+        monkeypatch.setattr(Future, "set_running_or_notify_cancel", fail)
+    job = thread.submit(lambda: "done")
+    assert may_stop.wait(PATIENCE_SECONDS)
+    assert job.result(PATIENCE_SECONDS) == "done"
+    assert pauses == [(True, number) for number in (1, 2, 3)]

@@ -372,19 +372,19 @@ class SenderThread:
     # --- the thread -------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        is_lost = False
+        has_failed = False
         while True:
             work: Callable[[], object] | None = None
             try:
-                if is_lost:
-                    # What is due could not be told: not at once again.
+                if has_failed:
+                    # Whatever it was, it may be due at once again, and fail again.
                     self.pause()
-                is_lost = True
+                has_failed = True
                 work = self._next_work()
-                is_lost = False
                 if work is None:
                     break
                 work()
+                has_failed = False
             except SenderStopped:
                 break
             except Exception:  # noqa: BLE001 - a mistake of ours is logged, and the records are not lost by it
