@@ -26,7 +26,7 @@ from txnstore.clients.upkeep import Upkeep
 from txnstore.db.backend import Durability, Limits
 from txnstore.db.cluster.cluster import Cluster, open_cluster
 from txnstore.db.store import Store
-from txnstore.db.url import DatabaseUrl
+from txnstore.db.url import CurrentOptions, DatabaseUrl
 from txnstore.deadline import Deadline
 from txnstore.errors import OutcomeUnknown, StoreBusy, StoreClosed, StoreUnavailable, TxnStoreError, WriteConflict
 
@@ -49,9 +49,19 @@ Result = TypeVar("Result")
 class StoreConnection:
     """The cluster of one client, mostly of one database; safe to share between its threads."""
 
-    def __init__(self, configuration: Configuration, *, limits: Limits | None = None) -> None:
-        """Keep what it takes to open the databases, with these limits; nothing is opened yet."""
+    def __init__(
+        self,
+        configuration: Configuration,
+        *,
+        limits: Limits | None = None,
+        current_options: CurrentOptions | None = None,
+    ) -> None:
+        """Keep what it takes to open the databases, with these limits; nothing is opened yet.
+
+        `current_options` are what each connection to the controller is given besides its URL.
+        """
         self._configuration = configuration
+        self._current_options = current_options
         self._limits = replace(
             limits or Limits(),
             durability=Durability(configuration["txnstore.durability"]),
@@ -138,6 +148,7 @@ class StoreConnection:
                 clock=self._configuration["txnstore.clock"],
                 limits=self._limits,
                 pool_size=_POOL_SIZE,
+                current_options=self._current_options,
             )
             with self._state:
                 if not self._closed:

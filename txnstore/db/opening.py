@@ -6,7 +6,7 @@ import enum
 import random
 import re
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from sqlalchemy import Connection, Row, Select, literal_column, select
@@ -27,7 +27,7 @@ from txnstore.db.schema import (
     stores,
 )
 from txnstore.db.store import Store, server_now_ms
-from txnstore.db.url import parse_url
+from txnstore.db.url import CurrentOptions, parse_url
 from txnstore.errors import (
     ForeignSchema,
     InvalidUrl,
@@ -129,13 +129,14 @@ def connect_store(
     clock: Clock | None = None,
     limits: Limits | None = None,
     pool_size: int = 5,
+    current_options: CurrentOptions | None = None,
 ) -> Store:
     """Return a store on the database at `url` before anybody has looked at it: for those who look after its tables.
 
     Raises:
         InvalidUrl: the URL cannot be understood or names no database.
     """
-    address = parse_url(url)
+    address = replace(parse_url(url), current_options=current_options)
     check_schema_name(schema)
     backend = backend_of(address.kind)
     limits = limits or Limits()
@@ -152,12 +153,14 @@ def open_store(
     pool_size: int = 5,
     create: bool = True,
     moving: bool = False,
+    current_options: CurrentOptions | None = None,
 ) -> Store:
     """Open the store in the database at `url`; an empty database gets its tables first.
 
     `schema` names the PostgreSQL schema that holds the tables.  `clock` stands in for the database server's clock.
     Several processes may open an empty database at once: one creates the tables, the others wait for it.
-    `moving` is for those who look after a store that has gone elsewhere, or is being filled.
+    `moving` is for those who look after a store that has gone elsewhere, or is being filled.  `current_options` are
+    what each connection to PostgreSQL is given besides the URL.
 
     Raises:
         InvalidUrl: the URL cannot be understood or names no database.
@@ -165,7 +168,9 @@ def open_store(
         SchemaOutdated, SchemaTooNew, ForeignSchema: the tables there are not those of this version.
         TxnStoreError: the database cannot be reached or refuses.
     """
-    store = connect_store(url, schema=schema, clock=clock, limits=limits, pool_size=pool_size)
+    store = connect_store(
+        url, schema=schema, clock=clock, limits=limits, pool_size=pool_size, current_options=current_options
+    )
     try:
         store.store_uuid = ensure_tables(store, create=create, moving=moving)
         if not moving:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from urllib.parse import unquote
 
 from sqlalchemy.engine import URL, make_url
@@ -30,6 +30,10 @@ _SECRET_OPTIONS: Final = ("sslpassword",)
 _OPTIONS_BY_HOST: Final = frozenset({"host", "port"})
 _PORT_MAX: Final = 65535
 
+#: What a driver is given besides the URL, and in its place, by the names of PostgreSQL's client library; asked for each
+#: connection.
+CurrentOptions: TypeAlias = Callable[[], Mapping[str, str]]
+
 
 @dataclass(frozen=True)
 class DatabaseUrl:
@@ -41,6 +45,8 @@ class DatabaseUrl:
     url: URL = field(repr=False)
     secret_options: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
     """Options of the connection that are not in `url`, so that nothing made of it prints them."""
+
+    current_options: CurrentOptions | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
         """Return the URL with the password, and every option that may hold one, left out."""

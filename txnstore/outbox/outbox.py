@@ -12,10 +12,12 @@ from sqlalchemy import Engine
 
 from txnstore.clients.configuration.configuration import Configuration, producer_configuration
 from txnstore.clients.connection import StoreConnection
-from txnstore.clients.model.errors import KafkaError, KafkaException, joined_error_of, kafka_exception_of
+from txnstore.clients.model.errors import KafkaException, joined_error_of, kafka_exception_of
 from txnstore.db.callers.connections import session_of
-from txnstore.db.callers.outbox_insert import OutboxRow, file_of, is_relative, outbox_connection
+from txnstore.db.callers.engines import address_of_engine
+from txnstore.db.callers.outbox_insert import OutboxRow, outbox_connection
 from txnstore.db.names import DEFAULT_SCHEMA
+from txnstore.db.url import CurrentOptions
 from txnstore.deadline import check_timeout
 from txnstore.errors import TxnStoreError
 from txnstore.log.outbox.sequencer import drain_outbox
@@ -30,9 +32,6 @@ if TYPE_CHECKING:
 OutboxConnection = Any
 #: How long `close` waits for the last rows to be moved, unless told otherwise.
 CLOSE_TIMEOUT_SECONDS: Final = 10.0
-#: Drivers of SQLAlchemy by the kind of their database.
-_KINDS: Final = ("sqlite", "postgresql")
-_IN_MEMORY: Final = (None, "", ":memory:")
 
 
 class Outbox:
@@ -47,11 +46,14 @@ class Outbox:
 
     Args:
         database: a database's URL, an Engine or AsyncEngine of SQLAlchemy on it, or the configuration of a Producer.
+            The outbox has connections of its own; they are given what the engine's `connect_args` and its listeners to
+            `do_connect` give the engine's.
         schema: the PostgreSQL schema of txnstore's tables; default: "txnstore", or what the configuration says.
         sequencer: whether this object's own thread makes records of rows; started by the first record.
 
     Raises:
-        KafkaException: `_INVALID_ARG`: the URL or the configuration cannot be understood.
+        KafkaException: `_INVALID_ARG`: the URL or the configuration cannot be understood, or the engine makes its
+            connections in a way that txnstore cannot.
         TypeError: the database is given as something else.
     """
 
@@ -62,7 +64,7 @@ class Outbox:
         schema: str | None = None,
         sequencer: bool = True,
     ) -> None:
-        self._configuration = _configuration(database, schema)
+        self._configuration, self._current_options = _configuration(database, schema)
         self._schema: str = self._configuration["txnstore.schema"]
         self._sequences = sequencer
         self._closed = False
@@ -225,7 +227,7 @@ class Outbox:
     # --- inside -------------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        self._connection = StoreConnection(self._configuration)
+        self._connection = StoreConnection(self._configuration, current_options=self._current_options)
         self._background = BackgroundSequencer(self._connection, self._configuration.logger)
         self._finalizer = weakref.finalize(self, _end, self._background, self._connection)
 
@@ -264,37 +266,22 @@ def _of_session(given: object) -> object:
     return given if session is None else session.connection()
 
 
-def _configuration(database: object, schema: str | None) -> Configuration:
+def _configuration(database: object, schema: str | None) -> tuple[Configuration, CurrentOptions | None]:
     if isinstance(database, Mapping):
         further = {} if schema is None else {"txnstore.schema": schema}
-        return producer_configuration(({**database, **further},), {})
+        return producer_configuration(({**database, **further},), {}), None
     # An AsyncEngine has one.
     engine = getattr(database, "sync_engine", database)
+    current_options: CurrentOptions | None = None
     if isinstance(engine, Engine):
-        url: object = _url_of(engine)
-    elif isinstance(engine, str):
-        url = engine
-    else:
+        try:
+            engine, current_options = address_of_engine(engine)
+        except TxnStoreError as error:
+            raise kafka_exception_of(error) from None
+    elif not isinstance(engine, str):
         raise TypeError(
             "an outbox is made from a database URL, an Engine of SQLAlchemy or the configuration of a Producer, not"
             f" {type(database).__name__}"
         )
-    return producer_configuration(({"bootstrap.servers": url, "txnstore.schema": schema or DEFAULT_SCHEMA},), {})
-
-
-def _url_of(engine: Engine) -> str:
-    """Return the URL under which txnstore reaches the engine's database, with whichever driver the engine does."""
-    kind = engine.dialect.name
-    if kind not in _KINDS:
-        raise KafkaException(
-            KafkaError(KafkaError._INVALID_ARG, f"an outbox is on PostgreSQL or SQLite, not on {kind}")
-        )
-    if kind == "sqlite" and engine.url.database in _IN_MEMORY:
-        reason = "the engine's database is in its own memory, where no consumer can read it; an outbox needs a file"
-        raise KafkaException(KafkaError(KafkaError._INVALID_ARG, reason))
-    url = engine.url.set(drivername=kind)
-    if kind == "sqlite" and is_relative(url.database) and not engine.dialect.is_async:
-        # The process may have changed its folder since the engine was made.
-        file = file_of(engine)
-        url = url.set(database=file if file and file.isprintable() else url.database)
-    return url.render_as_string(hide_password=False)
+    settings = {"bootstrap.servers": engine, "txnstore.schema": schema or DEFAULT_SCHEMA}
+    return producer_configuration((settings,), {}), current_options

@@ -8,19 +8,20 @@ Tables are named with their schema, so it does not matter where the connection l
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 import psycopg
 from psycopg.pq import TransactionStatus
-from sqlalchemy import BigInteger, Connection, Engine, Integer, LargeBinary, Text, bindparam, text
+from sqlalchemy import BigInteger, Connection, Integer, LargeBinary, Text, bindparam, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.elements import TextClause
 from sqlalchemy.types import TypeEngine
 
 from txnstore.db.callers.connections import WANTED, CallersConnection, callers_connection
+from txnstore.db.callers.engines import FILES, database_of_engine, main_file
 from txnstore.db.names import SQLITE_PREFIX
 from txnstore.db.url import DatabaseUrl
 from txnstore.errors import InvalidRequest, SchemaOutdated
@@ -58,8 +59,6 @@ _INSERT: Final = {
     "sqlite": _insert("sqlite", *"??????"),
 }
 _INSERT_BY_NAME: Final = {kind: _insert(kind, *(f":{name}" for name in _TYPES)) for kind in _TABLES}
-#: The files of an SQLite connection: number, name, path.
-_FILES: Final = "PRAGMA database_list"
 #: SQLSTATEs: there is no such table, or no such schema.
 _MISSING: Final = frozenset({"42P01", "3F000"})
 _MISSING_ON_SQLITE: Final = "no such table"
@@ -117,22 +116,6 @@ def outbox_connection(given: object) -> OutboxConnection:
     return _DriverConnection(callers_connection(given))
 
 
-def file_of(engine: Engine) -> str | None:
-    """Return the file of an SQLite engine, whose relative name is one in the folder where the engine was made.
-
-    None: it does not open now.  The application's own connections are left alone.
-    """
-    pool = engine.pool.recreate()
-    try:
-        with closing(pool.connect()) as connection, closing(connection.cursor()) as cursor:
-            cursor.execute(_FILES)
-            return _main_file(cursor.fetchall())
-    except engine.dialect.loaded_dbapi.Error:
-        return None
-    finally:
-        pool.dispose()
-
-
 class _SQLAlchemyConnection:
     """A connection of SQLAlchemy, with any driver for SQLite or PostgreSQL."""
 
@@ -140,15 +123,19 @@ class _SQLAlchemyConnection:
         self._connection = connection
 
     def check(self, url: DatabaseUrl) -> None:
-        name = self._connection.engine.url.database
-        _check_kind(self._connection.dialect.name, url)
+        connection = self._connection
+        _check_kind(connection.dialect.name, url)
         if url.kind != "sqlite":
-            _check_name(name, url)
-        elif is_relative(name):
-            # The process may have changed its folder since the engine was made.
-            _check_file(_main_file(self._connection.exec_driver_sql(_FILES).all()), url)
-        else:
-            _check_file(name, url)
+            driver = connection.connection.driver_connection
+            if isinstance(driver, psycopg.Connection | psycopg.AsyncConnection):
+                _check_name(driver.info.dbname, url)
+            else:
+                _check_name(database_of_engine(connection.engine), url)
+        elif _is_relative(name := connection.engine.url.database) or not _is_file(name, url):
+            # The process may have changed its folder since the engine was made, or a function of its own opens another.
+            file = main_file(connection.exec_driver_sql(FILES).all())
+            if not _is_file(file, url):
+                raise _another_file(file, url)
 
     def insert(self, rows: Sequence[OutboxRow], schema: str) -> None:
         connection = self._connection
@@ -186,7 +173,9 @@ class _DriverConnection:
             _check_name(callers.driver.info.dbname, url)
         else:
             with closing(callers.cursor()) as cursor:
-                _check_file(_main_file(cursor.execute(_FILES)), url)
+                file = main_file(cursor.execute(FILES))
+            if not _is_file(file, url):
+                raise _another_file(file, url)
 
     def insert(self, rows: Sequence[OutboxRow], schema: str) -> None:
         callers = self._callers
@@ -248,25 +237,23 @@ def _check_name(name: str | None, url: DatabaseUrl) -> None:
         raise InvalidRequest(f"the connection is to the database {name}, but this outbox is in {url}")
 
 
-def is_relative(name: str | None) -> bool:
-    """Return whether an SQLite database's name is a path in some folder."""
+def _is_relative(name: str | None) -> bool:
     return bool(name) and not str(name).startswith(("/", ":", "file:"))
 
 
-def _main_file(rows: Iterable[Sequence[Any]]) -> str | None:
-    return next((row[2] for row in rows if row[1] == "main"), None)
-
-
-def _check_file(name: str | None, url: DatabaseUrl) -> None:
+def _is_file(name: str | None, url: DatabaseUrl) -> bool:
+    """Return whether the file of this name is the one at `url`; True if that cannot be said."""
     wanted = url.url.database
     if not name or not wanted or ":" in (name[:1], wanted[:1]) or name.startswith("file:"):
-        return
+        return True
     path, own_path = Path(name), Path(wanted)
     if path.absolute() == own_path.absolute():
-        return
+        return True
     try:
-        same = path.samefile(own_path)
+        return path.samefile(own_path)
     except OSError:
-        same = False
-    if not same:
-        raise InvalidRequest(f"the connection is to the file {name}, but this outbox is in {url}")
+        return False
+
+
+def _another_file(name: str | None, url: DatabaseUrl) -> InvalidRequest:
+    return InvalidRequest(f"the connection is to the file {name}, but this outbox is in {url}")

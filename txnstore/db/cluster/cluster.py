@@ -42,6 +42,7 @@ from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.opening import open_store
 from txnstore.db.schema import partitions
 from txnstore.db.store import ANNOUNCE_TIMEOUT_SECONDS, Store, chunks
+from txnstore.db.url import CurrentOptions
 from txnstore.errors import (
     MissingMember,
     NotCoordinator,
@@ -662,6 +663,7 @@ def open_cluster(
     pool_size: int = 5,
     create: bool = True,
     takes_in: bool = True,
+    current_options: CurrentOptions | None = None,
 ) -> Cluster:
     """Open the cluster whose databases the list names, the controller first; arguments as in `open_store`.
 
@@ -676,7 +678,6 @@ def open_cluster(
         TxnStoreError: the controller cannot be reached or refuses.
     """
     addresses = addresses_of(split_urls(urls) if isinstance(urls, str) else urls)
-
     own_limits = limits or Limits()
     # Not for long: a caller that needs another member does not wait for this one.
     short_limits = replace(own_limits, retry_timeout_ms=min(OPENING_MS, own_limits.retry_timeout_ms))
@@ -687,7 +688,7 @@ def open_cluster(
         store.limits = own_limits
         return store
 
-    controller = open_(addresses[0].text, limits=own_limits, create=create)
+    controller = open_(addresses[0].text, limits=own_limits, create=create, current_options=current_options)
     cluster = Cluster(controller, addresses, open_member)
     try:
         if not takes_in:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import psycopg
 from psycopg.pq import TransactionStatus
-from sqlalchemy import Connection, Engine, Text, column, create_engine, select, table, text
+from sqlalchemy import Connection, Engine, Text, column, create_engine, event, select, table, text
 from sqlalchemy.dialects import registry
 from sqlalchemy.dialects.postgresql.psycopg import (
     PGCompiler_psycopg,
@@ -313,6 +313,8 @@ class PostgreSQLBackend:
             use_native_hstore=False,
             connect_args=connect_arguments(url),
         )
+        if (current_options := url.current_options) is not None:
+            event.listen(engine, "do_connect", lambda _dialect, _record, _, given: given.update(current_options()))
         engine.dialect.store_schema = schema  # type: ignore[attr-defined]  # our own dialect class
         engine.dialect.clock = clock  # type: ignore[attr-defined]  # our own dialect class
         # For `store.make_durable`.
@@ -594,10 +596,21 @@ def connect_arguments(url: DatabaseUrl) -> dict[str, Any]:
 
 
 def connect_driver(url: DatabaseUrl) -> PostgreSQLConnection:
-    """Open a connection outside the pool, in autocommit mode, for listening and notifying."""
+    """Open a connection outside the pool, in autocommit mode, for listening and notifying.
+
+    Raises:
+        psycopg.Error: it cannot be made, or nobody says what it takes to make it.
+    """
     dialect: Any = StorePostgreSQLDialect
     _, options = dialect().create_connect_args(url.url)
-    return PostgreSQLConnection.connect(**(options | connect_arguments(url)), autocommit=True)
+    options |= connect_arguments(url)
+    if url.current_options is not None:
+        try:
+            options |= url.current_options()
+        except Exception as error:
+            # Of the application's, where a password is fetched, say: threads of ours go on, and try again.
+            raise psycopg.OperationalError(f"what to connect with is not known ({type(error).__name__})") from error
+    return PostgreSQLConnection.connect(**options, autocommit=True)
 
 
 def _beginning(driver: PostgreSQLConnection, access: Access, limits: Limits) -> str:

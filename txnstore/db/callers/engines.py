@@ -1,0 +1,201 @@
+"""The engines of applications: where one leads, and what it gives its driver to get there.
+
+Our own connections are of another kind than the application's, so they are not made by its engine.  What it was given
+besides its URL counts all the same: `connect_args`, and listeners to `do_connect`, which often fetch a password that
+is soon over; they are asked again for each connection.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing, suppress
+from functools import partial
+from typing import Any, Final
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.pq import Conninfo
+from sqlalchemy import URL, Engine
+
+from txnstore.db.url import CurrentOptions
+from txnstore.errors import InvalidUrl
+
+#: The module of the function that a pool calls for a connection, unless the application has one of its own.
+_SQLALCHEMYS_OWN: Final = "sqlalchemy.engine.create"
+_IN_MEMORY: Final = (None, "", ":memory:")
+#: The files of an SQLite connection: number, name, path.
+FILES: Final = "PRAGMA database_list"
+
+#: Drivers that give what they do not know themselves to libpq, PostgreSQL's own client library.
+_LIBPQ_DRIVERS: Final = frozenset({"psycopg", "psycopg_async", "psycopg2"})
+#: What others call the same.
+_NAMES: Final = {"database": "dbname", "ssl": "sslmode"}
+#: What others take that has nothing to do with where a connection leads, nor with how it is protected.
+_WITHOUT_MEANING: Final = frozenset(
+    {
+        "async_fallback",
+        "command_timeout",
+        "connection_class",
+        "loop",
+        "max_cacheable_statement_size",
+        "max_cached_statement_lifetime",
+        "prepared_statement_cache_size",
+        "prepared_statement_name_func",
+        "record_class",
+        "server_settings",
+        "statement_cache_size",
+        "tcp_keepalive",
+        "timeout",
+    }
+)
+#: They stand in no URL of ours: whoever connects asks for them.
+_SECRETS: Final = ("password", "sslpassword")
+#: All of it as one text, in libpq's form.
+_AS_TEXT: Final = ("conninfo", "dsn")
+#: Text is Unicode on our connections, whatever it is on the application's.
+_OURS: Final = "client_encoding"
+
+_MAKES_ITS_OWN: Final = (
+    "the engine makes its connections by a function of the application's own (creator, async_creator or pool), by"
+    " which txnstore can make none: let a do_connect listener of the engine, or its connect_args, say what the driver"
+    " is to be given, or make the outbox from the database's URL"
+)
+
+
+def address_of_engine(engine: Engine) -> tuple[str, CurrentOptions | None]:
+    """Return the URL under which txnstore reaches the engine's database, and what it is to give the driver besides.
+
+    Raises:
+        InvalidUrl: txnstore cannot connect as the engine does.
+    """
+    kind = engine.dialect.name
+    if kind == "sqlite":
+        return _url_of_file(engine), None
+    if kind != "postgresql":
+        raise InvalidUrl(f"an outbox is on PostgreSQL or SQLite, not on {kind}")
+    given = _given_to_driver(engine)
+    if given is None:
+        raise InvalidUrl(_MAKES_ITS_OWN)
+    return _url_of_options(_for_libpq(engine, *given)), partial(_current_options, engine)
+
+
+def database_of_engine(engine: Engine) -> str | None:
+    """Return the name of the engine's PostgreSQL database, as far as it is known without asking anybody."""
+    given = _given_to_driver(engine)
+    options: Mapping[str, Any] = given[1] if given is not None else {}
+    return options.get("dbname") or options.get("database") or engine.url.database
+
+
+def main_file(rows: Iterable[Sequence[Any]]) -> str | None:
+    """Return the file of an SQLite connection by what it has answered to `FILES`; empty: it is in memory."""
+    return next((row[2] for row in rows if row[1] == "main"), None)
+
+
+def _given_to_driver(engine: Engine) -> tuple[list[Any], dict[str, Any]] | None:
+    """Return the arguments that the engine's driver is given, but for the listeners; None: the application connects.
+
+    SQLAlchemy keeps them in the function that makes connections.  A listener of ours would hear them as well, but to
+    add one to an engine in use makes other threads fail that are connecting.
+    """
+    creator = engine.pool._creator  # noqa: SLF001 - see above
+    if getattr(creator, "__module__", None) != _SQLALCHEMYS_OWN:
+        return None
+    kept = inspect.getclosurevars(creator).nonlocals
+    return list(kept["cargs_tup"]), dict(kept["cparams"])
+
+
+def _current_options(engine: Engine) -> Mapping[str, str]:
+    """Return what the engine would give its driver now."""
+    given = _given_to_driver(engine)
+    assert given is not None, "it has been looked at before"
+    arguments, options = given
+    for listener in engine.dialect.dispatch.do_connect:
+        made = listener(engine.dialect, None, arguments, options)
+        if made is not None:
+            with suppress(Exception):
+                made.close()
+            raise InvalidUrl(
+                "a do_connect listener of the engine returns a connection of its own, which txnstore cannot use: let it"
+                " change the parameters that it is given instead, or make the outbox from the database's URL"
+            )
+    return _for_libpq(engine, arguments, options)
+
+
+def _for_libpq(engine: Engine, arguments: Sequence[Any], options: Mapping[str, Any]) -> dict[str, str]:
+    driver = engine.dialect.driver
+    known = {option.keyword.decode() for option in Conninfo.get_defaults()}
+    text_given = next(filter(None, (*arguments[:1], *map(options.get, _AS_TEXT))), "")
+    try:
+        of_text = conninfo_to_dict(text_given)
+    except psycopg.Error:
+        # Its text has the options, and so the password.
+        raise InvalidUrl("the engine gives its driver a connection string that cannot be understood") from None
+    found: dict[str, str] = {}
+    for given_name, value in {**of_text, **options}.items():
+        name = given_name if driver in _LIBPQ_DRIVERS else _NAMES.get(given_name, given_name)
+        if value is None or name in (_OURS, *_AS_TEXT):
+            continue
+        text = _text_of(value)
+        if name in known and text is not None:
+            found[name] = text
+        elif name in known or (driver not in _LIBPQ_DRIVERS and name not in _WITHOUT_MEANING):
+            raise InvalidUrl(
+                f"the engine gives its driver, {driver}, an argument {given_name!r} that no other driver understands:"
+                " make the outbox from the database's URL, with the options of PostgreSQL's own client library in it"
+                " (sslmode and sslrootcert, say)"
+            )
+    return found
+
+
+def _text_of(value: object) -> str | None:
+    """Return a value as libpq takes it, or None."""
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if isinstance(value, list | tuple):
+        # Of several hosts.
+        return ",".join("" if each is None else str(each) for each in value)
+    return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else None
+
+
+def _url_of_options(options: dict[str, str]) -> str:
+    """Return the URL without a secret; several hosts, and folders of sockets, are among its options."""
+    rest = {name: value for name, value in options.items() if name not in _SECRETS}
+    parts: dict[str, Any] = {"username": rest.pop("user", None), "database": rest.pop("dbname", None)}
+    if rest.get("host", ",").isprintable() and not set(rest.get("host", ",")) & set(",/@"):
+        parts["host"] = rest.pop("host")
+        if "port" in rest:
+            parts["port"] = int(rest.pop("port"))
+    return URL.create("postgresql", **parts, query=rest).render_as_string(hide_password=False)
+
+
+def _url_of_file(engine: Engine) -> str:
+    given = None if [*engine.dialect.dispatch.do_connect] else _given_to_driver(engine)
+    file: str | None = None if given is None else given[0][0]
+    if file is None or file.startswith("file:"):
+        file = _opened_file(engine)
+    if file in _IN_MEMORY:
+        raise InvalidUrl(
+            "the engine's database is in its own memory, where no consumer can read it; an outbox needs a file"
+        )
+    # A folder whose name can stand in no URL is left to be the one that the process is in.
+    return URL.create("sqlite", database=file if file.isprintable() else engine.url.database).render_as_string()
+
+
+def _opened_file(engine: Engine) -> str:
+    """Return the file that the application's own function opens; the connections that it has open are left alone."""
+    pool = engine.pool.recreate()
+    try:
+        if not engine.dialect.is_async:
+            with closing(pool.connect()) as connection, closing(connection.cursor()) as cursor:
+                cursor.execute(FILES)
+                return main_file(cursor.fetchall()) or ""
+    except engine.dialect.loaded_dbapi.Error:
+        pass
+    finally:
+        pool.dispose()
+    raise InvalidUrl(
+        "the engine has a way of its own to open an SQLite file, and does not say now which one that is: make the"
+        " outbox from the file's URL, sqlite:////path/to/file.db"
+    )
