@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import traceback
 from urllib.parse import quote
 
@@ -100,6 +101,31 @@ def test_a_malformed_url_is_refused_before_anything_happens_and_not_repeated(tex
     # pytest's own frames do not count: format_exception shows lines of code, which hold no URL.
     assert SECRET not in told
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg"])
+@pytest.mark.parametrize("hosts", ["one:1,two:2", "one:1,two", "one:1,10.0.0.1:2,three.example:3"])
+@pytest.mark.parametrize("user", ["", "alice@", f"alice:{SECRET}@", f"alice:a,{SECRET}@"])
+@pytest.mark.parametrize("rest", ["/shop", "/shop?sslmode=require", "?dbname=shop"])
+def test_a_url_with_several_ports_as_libpq_has_it_is_told_how_to_write_it_here(scheme, hosts, user, rest):
+    with pytest.raises(InvalidUrl, match=re.escape("/database?host=HOST1:PORT1&host=HOST2:PORT2")) as caught:
+        parse_url(f"{scheme}://{user}{hosts}{rest}")
+    assert SECRET not in str(caught.value)
+    first, *others = hosts.split(",")
+    parse_url(f"{scheme}://{user}/shop?host={first}" + "".join(f"&host={other}" for other in others))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"postgresql://alice:1,{SECRET}@host:port/shop",
+        f"postgresql://alice:{SECRET}@host:port,two/shop",
+        f"sqlite://{SECRET}:1,two:2/shop",
+    ],
+)
+def test_another_url_that_cannot_be_understood_is_not_taken_for_several_hosts(text):
+    with pytest.raises(InvalidUrl, match=r"cannot be understood|three slashes"):
+        parse_url(text)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +22,16 @@ _KINDS: Final = {
     "postgresql+psycopg": "postgresql",
 }
 _FORMS: Final = "sqlite:///path/to/file.db or postgresql://user:password@host:port/database"
+_UNCLEAR: Final = f"the database URL cannot be understood; expected {_FORMS}"
+_SEVERAL_PORTS: Final = (
+    "the PostgreSQL URL has several hosts with ports before the database's name, where there is room for one port:"
+    " write them as options, postgresql://user:password@/database?host=HOST1:PORT1&host=HOST2:PORT2"
+)
+#: What stands between the slashes of a libpq URL with several hosts, after the user and the password.
+_HOST_AND_PORT: Final = r"(?:[\w.-]+|\[[0-9a-fA-F:.]+\])(?::\d*)?"
+_HOSTS_AND_PORTS: Final = re.compile(
+    rf"postgres(?:ql)?(?:\+\w+)?://(?:[^/?]*@)?{_HOST_AND_PORT}(?:,{_HOST_AND_PORT})+(?:[/?]|$)"
+)
 
 #: Parts of a PostgreSQL URL that libpq also takes as options after the question mark.
 _PARTS: Final = {"user": "username", "password": "password", "dbname": "database"}
@@ -89,7 +100,7 @@ def parse_url(text: object) -> DatabaseUrl:
     try:
         url = make_url(text)
     except (ArgumentError, ValueError):
-        raise InvalidUrl(f"the database URL cannot be understood; expected {_FORMS}") from None
+        raise InvalidUrl(_SEVERAL_PORTS if _HOSTS_AND_PORTS.match(text) else _UNCLEAR) from None
     kind = _KINDS.get(url.drivername)
     if kind is None:
         raise InvalidUrl(f"txnstore has no support for this kind of database; expected {_FORMS}")
