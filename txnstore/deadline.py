@@ -181,3 +181,16 @@ class _IntactFuture(Future[Any]):
 def new_future() -> Future[Any]:
     """Return a future that Ctrl-C leaves intact, too."""
     return _IntactFuture()
+
+
+def give(future: Future[Any], set_it: Callable[[Any], None], outcome: object) -> None:
+    """Give a future its result or its error by `set_it`; again if there was no memory for it, say.
+
+    Whoever waits for it would wait for ever.
+    """
+    try:
+        set_it(outcome)
+    except Exception:  # noqa: BLE001 - see above
+        if future.done():
+            return
+        set_it(outcome)

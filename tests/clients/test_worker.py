@@ -277,3 +277,21 @@ def test_a_thread_that_could_not_be_started_is_tried_again(monkeypatch):
     assert has_run.wait(PATIENCE_SECONDS)
     assert thread.close(PATIENCE_SECONDS) is True
     assert has_run.is_set()
+
+
+@pytest.mark.parametrize("name", ["set_result", "set_exception"])
+def test_an_outcome_is_told_though_there_was_no_memory_for_it_at_first_and_the_next_job_runs(worker, monkeypatch, name):
+    tell = getattr(Future, name)
+    refused: list[str] = []
+
+    def failing(future, outcome):
+        if not refused:
+            refused.append(name)
+            raise MemoryError
+        tell(future, outcome)
+
+    monkeypatch.setattr(Future, name, failing)
+    job = worker.submit(lambda: 1 / (name == "set_result"))
+    assert worker.submit(lambda: "next").result(PATIENCE_SECONDS) == "next"
+    assert type(job.exception(PATIENCE_SECONDS)) is (type(None) if name == "set_result" else ZeroDivisionError)
+    assert refused == [name]

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from txnstore.background_thread import BackgroundThread
-from txnstore.deadline import new_future
+from txnstore.deadline import give, new_future
 
 Result = TypeVar("Result")
 
@@ -106,9 +106,9 @@ def _do(future: Future[Any], work: Callable[[], Any]) -> None:
     try:
         result = work()
     except BaseException as error:  # noqa: BLE001 - whoever waits gets it, whatever it is
-        future.set_exception(error)
+        give(future, future.set_exception, error)
     else:
-        future.set_result(result)
+        give(future, future.set_result, result)
 
 
 @dataclass(slots=True)

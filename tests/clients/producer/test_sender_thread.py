@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import deque
 from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
@@ -312,6 +314,37 @@ def test_whatever_fails_around_a_job_its_caller_is_told_its_answer(thread, monke
     assert thread.submit(lambda: "done").result(PATIENCE_SECONDS) == "done"
     assert thread.submit(lambda: "next").result(PATIENCE_SECONDS) == "next"
     assert refused == [name]
+
+
+def test_whatever_fails_as_a_job_is_refused_its_caller_is_told_so(thread, monkeypatch):
+    """Its error comes as it has begun to run and has not left the queue: the thread ends before it could be run."""
+    may_fail, ended = threading.Event(), threading.Event()
+
+    class Jobs(deque[Any]):
+        def popleft(self):
+            assert may_fail.wait(PATIENCE_SECONDS)
+            thread._is_stopping = True
+            raise MemoryError
+
+    thread._jobs = Jobs()
+    thread.at_end.append(ended.set)
+    futures = [thread.submit(lambda: None) for _ in range(3)]
+    assert futures[1].cancel()
+    refused = fail_first(monkeypatch, Future, "set_exception")
+    may_fail.set()
+    for future in (futures[0], futures[2]):
+        with pytest.raises(SenderStopped):
+            future.result(PATIENCE_SECONDS)
+    assert ended.wait(PATIENCE_SECONDS)
+    assert refused == ["set_exception"]
+
+
+def test_an_error_is_told_though_there_was_no_memory_for_it_at_first(thread, monkeypatch):
+    refused = fail_first(monkeypatch, Future, "set_exception")
+    failing = thread.submit(lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        failing.result(PATIENCE_SECONDS)
+    assert refused == ["set_exception"]
 
 
 def test_what_is_due_is_not_asked_for_without_a_pause_while_that_fails(thread, monkeypatch):

@@ -25,7 +25,7 @@ from txnstore.clients.producer.requests import TRY_TIMEOUT_MS, ProduceRequest
 from txnstore.clients.producer.sender import RECORD_ERRORS, REQUEST_BYTES_MAX
 from txnstore.clients.producer.state import TransactionCall, TransactionStage, transaction_error_of
 from txnstore.clients.producer.thread import SenderStopped
-from txnstore.deadline import wait_within
+from txnstore.deadline import give, wait_within
 from txnstore.errors import TxnStoreError
 from txnstore.model import GroupMembership, ProducerIdentity
 from txnstore.transactions.outcome import Ended
@@ -275,12 +275,7 @@ class CommitPipeline:
         except Exception:  # noqa: BLE001 - it came behind the commit, which stands
             log_failure("what came behind a commit failed")
         finally:
-            try:
-                sealed.future.set_result(None)
-            except Exception:  # noqa: BLE001 - no memory for it, say
-                # It stands, and who waits for it would wait for ever.
-                if not sealed.future.done():
-                    sealed.future.set_result(None)
+            give(sealed.future, sealed.future.set_result, None)
 
     def _give_up(self, error: TxnStoreError) -> None:
         """Let the first commit fail, and all that follow: also the transaction that is open now has to be aborted."""
@@ -310,7 +305,7 @@ class CommitPipeline:
         except Exception:  # noqa: BLE001 - nobody waits for ever, neither for this one nor for those that follow
             log_failure("the reports of a commit failed")
         finally:
-            sealed.future.set_exception(error)
+            give(sealed.future, sealed.future.set_exception, error)
 
     def _drop(self) -> None:
         """Nobody commits what is left: the producer has been closed."""

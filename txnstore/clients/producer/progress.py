@@ -31,7 +31,7 @@ from txnstore.clients.producer.state import (
 )
 from txnstore.clients.producer.thread import SenderStopped
 from txnstore.db.cluster.cluster import repaired
-from txnstore.deadline import bounded, new_future, result_within
+from txnstore.deadline import bounded, give, new_future, result_within
 from txnstore.errors import (
     OutcomeForgotten,
     OutcomeUnknown,
@@ -603,9 +603,10 @@ def followed(work: Future[None]) -> Future[None]:
     def follow(done: Future[None]) -> None:
         error = done.exception()
         if error is None:
-            follower.set_result(None)
+            give(follower, follower.set_result, None)
         else:
-            follower.set_exception(RuntimeError(CLOSED_TEXT) if isinstance(error, SenderStopped) else error)
+            told = RuntimeError(CLOSED_TEXT) if isinstance(error, SenderStopped) else error
+            give(follower, follower.set_exception, told)
 
     work.add_done_callback(follow)
     return follower

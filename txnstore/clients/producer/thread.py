@@ -26,7 +26,7 @@ from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_erro
 from txnstore.clients.overdue_help import end_overdue
 from txnstore.clients.worker import Worker
 from txnstore.db.cluster.cluster import Cluster
-from txnstore.deadline import Condition, Deadline, new_future, result_within
+from txnstore.deadline import Condition, Deadline, give, new_future, result_within
 from txnstore.errors import StoreUnavailable, TxnStoreError
 
 if TYPE_CHECKING:
@@ -424,28 +424,31 @@ class SenderThread:
     def _run_job(self) -> None:
         # Taken out once it is to run: else an error before that is its end, and nobody is told.
         future, job = self._jobs[0]
-        is_wanted = future.running() or (not future.cancelled() and future.set_running_or_notify_cancel())
+        is_wanted = _is_wanted(future)
         with self.alarm.lock:
             self._jobs.popleft()
         if not is_wanted:
             return
         try:
             result = job()
-            try:
-                future.set_result(result)
-            except Exception:  # noqa: BLE001 - no memory for it, say: whoever waits gets it all the same
-                future.set_result(result)
         except BaseException as error:  # noqa: BLE001 - whoever waits gets it, whatever it is
-            if not future.done():
-                future.set_exception(error)
+            give(future, future.set_exception, error)
+        else:
+            give(future, future.set_result, result)
 
     def _refuse_jobs(self) -> None:
         with self.alarm.lock:
             jobs = list(self._jobs)
             self._jobs.clear()
         for future, _ in jobs:
-            if future.set_running_or_notify_cancel():
-                future.set_exception(SenderStopped())
+            if _is_wanted(future):
+                give(future, future.set_exception, SenderStopped())
+
+
+def _is_wanted(future: Future[Any]) -> bool:
+    """Return whether somebody waits for a job that is still in the queue; nobody can cancel it any more."""
+    # It runs already if an error has come between this and its leaving the queue.
+    return future.running() or (not future.cancelled() and future.set_running_or_notify_cancel())
 
 
 class Unsent(Protocol):
