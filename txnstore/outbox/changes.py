@@ -37,7 +37,7 @@ class Change:
 
     kind: ChangeKind
     attributes: frozenset[str]
-    """The names of the attributes that it changed; of a deleted object there are no names."""
+    """The names of the attributes that it changed, relationships too; of a deleted object there are no names."""
 
 
 class Watch:

@@ -170,6 +170,9 @@ class Outbox:
         also that of a savepoint.  What passes by the unit of work is not seen: `session.execute(update(...))`,
         `bulk_insert_mappings`, cascades of the database, plain SQL.
 
+        As for SQLAlchemy's `after_update`, an object is updated, too, when a loaded collection of its own changes,
+        though its row stays as it is: `when=lambda found, change: change.attributes != {"lines"}` leaves that out.
+
         Args:
             model: a mapped class; its subclasses count as well.
             topic: where the records go.
