@@ -28,6 +28,7 @@ from sqlalchemy import (
     case,
     column,
     delete,
+    exists,
     insert,
     literal_column,
     select,
@@ -40,11 +41,11 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import next_value
 
-from txnstore.db.cluster.membership import PRODUCER_ID_BITS
+from txnstore.db.cluster.membership import CONTROLLER_ID, PRODUCER_ID_BITS
 from txnstore.db.names import CODE_SCHEMA, SQLITE_PREFIX
 from txnstore.db.portions import Portions
 from txnstore.db.postgresql.commit_function import JOURNAL_NUMBERS
-from txnstore.db.schema import MINUTE_MS, partition_heads, producer_states, stores, transaction_log
+from txnstore.db.schema import MINUTE_MS, databases, partition_heads, producer_states, stores, transaction_log
 from txnstore.db.statements import HotStatement, are_among, is_listed
 from txnstore.db.store import (
     LISTED_MAX,
@@ -177,15 +178,20 @@ _FOLLOWING_KEY: Final = HotStatement(select(_LAST_KEYS.c.seq + 1).where(_LAST_KE
 #: commits, in a failover or as it was restored, gives nobody the id of a producer that lives on: each one's records
 #: would be taken for repetitions of the other's.
 PRODUCER_ID_MS = 10
-#: Until a store is so old its ids are small numbers, given out in turn: those who try something read them.
+#: Until a store is so old its ids are small numbers, given out in turn: those who try something read them.  Not in a
+#: cluster: where one database has lost its last commits, what its producers have written lives on in the others.
 PRODUCER_IDS_IN_TURN_MS: Final = 3_600_000
 _PRODUCER_ID: Final = stores.c.next_producer_id
+# Whoever waits for the first others to be registered may still see none, once: an id in turn that nobody has had.
+_IN_TURN_MS: Final = case(
+    (exists(select(databases.c.database_id).where(databases.c.database_id > CONTROLLER_ID)), 0),
+    else_=literal_column(str(PRODUCER_IDS_IN_TURN_MS), BigInteger),
+)
 # Each database of a cluster has ids of its own.
 _PRODUCER_ID_BY_AGE: Final = (
     _PRODUCER_ID
     - _PRODUCER_ID % literal_column(str(1 << PRODUCER_ID_BITS), BigInteger)
-    + (server_now_ms() - stores.c.created_ms - literal_column(str(PRODUCER_IDS_IN_TURN_MS), BigInteger))
-    // bindparam("producer_id_ms", type_=BigInteger())
+    + (server_now_ms() - stores.c.created_ms - _IN_TURN_MS) // bindparam("producer_id_ms", type_=BigInteger())
 )
 _NEXT_PRODUCER_ID: Final = HotStatement(
     update(stores)
