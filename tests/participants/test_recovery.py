@@ -518,7 +518,7 @@ def test_a_new_producer_of_the_id_decides_and_anybody_ends(bank):
 def test_what_has_ended_otherwise_is_told_though_a_database_of_the_cluster_refuses_afterwards(monkeypatch):
     def stores():
         yield SimpleNamespace(backend=PostgreSQLBackend(), url="postgresql://a/a")
-        raise StoreBusy("locked")
+        cluster.left_out = {2: StoreBusy("locked")}
 
     store: Any = SimpleNamespace(read=lambda _: True)
     cluster: Any = SimpleNamespace(is_alone=False, stores=stores, left_out={})

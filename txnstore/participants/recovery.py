@@ -108,24 +108,20 @@ def recover_in_cluster(store: Store, cluster: Cluster | None) -> int:
         return 0
     ended_count = 0
     failed: list[TxnStoreError] = []
-    try:
-        for member in others.stores():
-            if not member.backend.keeps_prepared:
-                continue
-            try:
-                recovered = recover_branches(store, member.url, others)
-            except InvalidRequest:
-                # It cannot prepare anything, and so has nothing prepared.
-                continue
-            except TxnStoreError as error:
-                failed.append(error)
-            else:
-                ended_count += recovered.ended_count
-                failed += recovered.failed
-    except TxnStoreError as error:
-        # One that refuses, after the others: what they have said is told once.
-        failed.append(error)
-    # What is prepared in one that is away is still to be ended.
+    for member in others.stores():
+        if not member.backend.keeps_prepared:
+            continue
+        try:
+            recovered = recover_branches(store, member.url, others)
+        except InvalidRequest:
+            # It cannot prepare anything, and so has nothing prepared.
+            continue
+        except TxnStoreError as error:
+            failed.append(error)
+        else:
+            ended_count += recovered.ended_count
+            failed += recovered.failed
+    # What is prepared in one that is away, or refuses, is still to be ended.
     failed += others.left_out.values()
     if failed:
         raise _gravest(failed)

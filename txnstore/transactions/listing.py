@@ -23,7 +23,7 @@ from txnstore.db.schema import (
     transactions,
 )
 from txnstore.db.store import server_now_ms
-from txnstore.errors import MissingMember, StoreUnavailable, TransactionalIdNotFound
+from txnstore.errors import TransactionalIdNotFound, TxnStoreError
 from txnstore.log.topics import names_of_partitions
 from txnstore.model import PartitionName
 from txnstore.transactions import rows
@@ -262,7 +262,7 @@ def hanging_in_cluster(
 ) -> list[HangingInPartition]:
     """Return what hangs, in these partitions or in all, wherever they live; see `hanging_transactions`.
 
-    Of a database that cannot be reached nothing is said, nor of what only it could know to be in order.
+    Of a database that cannot be reached, or refuses, nothing is said, nor of what only it could know to be in order.
     """
     found: list[HangingInPartition] = []
     suspected = cluster.read_all(lambda connection: hanging_transactions(connection, max_timeout_ms, partition_ids))
@@ -289,6 +289,6 @@ def _explained(cluster: Cluster, suspects: Iterable[HangingInPartition]) -> set[
 
         try:
             explained |= cluster.own(database_id).read(read)
-        except (StoreUnavailable, MissingMember):
+        except TxnStoreError:
             explained |= {(one.producer_id, one.partition) for one in those}
     return explained

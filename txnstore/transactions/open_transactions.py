@@ -27,7 +27,7 @@ from txnstore.db.schema import (
     transactions,
 )
 from txnstore.db.store import Store, server_now_ms
-from txnstore.errors import MissingMember, StoreUnavailable
+from txnstore.errors import TxnStoreError
 from txnstore.log.topics import names_of_partitions
 from txnstore.model import OFFSET_MAX, ClientProcess, PartitionName
 from txnstore.transactions.listing import PAGE_ROWS, RUNNING
@@ -180,7 +180,7 @@ class OpenTransaction:
 def each_open(cluster: Cluster, partition_ids: Collection[int] | None = None) -> Iterator[OpenTransaction]:
     """Yield what is open in these partitions, or in all, by partition and offset; each page is a snapshot of its own.
 
-    Of a database that cannot be reached nothing is said, unless it is the only one.
+    Of a database that cannot be reached, or refuses, nothing is said, unless it is the only one.
 
     Raises:
         TxnStoreError: the database cannot be read.
@@ -242,7 +242,7 @@ class HeldOffsets:
 def each_held(cluster: Cluster, partition_ids: Collection[int] | None = None) -> Iterator[HeldOffsets]:
     """Yield what transactions hold of groups' offsets, by group and partition; each page is a snapshot of its own.
 
-    Of a database that cannot be reached nothing is said, unless it is the only one.
+    Of a database that cannot be reached, or refuses, nothing is said, unless it is the only one.
 
     Raises:
         TxnStoreError: the database cannot be read.
@@ -287,7 +287,7 @@ def _held_with_owners(cluster: Cluster, store: Store, page: Sequence[HeldOffsets
     known: dict[tuple[int, str], Row[Any]] = {}
     for database_id, producer_ids in elsewhere.items():
         of = {"producer_ids": sorted(producer_ids)}
-        with contextlib.suppress(StoreUnavailable, MissingMember):
+        with contextlib.suppress(TxnStoreError):
             owners = cluster.own(database_id).read(
                 lambda connection, of=of: connection.execute(_OWNERS_OF_GROUPS, of).all()  # type: ignore[misc]
             )
@@ -373,7 +373,7 @@ def _explained(cluster: Cluster, store: Store, page: list[OpenTransaction]) -> I
             known |= cluster.own(database_id).read(
                 lambda connection, producer_ids=producer_ids: _owners(connection, producer_ids)  # type: ignore[misc]
             )
-        except (StoreUnavailable, MissingMember):
+        except TxnStoreError:
             away.add(database_id)
     for one in page:
         of_owner = known.get((one.producer_id, one.partition))

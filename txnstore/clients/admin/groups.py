@@ -11,6 +11,7 @@ from txnstore.clients.admin.calls import Call, write
 from txnstore.clients.admin.records import public_partition
 from txnstore.clients.brokers import broker_metadata, broker_node
 from txnstore.clients.membership.metadata import assignment_bytes, subscription_bytes
+from txnstore.clients.model.errors import kafka_exception_of
 from txnstore.clients.model.metadata import (
     ConsumerGroupState,
     ConsumerGroupType,
@@ -85,7 +86,7 @@ class ConsumerGroupListing:
 
 
 class ListConsumerGroupsResult:
-    """What `list_consumer_groups()` has found; `errors` is always empty here: one database knows all groups."""
+    """What `list_consumer_groups()` has found; `errors` tells of databases that could not be asked for theirs."""
 
     def __init__(self, valid: list[ConsumerGroupListing] | None = None, errors: list[Exception] | None = None) -> None:
         self.valid = valid
@@ -218,7 +219,7 @@ def find(
         for group in groups
         if (not states or _STATES[group.state] in states) and (not types or _TYPE in types)
     ]
-    return ListConsumerGroupsResult(listings, [])
+    return ListConsumerGroupsResult(listings, [kafka_exception_of(error) for error in cluster.left_out.values()])
 
 
 def describe(cluster: Cluster, call: Call[str, ConsumerGroupDescription], group_id: str) -> ConsumerGroupDescription:

@@ -129,7 +129,7 @@ class Cluster:
         self._open = open_
         self._monotonic_seconds = monotonic_seconds
         self.left_out: dict[int, TxnStoreError] = {}
-        """Those that could not be reached when all were last asked, and why."""
+        """Those that could not be reached, or refused, when all were last asked, and why."""
         self._pauses: dict[int, _Pause] = {}
         self._leaders: dict[int, int] = {}
         self._closed = False
@@ -317,31 +317,28 @@ class Cluster:
         return [self._stores[database_id] for database_id in sorted(self._stores)]
 
     def stores(self) -> Iterator[Store]:
-        """Return the stores of all members that can be reached; the others are noted in `left_out`, with a warning.
+        """Return the stores of all members; those that are away, or refuse, are noted in `left_out`, with a warning.
 
         Raises:
-            TxnStoreError: one of them refuses; after the others.
+            StoreClosed: the cluster has been closed.
         """
-        refusal: TxnStoreError | None = None
         for database_id in list(self._databases):
             try:
                 self._refuse_while_paused(database_id)
                 self.left_out.pop(database_id, None)
                 yield self.own(database_id)
-            except (StoreUnavailable, MissingMember) as error:
-                self._leave_out(database_id, error)
+            except StoreClosed:
+                raise
             except TxnStoreError as error:
-                refusal = refusal or error
-        if refusal is not None:
-            raise refusal
+                self._leave_out(database_id, error)
 
     def read_all(
         self, work: Callable[[Connection], Result], *, retry_timeout_ms: int | None = None
     ) -> list[tuple[Store, Result]]:
-        """Run `work` on one snapshot of each member that can be reached; the others are left out, with a warning.
+        """Run `work` on one snapshot of each member that can be opened and reached; see `stores` for the others.
 
         Raises:
-            TxnStoreError: one of them refuses.
+            TxnStoreError: one of these refuses to be read.
         """
         found: list[tuple[Store, Result]] = []
         for store in self.stores():
@@ -460,7 +457,10 @@ class Cluster:
             return member
         if address.database_id is None:
             raise WrongCluster(f"the database {address.label!r} is not registered in the cluster")
-        raise WrongCluster(f"the database at the address of {address.label!r} is not the one that is registered")
+        raise WrongCluster(
+            f"the database at the address of {address.label!r} is not the one that is registered, and nothing was"
+            " changed: bring that one back, or change the URL of the list to where it is now"
+        )
 
     def _pause(self, database_id: int, why: str) -> None:
         before = self._pauses.get(database_id)
