@@ -26,8 +26,9 @@ from txnstore.log.deleting import purge_deleted_partitions
 from txnstore.log.topics import grow_topic
 from txnstore.model import PartitionName
 from txnstore.relay.errors import KafkaUnavailable, RelayFailed, RelayFenced
+from txnstore.relay.kafka_cluster import KafkaCluster
 from txnstore.relay.options import OnGap, RelayOptions, RelayStart, relay_id_to, start_id_of
-from txnstore.relay.positions import RelayPosition, begin_relay_positions
+from txnstore.relay.positions import RelayPosition, begin_relay_positions, forget_relay
 from txnstore.relay.to_kafka import ToKafka
 
 NULLS = [
@@ -64,6 +65,36 @@ def test_what_does_not_fit_into_kafka_is_in_the_way_of_nobody(store, stand_in):
     make_topic(store, "shop", 2)
     with pytest.raises(RelayFailed, match="has 2 partitions, but only 1 in Kafka"):
         ship(store, stand_in.cluster())
+    assert stands_in(store) == []
+    assert copy(store, stand_in.cluster()) == 3
+
+
+def test_a_topic_that_kafka_refuses_is_shipped_once_it_takes_it_or_forgotten_by_the_command_that_the_error_names(
+    store, stand_in, monkeypatch
+):
+    def refuse(_, name, __):
+        raise RelayFailed(f"creating topic {name} in Kafka: Topic authorization failed")
+
+    make_topic(store, "shop")
+    put(store, "shop", numbered(2))
+    with monkeypatch.context() as patched:
+        patched.setattr(KafkaCluster, "create_topic", refuse)
+        for name in ("one", "two"):
+            with pytest.raises(
+                RelayFailed, match=r"shop in Kafka: Topic authorization failed\. Started again"
+            ) as refused:
+                ship(store, stand_in.cluster(), name=name, start=RelayStart.LATEST)
+    *_, relay_id, option, topic = str(refused.value).split()
+    assert (relay_id.endswith("/two"), option, topic) == (True, "--topic", "shop")
+    put(store, "shop", numbered(3))
+    # It begins where it was to begin the first time.
+    assert ship(store, stand_in.cluster(), name="one", start=RelayStart.LATEST) == 3
+    assert stand_in.side.read("shop") == {0: numbered(3)}
+    with pytest.raises(RelayFailed, match=f"in the other direction.* --forget {relay_id.replace('two', 'one')} "):
+        copy(store, stand_in.cluster())
+    assert store.write(lambda connection: forget_relay(connection, relay_id, ["shop"])) == 1
+    assert set(stands_in(store)) == {"shop"}
+    assert store.write(lambda connection: forget_relay(connection, "one", ["shop"])) == 1
     assert stands_in(store) == []
     assert copy(store, stand_in.cluster()) == 3
 

@@ -530,10 +530,22 @@ class ToKafka:
         return there.keys()
 
     def _have_in_kafka(self, topics: Sequence[Topic]) -> None:
-        """Create what is missing in Kafka."""
+        """Create what is missing in Kafka.
+
+        Raises:
+            RelayFailed: Kafka refuses a topic, and the relay has begun in it all the same.
+            KafkaUnavailable: it does not answer.
+        """
         for topic in topics:
             count = len(topic.partition_ids)
-            self._cluster.create_topic(topic.name, count)
+            try:
+                self._cluster.create_topic(topic.name, count)
+            except RelayFailed as error:
+                # Another one of this name may have it in Kafka by now, so nothing is taken back.
+                raise RelayFailed(
+                    f"{error}. Started again, this relay goes on with it; if it is given up, a relay from Kafka may"
+                    f" copy the topic after: txnstore relay --forget {self._relay_id} --topic {topic.name}"
+                ) from None
             _log.info(
                 "topic %s was created in Kafka with %s partitions",
                 topic.name,
