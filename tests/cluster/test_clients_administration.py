@@ -22,8 +22,13 @@ from txnstore.admin import (
     ResourceType,
 )
 from txnstore.cli import maintenance
+from txnstore.cli.output import TRY_AGAIN_LATER, CommandFailed
 from txnstore.cli.program import NAMES, program_with
 from txnstore.clients.model.metadata import ConsumerGroupTopicPartitions, TopicCollection
+from txnstore.db.cluster.membership import label_of_address
+from txnstore.db.opening import open_store
+from txnstore.db.url import parse_url
+from txnstore.errors import StoreUnavailable
 from txnstore.maintenance.loop import Maintenance
 
 PATIENCE_SECONDS = 60.0
@@ -347,6 +352,29 @@ def test_the_commands_show_and_do_everything_over_all_databases(urls, admin, top
     run("topics", "alter", topic, "--partitions", "7")
     run("topics", "delete", topic, "--yes")
     assert rows("topics", "list") == []
+
+
+def test_a_record_that_waited_in_vain_for_a_database_names_it(site, monkeypatch):
+    def open_unless_away(url, **options):
+        if url == site.urls[1]:
+            raise StoreUnavailable("it is away")
+        return open_store(url, **options)
+
+    urls = ", ".join(site.urls)
+    with AdminClient({"bootstrap.servers": urls}) as admin:
+        new = NewTopic(TOPIC, 3, config={"txnstore.placement": "roundrobin"})
+        admin.create_topics([new])[TOPIC].result(PATIENCE_SECONDS)
+    monkeypatch.setattr("txnstore.db.cluster.cluster.open_store", open_unless_away)
+    written = {}
+    for partition in ("0", "1"):
+        arguments = ["--url", urls, "produce", TOPIC, "--partition", partition, "-X", "message.timeout.ms=1500"]
+        written[partition] = CliRunner().invoke(program_with(NAMES), arguments, input="a\n")
+    failed = written["1"].exception
+    assert isinstance(failed, CommandFailed)
+    assert (written["0"].exit_code, failed.code) == (0, TRY_AGAIN_LATER)
+    label = label_of_address(parse_url(site.urls[1]))
+    assert f"line 1: Local: Message timed out: the database '{label}' cannot be reached" in str(failed)
+    assert "0 records were written before" in str(failed)
 
 
 def test_the_maintenance_of_a_cluster_of_one_hears_of_databases_that_join(sqlite_site, monkeypatch):

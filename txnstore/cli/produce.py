@@ -54,12 +54,19 @@ class _Reports:
 
     def __init__(self) -> None:
         self.delivered = 0
+        self._trouble = ""
         self._failure: CommandFailed | None = None
+
+    def note_trouble(self, error: KafkaError) -> None:
+        self._trouble = error.str()
 
     def add(self, place: _Place, error: KafkaError | None, _: Message) -> None:
         if error is None:
             self.delivered += 1
         elif self._failure is None:
+            if error == KafkaError._MSG_TIMED_OUT and self._trouble:
+                # What it waited for: which of several databases is away, for example.
+                error = KafkaError(error.code(), f"{error.str()}: {self._trouble}")
             self._failure = _failed_at(place, KafkaException(error))
 
     def raise_failure(self) -> None:
@@ -132,9 +139,11 @@ def produce(
             hint(f"there is no topic {topic} yet; the first record creates it")
     with ExitStack() as stack:
         sources = _sources(files or [_STDIN], stack)
-        producer = _producer(settings)
+        reports = _Reports()
+        producer = _producer(settings | {"error_cb": reports.note_trouble})
         try:
-            _Writing(producer, topic, parse, partition, is_transactional=transactional_id is not None).write(sources)
+            is_transactional = transactional_id is not None
+            _Writing(producer, topic, parse, partition, reports, is_transactional=is_transactional).write(sources)
         finally:
             producer.close()
 
@@ -143,7 +152,14 @@ class _Writing:
     """One run: reads every line, queues its record, and brings it to an end that the user understands."""
 
     def __init__(
-        self, producer: Producer, topic: str, parse: Parse, partition: int | None, *, is_transactional: bool
+        self,
+        producer: Producer,
+        topic: str,
+        parse: Parse,
+        partition: int | None,
+        reports: _Reports,
+        *,
+        is_transactional: bool,
     ) -> None:
         self._producer = producer
         self._topic = topic
@@ -151,7 +167,7 @@ class _Writing:
         self._partition = partition
         self._is_transactional = is_transactional
         self._is_committing = False
-        self._reports = _Reports()
+        self._reports = reports
 
     def write(self, sources: list[tuple[str, BinaryIO, int | None]]) -> None:
         producer = self._producer
