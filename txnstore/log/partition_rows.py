@@ -57,7 +57,7 @@ from txnstore.db.store import (
 )
 from txnstore.errors import CorruptBatch, UnknownTopicOrPartition
 from txnstore.log.sequences import MarkedProducer, ProducerInPartition, RecentBatch
-from txnstore.model import NO_PRODUCER_ID, OFFSET_MAX
+from txnstore.model import NO_PRODUCER_ID, OFFSET_MAX, ProducerIdentity
 
 #: A producer in a partition: partition id, producer id.
 ProducerKey = tuple[int, int]
@@ -283,6 +283,11 @@ def number_of_entry(connection: Connection) -> int:
 def allocate_producer_id(connection: Connection) -> int:
     """Return a producer id that nobody in the cluster has had before, nor in a later state of it that was lost."""
     return int(_NEXT_PRODUCER_ID.value(connection, {"producer_id_ms": PRODUCER_ID_MS})) - 1
+
+
+def new_producer(connection: Connection) -> ProducerIdentity:
+    """Return who a producer is that nobody has been before."""
+    return ProducerIdentity(allocate_producer_id(connection), 0)
 
 
 def read_producer_states(

@@ -19,7 +19,7 @@ from txnstore.db.cluster.membership import check_lives_here
 from txnstore.db.store import Store
 from txnstore.errors import ConcurrentTransactions, InvalidRequest, OutcomeUnknown, TxnStoreError
 from txnstore.log.append import Append, Appended, find_appended
-from txnstore.log.partition_rows import allocate_producer_id
+from txnstore.log.partition_rows import allocate_producer_id, new_producer
 from txnstore.model import NAME_BYTES_MAX, ClientProcess, ProducerIdentity, is_storable_text
 from txnstore.transactions import initialization, rows
 from txnstore.transactions.delivery import PendingDelivery
@@ -101,7 +101,7 @@ class TransactionCoordinator:
         """
         self._check_group()
         if transactional_id is None:
-            return Initialized(self.store.write(_new_producer, retry_timeout_ms=retry_timeout_ms))
+            return Initialized(self.store.write(new_producer, retry_timeout_ms=retry_timeout_ms))
         check_transactional_id(transactional_id)
 
         def work(expected: ProducerIdentity | None, connection: Connection) -> Initialized | Interrupted:
@@ -460,10 +460,6 @@ def check_transactional_id(transactional_id: object) -> None:
         raise InvalidRequest("a transactional id holds a NUL or half of a surrogate pair, which no database stores")
     if (size := len(transactional_id.encode())) > NAME_BYTES_MAX:
         raise InvalidRequest(f"a transactional id has at most {NAME_BYTES_MAX} bytes of UTF-8, not {size}")
-
-
-def _new_producer(connection: Connection) -> ProducerIdentity:
-    return ProducerIdentity(allocate_producer_id(connection), 0)
 
 
 @dataclass(frozen=True, slots=True)

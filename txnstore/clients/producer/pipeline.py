@@ -14,16 +14,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_error_of
-from txnstore.clients.producer.progress import (
-    CLOSED_TEXT,
-    TransactionOffsets,
-    TransactionProgress,
-    log_failure,
-    may_stand,
-)
+from txnstore.clients.producer.progress import TransactionOffsets, TransactionProgress, log_failure, may_stand
 from txnstore.clients.producer.requests import TRY_TIMEOUT_MS, ProduceRequest
 from txnstore.clients.producer.sender import RECORD_ERRORS, REQUEST_BYTES_MAX
-from txnstore.clients.producer.state import TransactionCall, TransactionStage, transaction_error_of
+from txnstore.clients.producer.state import CLOSED_TEXT, TransactionCall, TransactionStage, transaction_error_of
 from txnstore.clients.producer.thread import SenderStopped
 from txnstore.deadline import give, wait_within
 from txnstore.errors import TxnStoreError

@@ -9,17 +9,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from time import monotonic
-from typing import Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from txnstore.clients.callbacks import Callbacks, ErrorReporter
 from txnstore.clients.configuration.configuration import producer_configuration
 from txnstore.clients.connection import DatabaseLook, StoreConnection, unreachable
-from txnstore.clients.model.errors import (
-    HANDLE_CLOSED_TEXT,
-    KafkaError,
-    KafkaException,
-    kafka_error_of,
-)
+from txnstore.clients.model.errors import HANDLE_CLOSED_TEXT, KafkaError, KafkaException, kafka_error_of
 from txnstore.clients.model.metadata import ClusterMetadata
 from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.clients.producer.arguments import (
@@ -34,21 +29,25 @@ from txnstore.clients.producer.arguments import (
     whole_number,
     writer_ids_of,
 )
-from txnstore.clients.producer.progress import CLOSED_TEXT, TransactionProgress
 from txnstore.clients.producer.queue import PARTITION_UNASSIGNED, DeliveryCallback, make_intake, make_queue
 from txnstore.clients.producer.requests import TRY_TIMEOUT_MS, make_session
 from txnstore.clients.producer.sender import Sender
-from txnstore.clients.producer.state import IN_TRANSACTION, TransactionStage
+from txnstore.clients.producer.state import CLOSED_TEXT, IN_TRANSACTION, TransactionStage
 from txnstore.clients.producer.thread import SenderStopped, SenderThread, abandon
-from txnstore.clients.producer.transactions import ProducerTransactions, make_transactions
 from txnstore.clients.producer.unassigned import UnassignedTopics
-from txnstore.clients.producer.writer import TransactionWriterClient
 from txnstore.clients.statistics import Statistics
 from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.db.backend import Limits
 from txnstore.deadline import Deadline, Ticks, check_timeout, wait_within
+from txnstore.late_import import collecting_later
 from txnstore.log.columns import pack_record_headers
 from txnstore.transactions.tokens import PreparedTxnState
+
+# A producer without transactions does without what they take.
+if TYPE_CHECKING:
+    from txnstore.clients.producer.progress import TransactionProgress
+    from txnstore.clients.producer.transactions import ProducerTransactions
+    from txnstore.clients.producer.writer import TransactionWriterClient
 
 #: How long `close` tries to send what is queued, and to abort what is open.
 CLOSE_TIMEOUT_SECONDS: Final = 30.0
@@ -134,8 +133,12 @@ class Producer:
         #: Whether records may be produced, if they belong to a transaction.
         self._progress: TransactionProgress | TransactionWriterClient | None = None
         if configuration["txnstore.transaction.token"] is not None:
+            with collecting_later():
+                from txnstore.clients.producer.writer import TransactionWriterClient
             self._progress = self._writer = TransactionWriterClient(changed, self._sender, self._reports.serve_reports)
         elif configuration["transactional.id"]:
+            with collecting_later():
+                from txnstore.clients.producer.transactions import make_transactions
             self._transactions, self._progress = make_transactions(
                 configuration, self._accumulator, self._sender, self._directory, self._reports.serve_reports
             )
@@ -607,12 +610,8 @@ class Producer:
             KafkaException: `_TIMED_OUT`: the database did not answer in time.
         """
         self._check_open(HANDLE_CLOSED_TEXT)
-        return self._ask(
-            lambda: self._connection.store().store_uuid,
-            check_timeout(timeout),
-            "Failed to retrieve cluster id",
-            code=KafkaError._TIMED_OUT,
-        )
+        prefix, code = "Failed to retrieve cluster id", KafkaError._TIMED_OUT
+        return self._ask(lambda: self._connection.store().store_uuid, check_timeout(timeout), prefix, code=code)
 
     def set_sasl_credentials(self, username: str, password: str) -> None:
         """Do nothing: who may do what is the database's business, and its URL says who asks."""

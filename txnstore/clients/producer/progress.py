@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.model.topic_partition import TopicPartition
@@ -21,6 +21,7 @@ from txnstore.clients.producer.requests import TRY_TIMEOUT_MS, ProduceRequest
 from txnstore.clients.producer.state import (
     ALLOWED_IN,
     BETWEEN_CALLS,
+    CLOSED_TEXT,
     ENTERED_FROM,
     MADE_AGAIN_IN,
     RESUMABLE,
@@ -59,7 +60,6 @@ Result = TypeVar("Result")
 
 _S = TransactionStage
 
-CLOSED_TEXT: Final = "Producer has been closed"
 _log = logging.getLogger(__name__)
 
 

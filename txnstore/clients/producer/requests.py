@@ -30,17 +30,19 @@ from txnstore.errors import TxnStoreError, UnsupportedCompression
 from txnstore.log.append import Append, Appended, append_at_once
 from txnstore.log.codec import PackedColumns, encode_packed
 from txnstore.log.columns import Codec, codec_for_topic, join_headers, pack_bytes, require_codec
+from txnstore.log.partition_rows import new_producer
 from txnstore.log.sequences import increment_sequence
 from txnstore.log.topics import Topic
 from txnstore.model import NO_PRODUCER, NO_SEQUENCE, ClientProcess, ProducerIdentity
-from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.tokens import TransactionToken
-from txnstore.transactions.writers import TransactionWriter, append_as_writer, join_transaction
 
+# What transactions take is imported with the producer that has them: `Producer` sees to that.
 if TYPE_CHECKING:
     from txnstore.clients.configuration.configuration import Configuration
     from txnstore.clients.model.errors import KafkaError
     from txnstore.clients.producer.unassigned import Refused, UnassignedTopics
+    from txnstore.transactions.coordinator import TransactionCoordinator
+    from txnstore.transactions.writers import TransactionWriter
 
 #: How long one try of the database goes on by itself; then the sender looks whether it is still wanted.
 TRY_TIMEOUT_MS: Final = 500
@@ -157,8 +159,8 @@ class ProducerSession:
                 self.become(self.writer.identity)
             return
         if self.is_idempotent and self.identity == NO_PRODUCER and self.transactional_id is None:
-            coordinator = TransactionCoordinator(self.connection.cluster().controller)
-            self.become(coordinator.init_producer_id(None, retry_timeout_ms=TRY_TIMEOUT_MS).identity)
+            controller = self.connection.cluster().controller
+            self.become(controller.write(new_producer, retry_timeout_ms=TRY_TIMEOUT_MS))
 
     def prepare(self, batches: Sequence[tuple[Batch, Topic]]) -> ProduceRequest:
         """Return batches with their sequence numbers, ready to be written.
@@ -221,10 +223,14 @@ class ProducerSession:
 
     def _write(self, cluster: Cluster, leader: Store, request: ProduceRequest) -> list[Appended]:
         if self.writer is not None:
+            from txnstore.transactions.writers import append_as_writer
+
             store = cluster.coordinator_of(self.writer.transactional_id)
             return append_as_writer(store, self.writer, request.appends, cluster, retry_timeout_ms=TRY_TIMEOUT_MS)
         if self.transactional_id is None:
             return append_at_once(leader, request.appends, request.producer, retry_timeout_ms=TRY_TIMEOUT_MS)
+        from txnstore.transactions.coordinator import TransactionCoordinator
+
         coordinator = TransactionCoordinator(cluster.coordinator_of(self.transactional_id), cluster)
         if cluster.is_alone:
             return coordinator.append(
@@ -255,6 +261,8 @@ class ProducerSession:
             )
 
     def _join(self, token: TransactionToken) -> TransactionWriter:
+        from txnstore.transactions.writers import join_transaction
+
         cluster = self.connection.cluster()
         store = cluster.coordinator_of(token.transactional_id)
         token.check_store(store)

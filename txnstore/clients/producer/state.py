@@ -37,6 +37,7 @@ NEVER_TIMES_OUT: Final = (
     " transactions never time out, so what is prepared there would keep its locks for ever if the producer died; use a"
     " producer without it, or write to an outbox in that database"
 )
+CLOSED_TEXT: Final = "Producer has been closed"
 NEEDS_TWO_PHASE_COMMIT: Final = "needs transaction.two.phase.commit.enable in the producer's configuration"
 
 

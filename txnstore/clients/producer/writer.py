@@ -11,10 +11,9 @@ from collections.abc import Callable
 from typing import Final, NoReturn
 
 from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_error_of
-from txnstore.clients.producer.progress import CLOSED_TEXT
 from txnstore.clients.producer.requests import TRY_TIMEOUT_MS
 from txnstore.clients.producer.sender import Sender
-from txnstore.clients.producer.state import FENCED, TransactionStage
+from txnstore.clients.producer.state import CLOSED_TEXT, FENCED, TransactionStage
 from txnstore.clients.producer.thread import SenderStopped
 from txnstore.deadline import bounded, result_within
 from txnstore.errors import TxnStoreError
