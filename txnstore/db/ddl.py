@@ -23,10 +23,7 @@ from sqlalchemy.sql.compiler import DDLCompiler, SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeEngine
 
-from txnstore.db import open_transactions_view
 from txnstore.db.postgresql import commit_function, segments
-from txnstore.db.postgresql import records_view as records_view_postgresql
-from txnstore.db.sqlite import records_view as records_view_sqlite
 
 #: SQLite has one integer type, 64 bits wide.
 Int64: Final = BigInteger().with_variant(Integer(), "sqlite")
@@ -129,6 +126,11 @@ def _compile_on_sqlite(element: current_transaction_id, compiler: SQLCompiler, *
 
 def after_tables(kind: str, schema: str | None) -> list[Verbatim]:
     """Return what completes the tables once they are made."""
+    # A store is made once and opened often: what opens it does without the views' texts.
+    from txnstore.db import open_transactions_view
+    from txnstore.db.postgresql import records_view as records_view_postgresql
+    from txnstore.db.sqlite import records_view as records_view_sqlite
+
     if kind == "sqlite":
         views = (records_view_sqlite.create_view(), *open_transactions_view.create_on_sqlite())
         return [Verbatim(statement) for statement in views]
@@ -147,6 +149,10 @@ def after_tables(kind: str, schema: str | None) -> list[Verbatim]:
 
 def before_tables_go(kind: str, schema: str | None) -> list[Verbatim]:
     """Return what has to go before the tables can."""
+    from txnstore.db import open_transactions_view
+    from txnstore.db.postgresql import records_view as records_view_postgresql
+    from txnstore.db.sqlite import records_view as records_view_sqlite
+
     if kind == "sqlite":
         views = (*open_transactions_view.drop_on_sqlite(), records_view_sqlite.drop_view())
         return [Verbatim(statement) for statement in views]

@@ -30,8 +30,6 @@ from txnstore.db.postgresql import commit_function
 from txnstore.db.postgresql.closing import CLOSED
 from txnstore.db.postgresql.connections import ListenWaiter, NotifyAnnouncer, PostgreSQLConnection
 from txnstore.db.postgresql.protection import warn_of_unverified
-from txnstore.db.postgresql.rotation import rotate_segments
-from txnstore.db.postgresql.vacuuming import vacuum_due_tables
 from txnstore.db.statements import CompiledStatements, heard, run_on_driver
 from txnstore.db.url import DatabaseUrl
 from txnstore.errors import (
@@ -461,6 +459,10 @@ class PostgreSQLBackend:
 
     def reclaim(self, engine: Engine, url: DatabaseUrl, *, schema: str) -> int:
         """Empty the segments that are over and vacuum the tables that are due, on a connection of its own."""
+        # A client that lives for a moment only does not wait for these imports.
+        from txnstore.db.postgresql.rotation import rotate_segments
+        from txnstore.db.postgresql.vacuuming import vacuum_due_tables
+
         try:
             with connect_driver(url) as connection:
                 # Statistics and vacuuming take longer than a notification.
