@@ -305,14 +305,6 @@ def _make_log() -> None:
         comment="The log: one row per record batch; only compaction changes it. The view records shows one row per record.",
         postgresql_partition_by="LIST (segment)",
     )
-    _index(
-        "record_batches",
-        "record_batches_time",
-        "partition_id",
-        "running_max_timestamp_ms",
-        "last_offset",
-        where="control_type IS NULL",
-    )
     _table(
         "producer_states",
         _column("partition_id", Int64, "The partition."),

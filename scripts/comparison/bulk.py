@@ -207,7 +207,7 @@ def _copy(side: Side, topic: str, records_of_a_commit: int) -> tuple[float, floa
                 "CREATE INDEX floor_copies_time ON floor_copies (partition_id, running_max_timestamp_ms, last_offset)"
             )
         else:
-            connection.execute("CREATE TABLE floor_copies (LIKE txnstore.record_batches INCLUDING ALL)")
+            connection.execute("CREATE TABLE floor_copies (LIKE txnstore.record_batches_1 INCLUDING ALL)")
         insert = f"INSERT INTO floor_copies VALUES ({', '.join([mark] * len(names))})"
         cursor = _cursor(connection, side)
         begun = time.perf_counter()

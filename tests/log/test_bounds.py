@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import uuid
 from collections.abc import Sequence
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import delete, select, update
 
 from txnstore.db.schema import partition_heads, record_batches
 from txnstore.db.store import Store
@@ -15,6 +16,7 @@ from txnstore.log.append import Append, Marker, append
 from txnstore.log.bounds import (
     Bounds,
     OffsetAndTimestamp,
+    first_reaching,
     last_stable_offset,
     offset_for_time,
     offset_of_max_timestamp,
@@ -224,6 +226,30 @@ def test_records_before_the_start_of_the_log_do_not_count(log: Log) -> None:
     log.plain(30)
     log.set_head(log_start_offset=2)
     assert [log.at(timestamp_ms) for timestamp_ms in (0, 20, 21, 31)] == [(2, 20), (2, 20), (3, 30), None]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_first_batch_that_reaches_a_time_is_found_wherever_batches_are_gone(log: Log, seed: int) -> None:
+    chance = random.Random(seed)
+    for _ in range(chance.randrange(12, 20)):
+        times_ms = [chance.randrange(40) for _ in range(chance.choice((1, 1, 2, 7)))]
+        if chance.random() < 0.3:
+            log.end(log.open(*times_ms), chance.choice(list(ControlType)))
+        else:
+            log.plain(*times_ms)
+    of_partition = record_batches.c.partition_id == log.id
+    rows = select(record_batches.c.last_offset, record_batches.c.running_max_timestamp_ms).where(of_partition)
+    last_offsets = log.store.read(lambda connection: connection.execute(rows).scalars().all())
+    gone = record_batches.c.last_offset.in_(chance.sample(last_offsets, len(last_offsets) // 3))
+    log.store.write(lambda connection: connection.execute(delete(record_batches).where(of_partition, gone)))
+    left = sorted(tuple(row) for row in log.store.read(lambda connection: connection.execute(rows).all()))
+    for start in (0, chance.randrange(log.bounds[1]), log.bounds[1]):
+        log.set_head(log_start_offset=start)
+        bounds = log.store.read(lambda connection: read_bounds(connection, [log.id]))[log.id]
+        for at_ms in range(42):
+            expected = next((offset for offset, max_ms in left if offset >= start and max_ms >= at_ms), None)
+            found = log.store.read(lambda connection, at_ms=at_ms, of=bounds: first_reaching(connection, of, at_ms))
+            assert found == expected, (start, at_ms, left)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def drop_a_unique(tables):
 
 
 def drop_an_index(tables):
-    tables["record_batches"].indexes.clear()
+    tables["producer_states"].indexes.clear()
 
 
 def widen_a_partial_index(tables):

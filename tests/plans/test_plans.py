@@ -406,6 +406,9 @@ LONG_PAGE = {"rows": 5 * PAGE_OFFSETS_MAX, "instructions": 50 * PAGE_OFFSETS_MAX
 #: the number of its commit for each that comes.
 STRETCH = {"rows": 5 * 2 * STRETCH_BATCHES, "instructions": 200 * STRETCH_BATCHES}
 
+#: A time is found by halving the log: as many looks as its offsets have binary digits, one into each segment.
+HALVING = {"rows": 900, "instructions": 3_000}
+
 CALLS = [
     Call("append", _write(_append)),
     Call("first append of a transaction", _first_append),
@@ -451,15 +454,15 @@ CALLS = [
         rows=OFFSETS_MAX + 50,
         instructions=50 * OFFSETS_MAX,
     ),
-    Call("offset at the earliest time", _of_time(0, _plain)),
-    Call("offset at a time in the middle", _of_time(250_000, _plain)),
-    Call("offset at a time of the last records", _of_time(499_000, _plain)),
-    Call("offset at a time that held back records have", _of_time(100_000, _held_back)),
-    Call("the same for a reader that sees all", _of_time(100_000, _held_back, UNCOMMITTED)),
+    Call("offset at the earliest time", _of_time(0, _plain), **HALVING),
+    Call("offset at a time in the middle", _of_time(250_000, _plain), **HALVING),
+    Call("offset at a time of the last records", _of_time(499_000, _plain), **HALVING),
+    Call("offset at a time that held back records have", _of_time(100_000, _held_back), **HALVING),
+    Call("the same for a reader that sees all", _of_time(100_000, _held_back, UNCOMMITTED), **HALVING),
     Call(
         "offset of the largest timestamp",
         _read(lambda big, connection: offset_of_max_timestamp(connection, big.held_back, UNCOMMITTED)),
-        rows=250,
+        rows=900,
         instructions=5_000,
     ),
     Call("commit offsets", _write(_committed)),
@@ -487,7 +490,7 @@ CALLS = [
     Call("describe a transaction", _read(lambda _, connection: describe_transaction(connection, "id 0"))),
     Call("describe a group", _read(lambda _, connection: find_group(connection, "group 7"))),
     Call("producer", _client_of_producer),
-    Call("administrator", _administrator),
+    Call("administrator", _administrator, **HALVING),
     Call("offsets of a group", _read(lambda _, connection: list_offsets(connection, "group 7"))),
 ]
 
@@ -528,7 +531,7 @@ CALLS += [
     # Each of six partitions may have its last batch in any segment.
     Call("numbers given out", _read(_numbers_given_out), rows=100),
     Call("look into the outbox", _read(lambda _, connection: has_outbox_rows(connection))),
-    Call("consumer", _consumer),
+    Call("consumer", _consumer, **HALVING),
 ]
 
 

@@ -132,8 +132,12 @@ def after_tables(kind: str, schema: str | None) -> list[Verbatim]:
     from txnstore.db.sqlite import records_view as records_view_sqlite
 
     if kind == "sqlite":
-        views = (records_view_sqlite.create_view(), *open_transactions_view.create_on_sqlite())
-        return [Verbatim(statement) for statement in views]
+        statements = (
+            records_view_sqlite.create_view(),
+            records_view_sqlite.index_by_time(),
+            *open_transactions_view.create_on_sqlite(),
+        )
+        return [Verbatim(statement) for statement in statements]
     assert schema is not None
     statements = (
         *segments.create_segments(schema),

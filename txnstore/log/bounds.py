@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import Connection, bindparam, func, select
+from sqlalchemy import Connection, bindparam, case, cast, func, literal_column, select
 
+from txnstore.db.ddl import Int64
 from txnstore.db.schema import partition_heads, producer_states, record_batches
 from txnstore.db.statements import HotStatement
 from txnstore.errors import InvalidTimestamp, UnknownTopicOrPartition
@@ -39,13 +40,39 @@ _SELECT_BOUNDS: Final = (
 # Readers ask for both in one: a look at the outbox costs an idle consumer nothing of its own.
 _BOUNDS_AND_OUTBOX: Final = HotStatement(_SELECT_BOUNDS.add_columns(OUTBOX_WAITS))
 _BOUNDS: Final = HotStatement(_SELECT_BOUNDS)
-# The first batch whose running maximum reaches a time is the first one with a timestamp that does.
+# The first batch whose running maximum reaches a time is the first one with a timestamp that does.  The maximum never
+# falls along a partition, so the key finds it, by halving: below `low` no batch reaches the time, and each step is half
+# as long as the one before.  No index by time has to be written for it at each append.
+_BY_HALVING: Final = select(
+    cast(bindparam("from_offset"), Int64).label("low"), cast(bindparam("first_step"), Int64).label("step")
+).cte("halving", recursive=True)
+_PROBED: Final = (
+    select(record_batches.c.running_max_timestamp_ms)
+    .where(record_batches.c.partition_id == bindparam("of_partition_id"))
+    .where(record_batches.c.last_offset >= _BY_HALVING.c.low + _BY_HALVING.c.step - literal_column("1", Int64))
+    .order_by(record_batches.c.last_offset)
+    .limit(literal_column("1"))
+    .correlate(_BY_HALVING)
+    .scalar_subquery()
+)
+_HALVED: Final = _BY_HALVING.union_all(
+    select(
+        case(
+            (bindparam("at_ms") > _PROBED, _BY_HALVING.c.low + _BY_HALVING.c.step),
+            # Or there is no batch so far on.
+            else_=_BY_HALVING.c.low,
+        ),
+        _BY_HALVING.c.step // literal_column("2", Int64),
+    ).where(_BY_HALVING.c.step > literal_column("0", Int64))
+)
 _REACHES: Final = HotStatement(
     select(record_batches.c.last_offset)
     .where(record_batches.c.partition_id == bindparam("of_partition_id"))
-    .where(record_batches.c.running_max_timestamp_ms >= bindparam("at_ms"))
-    .where(record_batches.c.control_type.is_(None))
-    .order_by(record_batches.c.running_max_timestamp_ms, record_batches.c.last_offset)
+    .where(
+        record_batches.c.last_offset
+        >= select(_HALVED.c.low).where(_HALVED.c.step == literal_column("0", Int64)).scalar_subquery()
+    )
+    .order_by(record_batches.c.last_offset)
     .limit(1)
 )
 # After retention or compaction the maximum may come from a batch that is gone, and markers raise it, too: so the
@@ -145,8 +172,13 @@ def last_stable_offset(connection: Connection, partition_id: int) -> int:
 
 def first_reaching(connection: Connection, bounds: Bounds, at_ms: int) -> int | None:
     """Return an offset in the log below which no batch has a timestamp from this on; None if no batch at all has."""
-    found: int | None = _REACHES.value(connection, {"of_partition_id": bounds.partition_id, "at_ms": at_ms})
-    return None if found is None else max(found, bounds.log_start_offset)
+    steps = {
+        "from_offset": bounds.log_start_offset,
+        # With those that follow it goes as far as the log.
+        "first_step": 1 << (bounds.high_watermark - bounds.log_start_offset).bit_length() >> 1,
+    }
+    found: int | None = _REACHES.value(connection, {"of_partition_id": bounds.partition_id, "at_ms": at_ms, **steps})
+    return found
 
 
 def offset_for_time(

@@ -42,7 +42,7 @@ from txnstore.db.schema import (
 from txnstore.db.statements import HotStatement
 from txnstore.db.store import LISTED_MAX, Store, server_now_ms
 from txnstore.errors import TxnStoreError, UnknownTopicOrPartition
-from txnstore.log.bounds import Bounds, read_bounds
+from txnstore.log.bounds import Bounds, first_reaching, read_bounds
 from txnstore.log.codec import EncodedBatch, RecordBatch, RecordColumns, decode, encode_columns
 from txnstore.log.columns import unpack_integers
 from txnstore.log.fetch import IS_COMMITTED
@@ -114,13 +114,6 @@ _FIRST_YOUNG: Final = (
     select(record_batches.c.base_offset)
     .where(_OF_PARTITION, _FROM, record_batches.c.max_timestamp_ms > bindparam("after_ms"))
     .order_by(record_batches.c.last_offset)
-    .limit(1)
-)
-_LAST_RUNNING_OLD: Final = (
-    select(record_batches.c.last_offset)
-    .where(_OF_PARTITION, record_batches.c.running_max_timestamp_ms <= bindparam("after_ms"))
-    .where(record_batches.c.control_type.is_(None))
-    .order_by(record_batches.c.running_max_timestamp_ms.desc(), record_batches.c.last_offset.desc())
     .limit(1)
 )
 _FIRST_MS: Final = (
@@ -395,9 +388,11 @@ def _end_offset(connection: Connection, bounds: Bounds, settings: Settings, now_
     if settings["min.compaction.lag.ms"] == 0:
         return bounds.last_stable_offset
     young = {"of_partition_id": bounds.partition_id, "after_ms": now_ms - settings["min.compaction.lag.ms"]}
-    # None is so young up to the last one whose running maximum is not, which an index finds: what is old is not passed.
-    last_old = connection.execute(_LAST_RUNNING_OLD, young).scalar()
-    young["from_offset"] = dirty_offset if last_old is None else max(dirty_offset, last_old + 1)
+    # None is so young below the first one whose running maximum is: what is old is not passed.
+    first_running_young = first_reaching(connection, bounds, young["after_ms"] + 1)
+    if first_running_young is None:
+        return bounds.last_stable_offset
+    young["from_offset"] = max(dirty_offset, first_running_young)
     first_young = connection.execute(_FIRST_YOUNG, young).scalar()
     return bounds.last_stable_offset if first_young is None else min(first_young, bounds.last_stable_offset)
 

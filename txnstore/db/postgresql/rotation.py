@@ -32,7 +32,7 @@ from psycopg import sql
 from sqlalchemy import Engine
 
 from txnstore.db.postgresql.connections import PostgreSQLConnection
-from txnstore.db.postgresql.segments import LASTING_SEGMENT, TURNING_SEGMENTS, name_of
+from txnstore.db.postgresql.segments import LASTING_SEGMENT, TURNING_SEGMENTS, index_by_time, name_of
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ SEGMENT_BYTES_MIN: Final = 16 * 1024 * 1024
 #: And this part of what all of them take: then they hold little more together than what the topics keep.
 _PART_DUE: Final = len(TURNING_SEGMENTS)
 #: What is not larger than that has been emptied: PostgreSQL gives an index a page or two to begin with.
-_EMPTY_BYTES: Final = 64 * 1024
+_EMPTY_BYTES: Final = 128 * 1024
 #: How long a segment has to be without rows: the server ends a client that stands for ten (`db.backend.Limits`).
 _EMPTY_SECONDS: Final = 15.0
 #: Those that hold a segment are led to the lasting one if they have at most this part of what is stored.
@@ -95,7 +95,9 @@ _EMPTY: Final = f"""
     {_BY_INDEX};
     SELECT {_IS_WANTED};
     LOCK TABLE {{segment}} IN ACCESS EXCLUSIVE MODE;
-    DO $segment$ BEGIN IF NOT {_IS_WANTED} THEN TRUNCATE {{segment}}; END IF; END $segment$;
+    DO $segment$ BEGIN
+        IF NOT {_IS_WANTED} THEN TRUNCATE {{segment}}; PERFORM brin_desummarize_range({{by_time}}, 0); END IF;
+    END $segment$;
     SELECT pg_total_relation_size({{name}})
 """
 # Those that somebody has locked are left out, so nobody waits for a head whose lock waits for another one.
@@ -207,12 +209,13 @@ class _Segments:
 
     def _emptied(self, segment: int, size_bytes: int) -> int:
         """Empty a segment if nothing is in it under its lock; return what it takes then."""
-        table = self._table(segment)
+        table, by_time = self._table(segment), sql.Identifier(self._schema, index_by_time(segment))
         try:
             ((left_bytes,),) = self._read(
                 _EMPTY,
                 segment=table,
                 name=sql.Literal(table.as_string(self._connection)),
+                by_time=sql.Literal(by_time.as_string(self._connection)),
                 wait_ms=sql.Literal(_WAIT_MS),
                 look_ms=sql.Literal(_LOOK_MS),
             )

@@ -35,13 +35,29 @@ def name_of(segment: int) -> str:
 SEGMENT_TABLES: Final = tuple(name_of(segment) for segment in (LASTING_SEGMENT, *TURNING_SEGMENTS))
 
 
+# Who asks the view `records` for a time is led to the pages that have it.  An append enters nothing: pages are entered
+# once they are full, by autovacuum.
+_BY_TIME: Final = "USING brin (running_max_timestamp_ms) WITH (pages_per_range = 32, autosummarize = on)"
+
+
+def index_by_time(segment: int) -> str:
+    """Return the name of the index that leads to the pages of a segment by time."""
+    return f"{name_of(segment)}_time"
+
+
 def create_segments(schema: str) -> list[str]:
     """Return the statements that make the segments in `schema`, where the whole is."""
     quoted = '"' + schema.replace('"', '""') + '"'
     options = ", ".join(f"{name} = {value}" for name, value in PASSED_THROUGH.items())
-    return [
+    tables = [
         f"CREATE TABLE {quoted}.{name} PARTITION OF {quoted}.record_batches"
         f" (CONSTRAINT {name}_pk PRIMARY KEY (partition_id, last_offset))"
         f" FOR VALUES IN ({segment}) WITH ({options})"
         for segment, name in enumerate(SEGMENT_TABLES)
     ]
+    for segment, name in enumerate(SEGMENT_TABLES):
+        index = f"{quoted}.{index_by_time(segment)}"
+        tables.append(f"CREATE INDEX {index_by_time(segment)} ON {quoted}.{name} {_BY_TIME}")
+        # PostgreSQL has entered the first pages, empty as they are, and would enter each row of theirs.
+        tables.append("SELECT pg_catalog.brin_desummarize_range('{}', 0)".format(index.replace("'", "''")))
+    return tables

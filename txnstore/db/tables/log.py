@@ -87,15 +87,6 @@ record_batches: Final = table(
     comment="The log: one row per record batch; only compaction changes it. The view records shows one row per record.",
     in_segments_of="segment",
 )
-# Nobody looks for the time of a marker: of a small transaction it is half of what would be entered.
-partial_index(
-    "record_batches_time",
-    record_batches.c.partition_id,
-    record_batches.c.running_max_timestamp_ms,
-    record_batches.c.last_offset,
-    where=record_batches.c.control_type.is_(None),
-)
-
 producer_states: Final = table(
     "producer_states",
     column("partition_id", Int64, "The partition."),
