@@ -234,7 +234,7 @@ def _make_log() -> None:
         _column(
             "running_max_timestamp_ms",
             Int64,
-            "The partition's largest timestamp up to here; for lookups by time.",
+            "The largest timestamp once this was appended; for lookups by time.",
         ),
         _column(
             "commit_number",

@@ -252,6 +252,20 @@ def test_the_first_batch_that_reaches_a_time_is_found_wherever_batches_are_gone(
             assert found == expected, (start, at_ms, left)
 
 
+def test_what_is_appended_at_once_has_one_largest_time_and_each_record_its_own(log: Log) -> None:
+    log.plain(30)
+    together = [Append(log.id, encode([Record(b"x", timestamp_ms=ms)])) for ms in (20, 70, 40)]
+    log.store.write(lambda connection: append(connection, together))
+    log.plain(60)
+    of_partition = record_batches.c.partition_id == log.id
+    running = (
+        select(record_batches.c.running_max_timestamp_ms).where(of_partition).order_by(record_batches.c.last_offset)
+    )
+    assert log.store.read(lambda connection: list(connection.execute(running).scalars())) == [30, 70, 70, 70, 70]
+    assert [log.at(at_ms) for at_ms in (20, 31, 70, 71)] == [(0, 30), (2, 70), (2, 70), None]
+    assert log.largest() == (2, 70)
+
+
 @pytest.mark.parametrize(
     ("batches", "start", "largest"),
     [

@@ -173,3 +173,31 @@ def test_a_further_append_of_an_open_transaction_does_not_write_the_coordinators
     # BEGIN, the coordinator's row, the head, the producer; the batch, the head, the producer; COMMIT.
     assert len(counts.statements) == 8, str(counts)
     assert not any("transaction_log" in statement for statement in counts.statements)
+
+
+#: What a transaction of one record of 100 bytes writes to PostgreSQL's log at least, with its COMMIT: a new lock, a new
+#: index or a wider row on the way is to be seen here.
+LOG_BYTES_MAX = 1_424
+
+
+def test_a_transaction_of_one_record_writes_little_to_the_log_of_the_database(
+    own_bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = own_bench.store
+    if store.backend.commit_whole is None:
+        pytest.skip("nothing says what this database has written")
+    monkeypatch.setattr(store, "commits_whole", True)
+    producer = own_bench.started()
+
+    def written() -> int:
+        asked = "SELECT pg_current_wal_insert_lsn() - '0/0'"
+        return int(store.read(lambda connection: connection.exec_driver_sql(asked).scalar_one()))
+
+    sizes = []
+    for _ in range(40):
+        appends = [producer.batch(own_bench.partition_ids[0], b"x" * 100)]
+        before = written()
+        producer.commit(appends=appends)
+        sizes.append(written() - before)
+    # Others write to the same log, and pages are split and written as a whole now and then.
+    assert min(sizes) <= LOG_BYTES_MAX, sorted(sizes)

@@ -285,6 +285,8 @@ class LockedPartitions:
             self.commit_number = draw_commit_number(self.connection)
         for row in plain:
             row["commit_number"] = self.commit_number
+        for row in placed:
+            row["running_max_timestamp_ms"] = self.heads[row["partition_id"]].running_max_timestamp_ms
         if self._batches:
             insert_batches(self.connection, placed)
         else:
@@ -304,7 +306,6 @@ class LockedPartitions:
         head.next_offset += row["record_count"]
         row["last_offset"] = head.next_offset - 1
         head.running_max_timestamp_ms = max(head.running_max_timestamp_ms, row["max_timestamp_ms"])
-        row["running_max_timestamp_ms"] = head.running_max_timestamp_ms
         row["commit_number"] = None
         row["segment"] = head.segment
         return row

@@ -40,8 +40,8 @@ _SELECT_BOUNDS: Final = (
 # Readers ask for both in one: a look at the outbox costs an idle consumer nothing of its own.
 _BOUNDS_AND_OUTBOX: Final = HotStatement(_SELECT_BOUNDS.add_columns(OUTBOX_WAITS))
 _BOUNDS: Final = HotStatement(_SELECT_BOUNDS)
-# The first batch whose running maximum reaches a time is the first one with a timestamp that does.  The maximum never
-# falls along a partition, so the key finds it, by halving: below `low` no batch reaches the time, and each step is half
+# Before the first batch whose running maximum reaches a time none has a timestamp that does.  The maximum never falls
+# along a partition, so the key finds it, by halving: below `low` no batch reaches the time, and each step is half
 # as long as the one before.  No index by time has to be written for it at each append.
 _BY_HALVING: Final = select(
     cast(bindparam("from_offset"), Int64).label("low"), cast(bindparam("first_step"), Int64).label("step")
@@ -75,8 +75,9 @@ _REACHES: Final = HotStatement(
     .order_by(record_batches.c.last_offset)
     .limit(1)
 )
-# After retention or compaction the maximum may come from a batch that is gone, and markers raise it, too: so the
-# batches' own are asked from there on, one batch at a time, because each comes with what it carries.
+# After retention or compaction the maximum may come from a batch that is gone, and markers raise it, too, and whatever
+# was appended at once: so the batches' own are asked from there on, one at a time, because each comes with what it
+# carries.
 _AT_TIME: Final = (
     select(record_batches)
     .where(record_batches.c.partition_id == bindparam("of_partition_id"))

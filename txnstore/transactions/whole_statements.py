@@ -278,6 +278,8 @@ def _write_partitions(
             ControlType.COMMIT, coordinator_epoch=rows.COORDINATOR_EPOCH, producer=following, timestamp_ms=locked.now_ms
         )
         placed.append(_placed(head, marker))
+        for row in placed[-batch_count - 1 :]:
+            row["running_max_timestamp_ms"] = head.running_max_timestamp_ms
         finished.append(
             {
                 "partition_id": partition_id,
@@ -306,7 +308,6 @@ def _placed(head: Head, row: dict[str, Any]) -> dict[str, Any]:
     row["partition_id"] = head.partition_id
     row["base_offset"] = base_offset
     row["last_offset"] = head.next_offset - 1
-    row["running_max_timestamp_ms"] = head.running_max_timestamp_ms
     row["commit_number"] = None
     row["segment"] = head.segment
     return row

@@ -114,6 +114,8 @@ class _PartitionCheck:
     next_offset: int = field(init=False)
     bounds: Bounds = field(init=False)
     largest_ms: int = -1
+    #: What the last batch says of it: that of all that was appended at once.
+    promised_ms: int = -1
     counted_bytes: int = 0
     #: The number of the last commit, and the epoch of its records; None: they are in no transaction.
     last_commit: tuple[int, int | None] | None = None
@@ -154,6 +156,7 @@ class _PartitionCheck:
             assert self.before.replay is not None
             self.replay, self.next_offset = self.before.replay, self.before.next_offset
             self.largest_ms, indexed_through = self.before.largest_ms, self.before.next_offset - 1
+        self.promised_ms = self.largest_ms
         with closing(CompactedCheck(self.connection, self.storage, self.bounds)) as compacted:
             for page, through_offset in batch_pages(self.connection, self.head.partition_id, indexed_through + 1):
                 if indexed_through < 0:
@@ -161,6 +164,7 @@ class _PartitionCheck:
                     self._begin_at(min(self.head.log_start_offset, page[0].base_offset), page[0].base_offset)
                     # The largest timestamp may be that of a deleted record.
                     self.largest_ms = page[0].running_max_timestamp_ms if page[0].base_offset > 0 else -1
+                    self.promised_ms = self.largest_ms
                 batches: list[RecordBatch] = []
                 for row in page:
                     yield from self._batch_violations(row, batches)
@@ -199,10 +203,7 @@ class _PartitionCheck:
         if row.last_offset < self.storage.counted_offset:
             self.counted_bytes += batch_bytes(row.size_bytes)
         self.next_offset = row.last_offset + 1
-        self.largest_ms = max(self.largest_ms, row.max_timestamp_ms)
-        if row.running_max_timestamp_ms != self.largest_ms and not self.has_gaps:
-            seen = f"{row.running_max_timestamp_ms}, the largest so far is {self.largest_ms}"
-            yield self._violation(Invariant.TIMES_RUN, row.base_offset, seen)
+        yield from self._time_violations(row)
         if row.is_transactional is not (row.commit_number is None):
             seen = f"a batch that is {'' if row.is_transactional else 'not '}transactional has {row.commit_number}"
             yield self._violation(Invariant.COMMITS_NUMBERED, row.base_offset, seen)
@@ -216,6 +217,16 @@ class _PartitionCheck:
         yield from self._content_violations(batch)
         if self.has_gaps:
             batches.append(batch)
+
+    def _time_violations(self, row: Row[Any]) -> Iterator[Violation]:
+        """Return whether the running maximum is not that of what was appended up to the batch, and at once with it."""
+        before_ms, promised_ms = self.largest_ms, self.promised_ms
+        self.largest_ms, self.promised_ms = max(before_ms, row.max_timestamp_ms), row.running_max_timestamp_ms
+        # Who is promised more than there was up to it, was appended at once with what follows.
+        is_broken = before_ms < promised_ms != row.running_max_timestamp_ms
+        if (is_broken or row.running_max_timestamp_ms < self.largest_ms) and not self.has_gaps:
+            seen = f"{row.running_max_timestamp_ms} after {promised_ms}, the largest so far is {self.largest_ms}"
+            yield self._violation(Invariant.TIMES_RUN, row.base_offset, seen)
 
     def _content_violations(self, batch: RecordBatch) -> Iterator[Violation]:
         """Return what is wrong with a batch that can be read."""
@@ -242,8 +253,9 @@ class _PartitionCheck:
             seen = f"the head is at {self.head.next_offset}, the log ends at {self.next_offset}"
             yield self._violation(Invariant.OFFSETS_FOLLOW, None, seen)
         found_ms = self.head.running_max_timestamp_ms
-        if found_ms != self.largest_ms and not self.has_gaps:
-            yield self._violation(Invariant.TIMES_RUN, None, f"{found_ms} in the head, {self.largest_ms} in the log")
+        if not found_ms == self.largest_ms == self.promised_ms and not self.has_gaps:
+            seen = f"{found_ms} in the head, {self.largest_ms} in the log, {self.promised_ms} in its last batch"
+            yield self._violation(Invariant.TIMES_RUN, None, seen)
 
         storage = self.storage
         if max(storage.first_stored_offset, storage.counted_offset, storage.compacted_offset) > self.head.next_offset:

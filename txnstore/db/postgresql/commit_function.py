@@ -107,6 +107,7 @@ DECLARE
     next_offset_now bigint;
     marker_offset_now bigint;
     first_offset bigint;
+    offset_count bigint;
     largest_ms bigint;
     setting text;
     recent bigint[];
@@ -198,16 +199,33 @@ BEGIN
             RAISE 'it took too long' USING ERRCODE = 'query_canceled';
         END IF;
         log_now_ms := coalesce(given_now_ms, CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint));
-        SELECT log_start_offset, next_offset, running_max_timestamp_ms, segment INTO head
-        FROM {schema}.partition_heads WHERE partition_id = partition_ids[place] FOR UPDATE;
+        last_batch := batch + batch_counts[place];
+        IF batch_counts[place] = 1 THEN
+            offset_count := record_counts[last_batch];
+            largest_ms := max_timestamps_ms[last_batch];
+        ELSE
+            SELECT sum(record_count), max(max_ms) INTO offset_count, largest_ms
+            FROM unnest(record_counts[batch + 1:last_batch], max_timestamps_ms[batch + 1:last_batch])
+                AS these (record_count, max_ms);
+        END IF;
+        IF of_transactional_id IS NOT NULL THEN
+            -- The marker's.
+            offset_count := offset_count + 1;
+            largest_ms := greatest(largest_ms, log_now_ms);
+        END IF;
+        -- Locked and moved in one: a lock of its own would be written to the server's log as well.
+        UPDATE {schema}.partition_heads
+        SET next_offset = next_offset + offset_count,
+            running_max_timestamp_ms = greatest(running_max_timestamp_ms, largest_ms)
+        WHERE partition_id = partition_ids[place]
+        RETURNING log_start_offset, next_offset, running_max_timestamp_ms, segment INTO head;
         IF NOT FOUND THEN
             RAISE 'the transaction is not usual' USING ERRCODE = '{not_usual}';
         END IF;
         commit_number_now := coalesce(commit_number_now, nextval('{numbers}'));
-        first_offset := head.next_offset;
+        marker_offset_now := head.next_offset - 1;
+        first_offset := head.next_offset - offset_count;
         next_offset_now := first_offset;
-        largest_ms := head.running_max_timestamp_ms;
-        last_batch := batch + batch_counts[place];
         recent := NULL;
         IF of_transactional_id IS NULL AND of_producer_id >= 0 THEN
             -- In a statement of its own, which sees what the last holder of the head's lock has committed.
@@ -221,7 +239,6 @@ BEGIN
         END IF;
         LOOP
             batch := batch + 1;
-            largest_ms := greatest(largest_ms, max_timestamps_ms[batch]);
             places := places || next_offset_now || head.log_start_offset;
             IF batch = last_batch AND of_transactional_id IS NOT NULL THEN
                 EXIT;
@@ -239,9 +256,6 @@ BEGIN
             END IF;
         END LOOP;
         IF of_transactional_id IS NULL THEN
-            UPDATE {schema}.partition_heads
-            SET next_offset = next_offset_now, running_max_timestamp_ms = largest_ms
-            WHERE partition_id = partition_ids[place];
             IF of_producer_id >= 0 THEN
                 recent := recent[greatest(1, cardinality(recent) - {recent_numbers} + 1):];
                 recent_text := '[' || array_to_string(recent, ',') || ']';
@@ -265,13 +279,8 @@ BEGIN
             END IF;
             CONTINUE;
         END IF;
-        marker_offset_now := next_offset_now + record_counts[batch];
         -- One statement for both: to begin one takes longer than to insert a row.
         INSERT INTO {schema}.record_batches ({columns}) VALUES {batch}, {marker};
-        largest_ms := greatest(largest_ms, log_now_ms);
-        UPDATE {schema}.partition_heads
-        SET next_offset = marker_offset_now + 1, running_max_timestamp_ms = largest_ms
-        WHERE partition_id = partition_ids[place];
         -- In a statement of its own, which sees what the last holder of the head's lock has committed.
         UPDATE {schema}.producer_states
         SET producer_epoch = of_producer_epoch + 1,
@@ -481,7 +490,7 @@ _COLUMNS: Final = """
 _BATCH: Final = """(
                 partition_ids[place], next_offset_now + record_counts[batch] - 1, next_offset_now,
                 record_counts[batch], base_timestamps_ms[batch], max_timestamps_ms[batch],
-                largest_ms, CASE WHEN of_transactional_id IS NULL THEN commit_number_now END,
+                head.running_max_timestamp_ms, CASE WHEN of_transactional_id IS NULL THEN commit_number_now END,
                 0, of_producer_id, of_producer_epoch, base_sequences[batch],
                 of_transactional_id IS NOT NULL, NULL, NULL, codecs[batch], head.segment, crcs[batch],
                 sizes_bytes[batch], batch_timestamp_deltas_ms[batch], batch_key_positions[batch],
@@ -494,7 +503,7 @@ _THIS_PRODUCER: Final = """transactional_id = of_transactional_id
             AND producer_epoch < 32766"""
 _MARKER: Final = """(
                 partition_ids[place], marker_offset_now, marker_offset_now, 1, log_now_ms, log_now_ms,
-                greatest(largest_ms, log_now_ms), NULL, 0, of_producer_id, of_producer_epoch + 1, -1, true,
+                head.running_max_timestamp_ms, NULL, 0, of_producer_id, of_producer_epoch + 1, -1, true,
                 1, 0, 0, head.segment,
                 -- The checksum of a marker of the time 0 came along; each bit of the time turns some of its bits over.
                 marker_crc{crc_of_time}, 0,
