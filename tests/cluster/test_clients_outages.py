@@ -19,9 +19,9 @@ from txnstore import (
     TopicPartition,
 )
 from txnstore.admin import AdminClient, NewTopic
+from txnstore.clients.consumer.assigned_partition import AssignedPartition, FetchPosition
 from txnstore.clients.consumer.opening import StoredOffset
 from txnstore.clients.consumer.reader import PartitionMoved, PartitionReader, StartResolved
-from txnstore.clients.consumer.subscription import AssignedPartition, FetchPosition
 from txnstore.model import OffsetAndMetadata
 from txnstore.testing.private_cluster import PrivateCluster
 

@@ -8,18 +8,18 @@ import pytest
 
 from tests.clients.consumer.log_writer import PATIENCE_SECONDS, eventually
 from tests.clients.consumer.test_atomic import ATOMIC
-from tests.clients.consumer.test_atomic_subscription import POSITIONS, Log, Reader, grow
+from tests.clients.consumer.test_atomic_order import POSITIONS, Log, Reader, grow
 from txnstore import OFFSET_BEGINNING, TopicPartition
 from txnstore.clients.model.message import Message
 
 
 def whole(reader: Reader) -> list[Message]:
     """Take what comes next if all of it is there, as `consume_transaction` does."""
-    subscription = reader.subscription
+    subscription, order = reader.subscription, reader.order
     while True:
-        transaction = subscription.handed_out
-        if subscription.kept and (transaction is None or subscription.transaction is not transaction):
-            if transaction is not None and subscription.completed is not transaction:
+        transaction = order.handed_out
+        if subscription.kept and (transaction is None or order.transaction is not transaction):
+            if transaction is not None and order.completed is not transaction:
                 subscription.return_kept()
                 return []
             messages = subscription.let_go_kept()
@@ -72,7 +72,7 @@ def test_a_transaction_that_is_being_handed_out_does_not_end_before_the_share_of
     reader.resolve()
     reader.read(10)
     assert len(reader.take(1)) == 1
-    transaction = reader.subscription.transaction
+    transaction = reader.order.transaction
     assert transaction is not None
     for number in (2, 3):
         reader.subscription.add("t", number, 0)
@@ -82,10 +82,10 @@ def test_a_transaction_that_is_being_handed_out_does_not_end_before_the_share_of
         assert len(whole(reader)) == 3
     else:
         assert len(reader.take(9)) == 2
-        assert (reader.subscription.transaction, reader.ended) == (transaction, 0)
+        assert (reader.order.transaction, reader.ended) == (transaction, 0)
     reader.finish()
     assert [log.unit_of[at] for at in reader.seen] == [1, 1, 1, 1, 2]
-    assert (reader.subscription.completed, reader.ended) == (transaction, 1)
+    assert (reader.order.completed, reader.ended) == (transaction, 1)
 
 
 def test_what_is_assigned_meanwhile_and_is_of_another_database_has_no_share():

@@ -24,9 +24,10 @@ from txnstore.model import Record
 
 #: Whose moments are tried: what lies below is tried as one.
 FILES = {
-    "consumer/atomic_subscription.py",
+    "consumer/assigned_partition.py",
     "consumer/consumer.py",
     "consumer/core.py",
+    "consumer/orders.py",
     "consumer/subscription.py",
     "consumer/whole_transactions.py",
 }

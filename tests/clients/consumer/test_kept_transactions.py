@@ -23,7 +23,6 @@ from tests.clients.consumer.test_atomic import ATOMIC, PARTITIONS, STEPS, Histor
 from tests.tools.campaigns import times
 from txnstore import OFFSET_BEGINNING, OFFSET_STORED, Consumer, KafkaError, KafkaException, TopicPartition
 from txnstore.aio import AIOConsumer
-from txnstore.clients.consumer.atomic_subscription import AtomicSubscription
 from txnstore.clients.consumer.events import CallbackEvent
 from txnstore.clients.consumer.whole_transactions import ConsumedTransaction, _Gathering
 from txnstore.clients.model.message import Message
@@ -90,9 +89,7 @@ def next_of(consumer: Consumer, timeout: float = 0) -> ConsumedTransaction:
 
 
 def kept_by(consumer: Consumer) -> list[Message]:
-    subscription = consumer._core.subscription
-    assert isinstance(subscription, AtomicSubscription)
-    return subscription.kept
+    return consumer._core.subscription.kept
 
 
 def keep_some(consumer: Consumer, count: int = 3) -> None:
@@ -290,8 +287,8 @@ def test_what_is_kept_is_not_returned_by_a_call_that_hears_meanwhile_that_the_pa
 
     def wait(gathering, deadline):
         nonlocal is_lost
-        subscription = core.subscription
-        is_complete = len(kept_by(consumer)) == 2 * BATCHES and subscription.transaction is not subscription.handed_out
+        order = core.order
+        is_complete = len(kept_by(consumer)) == 2 * BATCHES and order.transaction is not order.handed_out
         if is_lost or not is_complete:
             return waits(gathering, deadline)
         is_lost = True

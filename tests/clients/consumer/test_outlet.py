@@ -584,7 +584,7 @@ def test_where_transactions_come_whole_it_is_closed_whenever_another_partition_m
     assert subscription._lender is not None
     assert subscription.find("t", 0).position == atomic._core.options.positions.at(5)
     with atomic._core.arrived:
-        subscription._make_ready(subscription.find("t", 0))
+        subscription._arrange(subscription.find("t", 0))
     assert subscription._lender is None
     assert [atomic.poll(PATIENCE_SECONDS).offset() for _ in range(2)] == [5, 6]
 

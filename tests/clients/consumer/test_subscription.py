@@ -8,6 +8,7 @@ import pytest
 
 from tests.clients.moments import attempt, every_interrupt, is_no_moment_for_signals
 from txnstore.clients.consumer.opening import Chunk, PageRead
+from txnstore.clients.consumer.orders import RoundRobin
 from txnstore.clients.consumer.subscription import Subscription
 from txnstore.clients.model.errors import KafkaError
 from txnstore.clients.model.message import RecordSource, message_of
@@ -157,14 +158,15 @@ def test_what_is_given_back_is_not_stored_any_more_also_while_another_call_gathe
 
 
 def test_a_partition_has_its_turn_again_after_an_interrupt_that_came_between_two(make, monkeypatch):
-    subscription = make(0)
+    order = RoundRobin()
+    subscription = make(0, order=order)
     fill(subscription, 0, chunk(0, 0), chunk(1, 1), next_offset=2)
 
-    def interrupted(partition):
+    def interrupted(partition, assigned):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(subscription, "_make_ready", interrupted)
+        patch.setattr(order, "arrange", interrupted)
         with pytest.raises(KeyboardInterrupt):
             subscription.take([], 1)
     subscription.give_back([])

@@ -13,7 +13,8 @@ from sqlalchemy import Connection
 
 from txnstore.clients.connection import StoreConnection, repeat, write_repeatable
 from txnstore.clients.consumer.arguments import ConsumerOptions
-from txnstore.clients.consumer.subscription import AssignedPartition, Subscription
+from txnstore.clients.consumer.assigned_partition import AssignedPartition
+from txnstore.clients.consumer.subscription import Subscription
 from txnstore.clients.model.errors import KafkaError, kafka_error_of
 from txnstore.clients.model.topic_partition import OFFSET_INVALID, TopicPartition
 from txnstore.clients.topic_directory import TopicDirectory

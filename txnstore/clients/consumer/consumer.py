@@ -24,6 +24,7 @@ from txnstore.clients.consumer.arguments import (
     chosen_offsets,
     failure,
 )
+from txnstore.clients.consumer.assigned_partition import AssignedPartition
 from txnstore.clients.consumer.commits import CommitResult
 from txnstore.clients.consumer.core import ConsumerCore, after_error, to_its_end
 from txnstore.clients.consumer.events import (
@@ -37,7 +38,6 @@ from txnstore.clients.consumer.events import (
     RebalanceEvent,
     prefixed,
 )
-from txnstore.clients.consumer.subscription import AssignedPartition
 from txnstore.clients.consumer.whole_transactions import MESSAGES_MAX, ConsumedTransaction, next_transaction
 from txnstore.clients.membership.metadata import format_group_metadata
 from txnstore.clients.model.errors import HANDLE_CLOSED_TEXT, KafkaError, KafkaException

@@ -20,7 +20,7 @@ from txnstore.clients.callbacks import Callbacks, EventQueue, RepeatedTrouble
 from txnstore.clients.configuration.configuration import Configuration
 from txnstore.clients.connection import DatabaseLook, StoreConnection, unreachable
 from txnstore.clients.consumer.arguments import ConsumerOptions, consumer_options, failure
-from txnstore.clients.consumer.atomic_subscription import AtomicSubscription
+from txnstore.clients.consumer.assigned_partition import AssignedPartition
 from txnstore.clients.consumer.commits import CommitResult, OffsetCommits
 from txnstore.clients.consumer.events import (
     MESSAGE_INTERVAL_SECONDS,
@@ -35,8 +35,9 @@ from txnstore.clients.consumer.events import (
     put_call,
 )
 from txnstore.clients.consumer.fetcher import Fetcher
+from txnstore.clients.consumer.orders import AtomicOrder, DeliveryOrder, RoundRobin
 from txnstore.clients.consumer.reader import PartitionLookups
-from txnstore.clients.consumer.subscription import AssignedPartition, Subscription
+from txnstore.clients.consumer.subscription import Subscription
 from txnstore.clients.membership.member import ConsumerMember
 from txnstore.clients.membership.requests import GroupRequests
 from txnstore.clients.model.errors import KafkaError, KafkaException, joined_error_of, kafka_error_of
@@ -113,12 +114,9 @@ class ConsumerCore:
         self._error_reporter = error_reporter(
             self.inbox, callbacks.weakly("error_cb"), self.logger, lambda: self.connection.is_alone
         )
-        kind = (
-            partial(AtomicSubscription, on_transaction_end=self.arrived.notify_all)
-            if options.is_atomic
-            else Subscription
-        )
-        self.subscription: Subscription = kind(
+        self.order: DeliveryOrder = AtomicOrder(self.arrived.notify_all) if options.is_atomic else RoundRobin()
+        """Of several partitions, which one hands out what comes next."""
+        self.subscription = Subscription(
             stores_offsets=options.stores_offsets,
             reports_eof=options.reports_eof,
             records_low=options.read_ahead_records,
@@ -126,6 +124,7 @@ class ConsumerCore:
             # A broker that is asked for no bytes at all answers at once.
             eof_wait_seconds=options.fetch_wait_seconds if options.fetch_min_bytes else 0.0,
             positions=options.positions,
+            order=self.order,
             outlet=self.outlet,
         )
         self.group = ConsumerMember(

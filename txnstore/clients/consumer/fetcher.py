@@ -19,6 +19,7 @@ from txnstore.background_thread import BackgroundThread
 from txnstore.backoff import Backoff
 from txnstore.clients.connection import StoreConnection
 from txnstore.clients.consumer.arguments import ConsumerOptions
+from txnstore.clients.consumer.assigned_partition import FetchPosition, Wanted
 from txnstore.clients.consumer.reader import (
     PageDelivered,
     PartitionFailed,
@@ -29,7 +30,7 @@ from txnstore.clients.consumer.reader import (
     StartResolved,
     StoredOffsetFound,
 )
-from txnstore.clients.consumer.subscription import FetchPosition, Subscription, Wanted
+from txnstore.clients.consumer.subscription import Subscription
 from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.clients.worker import Duties
 from txnstore.db.backend import EVERYTHING, NOTHING, Subjects, Waiter

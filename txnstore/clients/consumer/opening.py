@@ -45,6 +45,11 @@ class Committed:
     told: ToldCommit | None = None
     """None: the journal of this database knows nothing of it, or no more."""
 
+    @property
+    def is_transaction(self) -> bool:
+        """Whether it is one."""
+        return self.producer is not None
+
 
 @dataclass(slots=True)
 class Chunk:

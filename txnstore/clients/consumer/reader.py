@@ -17,10 +17,10 @@ from sqlalchemy import Connection
 
 from txnstore.clients.connection import StoreConnection
 from txnstore.clients.consumer.arguments import ConsumerOptions
+from txnstore.clients.consumer.assigned_partition import AssignedPartition, FetchPosition
 from txnstore.clients.consumer.events import unknown_topic
 from txnstore.clients.consumer.opening import Chunk, Committed, PageRead, StoredOffset, ToldCommit, open_batch
 from txnstore.clients.consumer.positions import start_position
-from txnstore.clients.consumer.subscription import AssignedPartition, FetchPosition
 from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_error_of
 from txnstore.clients.model.message import NO_MARKER, TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, RecordSource
 from txnstore.clients.model.topic_partition import OFFSET_END, OFFSET_STORED, TopicPartition

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 from txnstore import bulk
+from txnstore.clients.consumer.assigned_partition import (
+    RETRY_FIRST_SECONDS,
+    AssignedPartition,
+    FetchPosition,
+    Wanted,
+)
 from txnstore.clients.consumer.opening import Chunk, PageRead, StoredOffset
+from txnstore.clients.consumer.orders import DeliveryOrder, RoundRobin
 from txnstore.clients.consumer.positions import OFFSET_ORDER, Positions
 from txnstore.clients.model.errors import KafkaError, kafka_error_of
 from txnstore.clients.model.message import Message, end_of_partition, error_message
@@ -24,168 +29,14 @@ from txnstore.clients.outlet import Outlet, new_outlet
 from txnstore.errors import CorruptBatch, TxnStoreError, UnsupportedCompression
 from txnstore.log.bounds import Bounds
 
-#: The pauses before a partition that cannot be read is tried again; the time is the caller's, so they are no `Backoff`.
-RETRY_FIRST_SECONDS: Final = 0.1
+#: The longest pause before a partition that cannot be read is tried again.
 RETRY_LAST_SECONDS: Final = 2.0
 #: An error that persists is reported again after this long.
 REPORT_AGAIN_SECONDS: Final = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class FetchPosition:
-    """Where to read next in a partition; what was read there counts only while the partition has this version."""
-
-    partition: AssignedPartition
-    version: int
-    position: int
-    """Where to read; before it is resolved, one of the constants, or a position that may lie outside the log."""
-
-    stored_offset: StoredOffset | None = None
-    """What OFFSET_STORED stands for, if that was asked elsewhere."""
-
-
-class AssignedPartition:
-    """One partition of the assignment."""
-
-    __slots__ = (
-        "assigned_position",
-        "bounds",
-        "buffered_bytes",
-        "buffered_records",
-        "chunk",
-        "committed",
-        "ended_in",
-        "eof_due_at",
-        "eof_reported_at",
-        "fetch_position",
-        "has_fallen_behind",
-        "is_at_end",
-        "is_hungry",
-        "is_ready",
-        "is_recreated",
-        "known_position",
-        "known_stored",
-        "last_commit",
-        "leader",
-        "lent",
-        "messages",
-        "number",
-        "partition_id",
-        "paused_by",
-        "reported_at",
-        "reported_code",
-        "retry_at",
-        "retry_seconds",
-        "start",
-        "stored_offset",
-        "stores_lent",
-        "topic",
-        "version",
-        "waiting",
-    )
-
-    def __init__(self, topic: str, number: int, position: int) -> None:
-        """Begin at this position, or where one of the constants says."""
-        self.topic = topic
-        self.number = number
-        self.assigned_position = OFFSET_STORED if position == OFFSET_INVALID else position
-        self.start: int | None = self.assigned_position
-        """Where to begin, until it has been resolved to a position within the log; then None."""
-        self.stored_offset: StoredOffset | None = None
-        """What the group's database has answered, if the partition is in another one."""
-        self.has_fallen_behind = False
-        """Whether that is where it was read, which the log does not hold any more."""
-        self.leader: int | None = None
-        """The number of the database that holds it; None: not looked up, or not needed because there is only one."""
-        self.partition_id: int | None = None
-        """What these offsets belong to; None: not looked up. A topic that is recreated gets other partitions."""
-        self.is_recreated = False
-        """Whether it replaces one that was deleted, and the application has not said since where to read it."""
-        self.fetch_position = OFFSET_INVALID
-        self.version = 0
-        self.paused_by = frozenset[str]()
-        self.known_position = OFFSET_INVALID
-        """The position and what is stored, but for what the outlet has handed out since it was opened."""
-        self.known_stored = OFFSET_INVALID
-        self.lent: Any = None
-        """Its messages, if it is them that the outlet hands out."""
-        self.stores_lent = False
-        """Whether what it hands out is stored at once."""
-        self.committed = OFFSET_INVALID
-        self.bounds: Bounds | None = None
-        self.chunk: Chunk | None = None
-        """What is being handed out, and what is left of it."""
-        self.messages: Iterator[Message] = iter(())
-        self.waiting: deque[Chunk | Message] = deque()
-        self.buffered_records = 0
-        self.buffered_bytes = 0
-        self.eof_reported_at: int | None = None
-        self.eof_due_at = math.inf
-        """When the end is reported unless records arrive before; infinity unless all has been read."""
-        self.is_ready = False
-        self.is_at_end = False
-        """Whether everything there was has been read."""
-        self.ended_in = -1
-        """The number of the newest snapshot in which what is buffered was all that there is; -1: there may be more."""
-        self.last_commit: int | None = None
-        """The number of the last transaction of which something was handed out, or that ends after the beginning."""
-        self.is_hungry = False
-        """Whether the last page was full before it was this partition's turn."""
-        self.retry_at = 0.0
-        self.retry_seconds = RETRY_FIRST_SECONDS
-        self.reported_at = -math.inf
-        self.reported_code: int | None = None
-
-    def is_current(self, position: FetchPosition) -> bool:
-        """Return whether what was read at the position still counts."""
-        return self.version == position.version
-
-    @property
-    def position(self) -> int:
-        """What comes next for the application; OFFSET_INVALID until it has got something."""
-        return self.known_position if self.lent is None else self._position_behind(self.lent)
-
-    @position.setter
-    def position(self, position: int) -> None:
-        self.known_position = position
-
-    @property
-    def stored(self) -> int:
-        """What is committed next, OFFSET_INVALID until something is stored."""
-        return self._position_behind(self.lent) if self.lent is not None and self.stores_lent else self.known_stored
-
-    @stored.setter
-    def stored(self, position: int) -> None:
-        self.known_stored = position
-
-    def _position_behind(self, lent: Any) -> int:
-        chunk = self.chunk
-        assert chunk is not None, "it is taken back before the chunk goes"
-        offset: int = lent.taken_offset
-        return chunk.base + chunk.unit * (offset + 1)
-
-    @property
-    def needs_group(self) -> bool:
-        """Whether the group's database has to say where to begin, if it is not the partition's: that says it itself."""
-        return self.start == OFFSET_STORED and self.stored_offset is None
-
-    @property
-    def is_unread(self) -> bool:
-        """Whether the application has only seen records of the deleted partition: its commits are about that one."""
-        return self.is_recreated and self.position == OFFSET_INVALID
-
-    @property
-    def uncommitted(self) -> int:
-        """The stored position if it is above the committed one, else OFFSET_INVALID."""
-        return self.stored if self.stored >= 0 and self.stored > self.committed else OFFSET_INVALID
-
-
-#: Which partitions a fetching thread looks after.
-Wanted = Callable[[AssignedPartition], bool]
-
-
 class Subscription:
-    """The assigned partitions of one consumer."""
+    """The assigned partitions of one consumer; the order says which of them hands out what comes next."""
 
     def __init__(
         self,
@@ -196,13 +47,17 @@ class Subscription:
         bytes_low: int,
         eof_wait_seconds: float = 0.0,
         positions: Positions = OFFSET_ORDER,
+        order: DeliveryOrder | None = None,
         outlet: Outlet | None = None,
     ) -> None:
         """Read ahead while fewer than `records_low` records and `bytes_low` bytes are buffered of what is not paused.
 
-        The end of a partition is reported when nothing has arrived for `eof_wait_seconds`.
+        The end of a partition is reported when nothing has arrived for `eof_wait_seconds`.  By default partitions take
+        turns.
         """
         self._positions = positions
+        self._order = order or RoundRobin()
+        self._ready = self._order.ready
         self._outlet = outlet or new_outlet()
         self._lender: AssignedPartition | None = None
         """Whose messages the outlet hands out."""
@@ -212,13 +67,19 @@ class Subscription:
         """Of which something was handed out that has not reached the application: it is not stored yet."""
         self.gathered: dict[int, tuple[list[Message], dict[AssignedPartition, int]]] = {}
         """What each call under way has gathered, by the identity of its list, and where that begins."""
+        self.kept: list[Message] = []
+        """The last records that were handed out, if a call has gathered them that goes on when it is made again.
+
+        They have not reached the application: before anything else is done here, they are given back."""
+        self._begins: dict[AssignedPartition, int] = {}
+        self._begins_known = 0
+        """Of how many of them the positions are among these."""
         self._reports_eof = reports_eof
         self._records_low = records_low
         self._bytes_low = bytes_low
         self._partitions: dict[tuple[str, int], AssignedPartition] = {}
         self.paused = set[tuple[str, int]]()
         """What the application has paused and not resumed: it stays so while it is not assigned."""
-        self._ready: deque[AssignedPartition] = deque()
         self.buffered_records = 0
         self.buffered_bytes = 0
         self.wants_more = False
@@ -240,14 +101,18 @@ class Subscription:
 
     def add(self, topic: str, number: int, position: int) -> None:
         """Assign a partition that is not assigned yet."""
+        self.return_kept()
         self._partitions[topic, number] = added = AssignedPartition(topic, number, position)
         added.paused_by = frozenset({"application"} if (topic, number) in self.paused else ())
+        self._arrange(added)
 
     def remove(self, topic: str, number: int) -> AssignedPartition | None:
         """Remove a partition with everything that is buffered of it, and return it."""
+        self.return_kept()
         partition = self._partitions.pop((topic, number), None)
         if partition is not None:
             self._drop_buffer(partition)
+            self._arrange(partition)
             self.withheld.discard(partition)
             for messages, begins in self.gathered.values():
                 if begins.pop(partition, None) is not None:
@@ -263,6 +128,7 @@ class Subscription:
 
     def seek(self, partition: AssignedPartition, position: int) -> None:
         """Continue from `position`, or from what the constant stands for; it is unknown until then."""
+        self.return_kept()
         self._drop_buffer(partition)
         partition.start = position
         partition.has_fallen_behind = False
@@ -271,22 +137,27 @@ class Subscription:
         partition.position = OFFSET_INVALID
         partition.eof_reported_at = None
         partition.is_recreated = False
+        partition.is_unknown = True
         self._forgive(partition)
+        self._order.start_over()
+        self._arrange(partition)
 
     def pause(self, partition: AssignedPartition, by: str = "application") -> None:
         """Stop handing out records of the partition until the same one resumes it; what is buffered stays."""
+        self.return_kept()
         # No call in between, so that an interrupt finds both done, or nothing.
         partition.paused_by |= {by}
         self.paused |= {(partition.topic, partition.number)} if by == "application" else set()
-        self._unready(partition)
+        self._arrange(partition)
 
     def resume(self, partition: AssignedPartition, by: str = "application") -> None:
         """Hand out records of the partition again, unless another one has paused it too."""
+        self.return_kept()
         if partition.paused_by:
             partition.paused_by -= {by}
             # Nobody has listened for what has come meanwhile.
             partition.is_at_end = False
-        self._make_ready(partition)
+        self._arrange(partition)
 
     # --- handing out -------------------------------------------------------------------------------------------------
 
@@ -319,10 +190,19 @@ class Subscription:
             partition.known_position, partition.known_stored = position, stored
             partition.lent = self._lender = None
 
-    def next_message(self) -> Message | None:
-        """Return the next message, a record or an event, and move the position past it."""
-        if self._lender is not None:
-            self._close_outlet()
+    def _settle(self) -> None:
+        # One or the other: while something is kept, no poll() opens it.
+        self._close_outlet()
+        if self.kept:
+            self.return_kept()
+
+    def next_message(self, keeps: bool = False) -> Message | None:
+        """Return the next message, a record or an event, and move the position past it.
+
+        What is kept is given back before, unless the call `keeps` it.
+        """
+        if self._lender is not None or (self.kept and not keeps):
+            self._settle()
         while self._ready:
             partition = self._ready[0]
             chunk = partition.chunk
@@ -357,7 +237,8 @@ class Subscription:
 
     def take(self, messages: list[Message], count: int) -> None:
         """Add what is at hand to `messages`, up to `count` of them: the fast way to many."""
-        self._close_outlet()
+        if self._lender is not None or self.kept:
+            self._settle()
         while len(messages) < count and self._ready:
             partition = self._ready[0]
             chunk = partition.chunk
@@ -407,7 +288,7 @@ class Subscription:
             self._go_back(partition, position)
         for partition in self:
             # An interrupt may have come before it had its next turn.
-            self._make_ready(partition)
+            self._arrange(partition)
 
     def _go_back(self, partition: AssignedPartition, position: int) -> None:
         is_recreated = partition.is_recreated
@@ -419,12 +300,35 @@ class Subscription:
         else:
             self._move(partition, position)
 
+    def keep_next(self) -> Message | None:
+        """Return the next message; a record is kept with those before it, and not stored."""
+        self._stores_at_once = False
+        message = self.next_message(True)
+        try:
+            if message is not None and message.error() is None:
+                self.kept.append(message)
+        except BaseException:
+            self.give_back([] if message is None else [message])
+            raise
+        return message
+
     def return_kept(self) -> None:
-        """Give back what a call has kept for the next one of its kind: here none does."""
+        """Give back what is kept: it comes again, and positions are those before it."""
+        if self.kept:
+            self.give_back(self.let_go_kept())
+            self.let_go()
+
+    def let_go_kept(self) -> list[Message]:
+        """Return what is kept, and keep nothing any more."""
+        kept, self.kept, self._begins, self._begins_known = self.kept, [], {}, 0
+        return kept
 
     def begins_of_kept(self) -> Mapping[AssignedPartition, int]:
         """Return where partitions go on once what is kept is given back."""
-        return {}
+        if len(self.kept) > self._begins_known:
+            self._begins = self._begins_of(self.kept[self._begins_known :]) | self._begins
+            self._begins_known = len(self.kept)
+        return self._begins
 
     def _begins_of(self, messages: Iterable[Message]) -> dict[AssignedPartition, int]:
         """Return the positions of the first of these records in each partition that is assigned."""
@@ -447,25 +351,24 @@ class Subscription:
         ]
 
     def to_read(self, now: float, is_wanted: Wanted | None = None) -> list[FetchPosition]:
-        """Return what to read next of the wanted partitions, by default of all; nothing while enough is buffered."""
-        if self._has_enough():
-            return []
-        self._shorten_paused()
-        # No partition fills the buffer alone, and those that got nothing because the page was full come first.
-        share = max(1, self._records_low // max(1, len(self._partitions)))
-        candidates = [
+        """Return what to read next of the wanted partitions, by default of all.
+
+        While enough is buffered, that is only what the order waits for.
+        """
+        readable = [
             partition
             for partition in self
-            if partition.start is None
-            and not partition.paused_by
-            and partition.retry_at <= now
-            and partition.buffered_records < share
-            and (is_wanted is None or is_wanted(partition))
+            if partition.start is None and partition.retry_at <= now and (is_wanted is None or is_wanted(partition))
         ]
-        hungry = [partition for partition in candidates if partition.is_hungry]
-        return [
-            FetchPosition(partition, partition.version, partition.fetch_position) for partition in hungry or candidates
-        ]
+        chosen: list[AssignedPartition] = []
+        if not self._has_enough():
+            self._shorten_paused()
+            # No partition fills the buffer alone, and those that got nothing because the page was full come first.
+            share = max(1, self._records_low // max(1, len(self._partitions)))
+            chosen = [one for one in readable if not one.paused_by and one.buffered_records < share]
+            chosen = [one for one in chosen if one.is_hungry] or chosen
+        chosen += self._order.more_to_read(chosen, readable)
+        return [FetchPosition(partition, partition.version, partition.fetch_position) for partition in chosen]
 
     def _has_enough(self) -> bool:
         records, size_bytes = self.buffered_records, self.buffered_bytes
@@ -505,6 +408,7 @@ class Subscription:
             partition.last_commit = last_commit
             partition.fetch_position = start
             partition.is_hungry = partition.is_at_end = False
+            self._arrange(partition)
 
     def found_stored(self, position: FetchPosition, stored_offset: StoredOffset) -> None:
         """Let the partition begin at what the group has committed."""
@@ -527,7 +431,8 @@ class Subscription:
         partition = position.partition
         if partition.is_current(position) and partition.start is None:
             partition.start = partition.fetch_position
-            partition.has_fallen_behind = True
+            partition.has_fallen_behind = partition.is_unknown = True
+            self._arrange(partition)
 
     def recreated(self, position: FetchPosition) -> None:
         """Begin as after an assignment: the partition that was read has been deleted, and this is another one."""
@@ -554,6 +459,7 @@ class Subscription:
         partition.fetch_position = page.next_position
         moved = page.next_position > position.position
         partition.is_at_end = page.next_position >= page.end_position
+        partition.ended_in = page.snapshot if partition.is_at_end else -1
         partition.is_hungry = not moved and position.position < page.end_position
         for chunk in page.chunks:
             partition.waiting.append(chunk)
@@ -565,7 +471,8 @@ class Subscription:
                 partition.eof_reported_at = page.next_position
         if self._reports_eof:
             self._note_eof(partition, page, now, moved=moved, brought_nothing=brought_nothing)
-        self._make_ready(partition)
+        partition.is_unknown = partition.is_unknown and not partition.is_at_end and partition.head is None
+        self._arrange(partition)
 
     def _note_eof(
         self, partition: AssignedPartition, page: PageRead, now: float, *, moved: bool, brought_nothing: bool
@@ -600,6 +507,7 @@ class Subscription:
         if error is not None:
             partition.retry_seconds = min(partition.retry_seconds * 2, RETRY_LAST_SECONDS)
             self._report(partition, error, now, offset)
+        self._arrange(partition)
 
     def stop(self, position: FetchPosition, error: KafkaError, now: float, *, offset: int | None = None) -> None:
         """Report the error and stop reading the partition until the application seeks."""
@@ -608,6 +516,7 @@ class Subscription:
             partition.retry_at = math.inf
             partition.reported_code = None
             self._report(partition, error, now, offset)
+            self._arrange(partition)
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
@@ -618,21 +527,22 @@ class Subscription:
         partition.stored = partition.committed = OFFSET_INVALID
 
     def _report(self, partition: AssignedPartition, error: KafkaError, now: float, offset: int | None) -> None:
+        # Whether it is told again or not.
+        partition.trouble, partition.is_unknown = error.code(), False
         if partition.reported_code == error.code() and now - partition.reported_at < REPORT_AGAIN_SECONDS:
             return
         partition.reported_code, partition.reported_at = error.code(), now
         partition.waiting.append(error_message(error, partition.topic, partition.number, offset))
-        self._make_ready(partition)
 
     def _forgive(self, partition: AssignedPartition) -> None:
         partition.retry_at = 0.0
         partition.retry_seconds = RETRY_FIRST_SECONDS
-        partition.reported_code = None
+        partition.trouble = partition.reported_code = None
 
     def _next_chunk(self, partition: AssignedPartition) -> Message | None:
         """Take the first thing that waits: a message is returned, a chunk becomes the current one."""
         if not partition.waiting:
-            self._unready(partition)
+            self._arrange(partition)
             return None
         first = partition.waiting[0]
         event: Message | None = None
@@ -652,7 +562,9 @@ class Subscription:
         partition.messages, partition.chunk = messages, chunk
         partition.waiting.popleft()
         if event is not None:
-            self._rotate(partition)
+            self._end_turn(partition)
+        elif chunk is not None and chunk.commit is not None:
+            self._order.begin(partition, chunk.commit)
         return event
 
     def _stop_at_damage(self, partition: AssignedPartition, chunk: Chunk, error: TxnStoreError) -> Message:
@@ -661,7 +573,10 @@ class Subscription:
         partition.fetch_position = chunk.start
         partition.eof_reported_at = None
         partition.retry_at = time.monotonic() + RETRY_LAST_SECONDS
-        return error_message(kafka_error_of(error), partition.topic, partition.number, chunk.first_offset)
+        kafka_error = kafka_error_of(error)
+        partition.trouble = kafka_error.code()
+        self._arrange(partition)
+        return error_message(kafka_error, partition.topic, partition.number, chunk.first_offset)
 
     def _finish(self, partition: AssignedPartition, chunk: Chunk) -> None:
         """Step over what follows the chunk, which has been handed out, and let the next partition have its turn."""
@@ -671,7 +586,7 @@ class Subscription:
         self._count(partition, chunk, -1)
         self.wants_more = True
         self._move(partition, chunk.next_position, over_records=chunk.source is not None)
-        self._rotate(partition)
+        self._end_turn(partition)
 
     def _step_over(self, partition: AssignedPartition, next_position: int) -> None:
         """Move the position over markers and aborted records, once everything before them is handed out."""
@@ -688,21 +603,16 @@ class Subscription:
         elif self._stores_offsets:
             self.withheld.add(partition)
 
-    def _make_ready(self, partition: AssignedPartition) -> None:
-        if (partition.chunk is not None or partition.waiting) and not partition.paused_by and not partition.is_ready:
-            partition.is_ready = True
-            self._ready.append(partition)
+    def _arrange(self, partition: AssignedPartition) -> None:
+        """Let the order decide who is next: something has changed about this partition."""
+        if self._lender is not None:
+            self._close_outlet()
+        self._order.arrange(partition, self._partitions)
 
-    def _unready(self, partition: AssignedPartition) -> None:
-        self._close_outlet()
-        if partition.is_ready:
-            partition.is_ready = False
-            self._ready.remove(partition)
-
-    def _rotate(self, partition: AssignedPartition) -> None:
-        if partition.is_ready:
-            self._unready(partition)
-            self._make_ready(partition)
+    def _end_turn(self, partition: AssignedPartition) -> None:
+        if self._lender is not None:
+            self._close_outlet()
+        self._order.end_turn(partition, self._partitions)
 
     def _shorten_paused(self) -> None:
         """Leave paused partitions their first records alone, once too much is buffered and somebody else reads on."""
@@ -739,7 +649,7 @@ class Subscription:
 
     def _drop_buffer(self, partition: AssignedPartition) -> None:
         partition.version += 1
-        self._unready(partition)
+        self._close_outlet()
         partition.chunk = None
         partition.waiting.clear()
         self.buffered_records -= partition.buffered_records

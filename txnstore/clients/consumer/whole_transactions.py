@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
-from txnstore.clients.consumer.atomic_subscription import AtomicSubscription
 from txnstore.clients.consumer.opening import Committed
+from txnstore.clients.consumer.orders import AtomicOrder
 from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.model.message import Message
 from txnstore.clients.model.topic_partition import TopicPartition
@@ -61,11 +61,11 @@ def next_transaction(
         KafkaException: `_INVALID_ARG`: transactions are not handed out whole; MSG_SIZE_TOO_LARGE: it has more records
             than `messages_max`; or an error came instead of a record.
     """
-    subscription = core.subscription
-    if not isinstance(subscription, AtomicSubscription):
+    order = core.order
+    if not isinstance(order, AtomicOrder):
         text = "consume_transaction() needs txnstore.delivery.order=commit and txnstore.delivery.atomic=true"
         raise KafkaException(KafkaError(KafkaError._INVALID_ARG, text))
-    gathering = _Gathering(core, subscription, check, messages_max)
+    gathering = _Gathering(core, order, check, messages_max)
     core.look_for_database()
     try:
         while True:
@@ -111,11 +111,10 @@ def _consumed(messages: list[Message], transaction: Committed | None) -> Consume
 class _Gathering:
     """The records of what comes next, from the first one on that is kept."""
 
-    def __init__(
-        self, core: ConsumerCore, subscription: AtomicSubscription, check: Callable[[], None], messages_max: int
-    ) -> None:
+    def __init__(self, core: ConsumerCore, order: AtomicOrder, check: Callable[[], None], messages_max: int) -> None:
         self._core = core
-        self._subscription = subscription
+        self._order = order
+        self._subscription = core.subscription
         self._check = check
         self._messages_max = messages_max
         self.gathered: list[Message] = []
@@ -134,8 +133,8 @@ class _Gathering:
             except BaseException:
                 subscription.return_kept()
                 raise
-            transaction = subscription.handed_out
-            if transaction is not None and subscription.completed is not transaction:
+            transaction = self._order.handed_out
+            if transaction is not None and self._order.completed is not transaction:
                 subscription.return_kept()
                 return None
             self._core.read_on()
@@ -145,15 +144,14 @@ class _Gathering:
 
     def _is_over(self) -> bool:
         """Return whether nothing more of it comes, and what there is may be handed out."""
-        subscription = self._subscription
-        if len(subscription.kept) > self._messages_max:
+        kept, transaction = self._subscription.kept, self._order.handed_out
+        if len(kept) > self._messages_max:
             text = (
                 f"the transaction has more than {self._messages_max} records: give consume_transaction() a larger"
                 " messages_max, or read it with poll() or consume(), which hand it out piece by piece"
             )
             raise KafkaException(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, text))
-        transaction = subscription.handed_out
-        if not subscription.kept or (transaction is not None and subscription.transaction is transaction):
+        if not kept or (transaction is not None and self._order.transaction is transaction):
             return False
         # The records are not the consumer's any more once the group may have given them to others, or has said so.
         return self._core.group.may_deliver and not self._core.inbox.events

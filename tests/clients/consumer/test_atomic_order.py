@@ -9,10 +9,11 @@ from functools import partial
 
 import pytest
 
-from txnstore.clients.consumer.atomic_subscription import AtomicSubscription
+from txnstore.clients.consumer.assigned_partition import FetchPosition
 from txnstore.clients.consumer.opening import Chunk, Committed, PageRead
+from txnstore.clients.consumer.orders import AtomicOrder
 from txnstore.clients.consumer.positions import Positions
-from txnstore.clients.consumer.subscription import FetchPosition
+from txnstore.clients.consumer.subscription import Subscription
 from txnstore.clients.model.errors import KafkaError
 from txnstore.clients.model.message import NO_MARKER, Message, RecordSource, message_of
 from txnstore.errors import CorruptBatch
@@ -136,13 +137,14 @@ class Reader:
     def __init__(self, log: Log, positions: dict[int, int], *, records_low: int = 6) -> None:
         self.log = log
         self.ended = 0
-        self.subscription = AtomicSubscription(
-            on_transaction_end=self._end,
+        self.order = AtomicOrder(self._end)
+        self.subscription = Subscription(
             stores_offsets=True,
             reports_eof=False,
             records_low=records_low,
             bytes_low=1000,
             positions=POSITIONS,
+            order=self.order,
         )
         self.seen: list[tuple[int, int]] = []
         for number, position in positions.items():
@@ -187,9 +189,9 @@ class Reader:
 
     def keep(self, count: int) -> None:
         """Gather records of what comes next, as a call that has no time for all of them."""
-        subscription = self.subscription
+        subscription, order = self.subscription, self.order
         for _ in range(count):
-            goes_on = subscription.handed_out is not None and subscription.handed_out is subscription.transaction
+            goes_on = order.handed_out is not None and order.handed_out is order.transaction
             if subscription.kept and not goes_on:
                 self.seen += [(message.partition(), message.offset()) for message in subscription.let_go_kept()]
             elif subscription.keep_next() is None:
@@ -289,14 +291,14 @@ def test_transactions_are_whole_whatever_is_read_when_and_wherever_readers_stop(
         partition.is_at_end = False
     reader.finish()
     check(log, seen + reader.seen, were_paused=were_paused)
-    assert reader.subscription.transaction is None
+    assert reader.order.transaction is None
 
 
 @pytest.mark.parametrize(
     "does",
     [
-        AtomicSubscription.return_kept,
-        AtomicSubscription.next_message,
+        Subscription.return_kept,
+        Subscription.next_message,
         lambda subscription: subscription.take([], 5),
         lambda subscription: subscription.add("t", 2, 0),
         lambda subscription: subscription.remove("t", 1),
@@ -332,7 +334,7 @@ def test_what_is_kept_is_not_stored_and_is_given_back_before_anything_else_is_do
     assert subscription.kept == []
     assert second.stored == begins[0]
     reader.check_stored()
-    if does is AtomicSubscription.return_kept:
+    if does is Subscription.return_kept:
         assert [second.position, first.position] == begins
         reader.finish()
         assert sorted(reader.seen) == [(0, 0), (0, 1), (0, 2), (1, 0)]
@@ -356,7 +358,7 @@ def test_a_partition_that_is_assigned_later_counts_from_then_on():
     reader.read(5)
     reader.take(2)
     assert [log.unit_of[at] for at in reader.seen] == [1, 2, 3]
-    assert reader.subscription.transaction is not None
+    assert reader.order.transaction is not None
     assert reader.ended == 1
     reader.finish()
     assert [log.unit_of[at] for at in reader.seen] == [1, 2, 3, 3, 4, 4]
@@ -484,17 +486,17 @@ def test_a_transaction_of_which_a_partition_is_taken_away_goes_on_and_does_not_c
         reader.read(10)
         reader.take(1)
         reader.take(1)
-        transaction = reader.subscription.handed_out
-        assert transaction is reader.subscription.transaction is not None
+        transaction = reader.order.handed_out
+        assert transaction is reader.order.transaction is not None
         assert reader.seen == [(0, 0), (1, 0)]
         if takes_away:
             reader.subscription.remove("t", 0)
         else:
             reader.take(1)
-            assert reader.subscription.handed_out is transaction
+            assert reader.order.handed_out is transaction
         reader.finish()
         assert len(reader.seen) == (2 if takes_away else 4)
-        assert (reader.subscription.completed is transaction) is not takes_away
+        assert (reader.order.completed is transaction) is not takes_away
         assert reader.ended == 1
 
 
@@ -603,3 +605,18 @@ def test_who_had_read_everything_reads_again_what_another_partition_tells_of():
     assert [position.partition for position in reader.wanted()] == [one.partition, two.partition]
     reader.finish()
     assert len(reader.seen) == 2
+
+
+def test_a_paused_partition_is_read_again_for_a_transaction_that_waits_for_what_comes_next_in_it():
+    log = Log(2)
+    reader = Reader(log, {0: 0, 1: 0})
+    reader.resolve()
+    reader.read(2)
+    one, two = reader.subscription
+    reader.subscription.pause(two)
+    log.commit({0: [1]})
+    one.is_at_end = False
+    reader.read(2)
+    assert (len(reader.take(9)), reader.ended) == (0, 0)
+    reader.finish()
+    assert (reader.seen, reader.ended) == ([(0, 0)], 1)
