@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
+import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -10,7 +14,8 @@ import pytest
 from txnstore import observability
 from txnstore.observability.metric_table import METRICS, MetricKind
 
-RULES = (Path(observability.__file__).parent / "prometheus_alerts.yml").read_text(encoding="utf-8")
+FILE = Path(observability.__file__).parent / "prometheus_alerts.yml"
+RULES = FILE.read_text(encoding="utf-8")
 SERIES = {name: metric for metric in METRICS for name in metric.series_names}
 #: By name, the lines of each rule; an expression is one line.
 ALERTS = {rule.split("\n", 1)[0]: rule for rule in RULES.split("      - alert: ")[1:]}
@@ -62,3 +67,138 @@ def test_a_rule_is_about_metrics_and_labels_that_there_are(name):
     assert " #" not in expression
     assert ": " not in expression
     assert expression.count("(") == expression.count(")")
+
+
+# --- as Prometheus itself reads them ----------------------------------------------------------------------------------
+
+DATABASE = {"database": "shop"}
+IN_PARTITION = {**DATABASE, "topic": "orders", "partition": "0"}
+
+
+@dataclass(frozen=True)
+class Course:
+    """What is measured once a minute, and what comes of it."""
+
+    series: dict[str, str]
+    """By metric and labels, values as promtool writes them."""
+
+    quiet: int
+    """The last minute of which it is known that nothing is told."""
+
+    told: int
+    """A minute in which it is told."""
+
+    labels: dict[str, str]
+    value: str = ""
+    """The value as the texts show it."""
+
+
+def series(name, *, of=DATABASE, **labels):
+    return name + "{" + ", ".join(f'{label}="{value}"' for label, value in {**of, **labels}.items()) + "}"
+
+
+LAG = {**IN_PARTITION, "group": "mail"}
+DUTY = {**DATABASE, "duty": "batches"}
+COURSES = {
+    "TxnstoreDatabaseAway": Course({series("txnstore_up"): "1 0x10"}, 2, 3, DATABASE),
+    "TxnstoreReadersHeldBack": Course(
+        {series("txnstore_partition_lso_age_seconds", of=IN_PARTITION): "200+60x10"}, 2, 3, IN_PARTITION, "6m 20s"
+    ),
+    "TxnstoreDecidedNotCompleted": Course(
+        {
+            series("txnstore_oldest_transaction_age_seconds", state="Decided"): "30+60x10",
+            series("txnstore_oldest_transaction_age_seconds", state="Ongoing"): "1000+60x10",
+        },
+        2,
+        3,
+        {**DATABASE, "state": "Decided"},
+    ),
+    "TxnstoreNobodyMaintains": Course(
+        {series("txnstore_maintenance_overdue_seconds"): "3500+60x20"}, 6, 7, DATABASE, "1h 5m 20s"
+    ),
+    "TxnstoreMaintenanceFails": Course(
+        {
+            series("txnstore_maintenance_portions_total", of=DUTY, outcome="failed"): "7x60 8+1x30",
+            series("txnstore_maintenance_portions_total", of=DUTY, outcome="done"): "0+10x90",
+        },
+        60,
+        75,
+        {**DUTY, "outcome": "failed"},
+    ),
+    "TxnstoreOutboxStandsStill": Course(
+        {
+            series("txnstore_outbox_waiting_rows"): "5x40",
+            series("txnstore_outbox_sequenced_rows_total"): "0+1x10 10x30",
+        },
+        28,
+        31,
+        DATABASE,
+        "5",
+    ),
+    "TxnstoreOutboxRowsRefused": Course({series("txnstore_outbox_refused_rows"): "0x5 3x5"}, 5, 6, DATABASE, "3"),
+    "TxnstoreGroupFallsBehind": Course(
+        {
+            series("txnstore_group_lag_records", of=LAG): "0+60x90",
+            series("txnstore_group_lag_records", of={**LAG, "group": "catches up"}): "9000-60x90",
+        },
+        59,
+        62,
+        LAG,
+        "1",
+    ),
+}
+
+
+@pytest.fixture
+def promtool():
+    found = shutil.which("promtool")
+    if found is None:
+        pytest.skip("needs promtool, which comes with Prometheus (Debian: apt-get install prometheus)")
+    return found
+
+
+def run(*command):
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def filled_in(text, course):
+    """Return what a template says of the course's labels and value."""
+    text = re.sub(r"\{\{ \$value( \| humanizeDuration)? \}\}", course.value, text.strip('"'))
+    return re.sub(r"\{\{ \$labels\.(\w+) \}\}", lambda found: course.labels[found[1]], text)
+
+
+def test_prometheus_takes_every_rule(promtool):
+    assert f"{len(ALERTS)} rules found" in run(promtool, "check", "rules", str(FILE))
+
+
+def test_every_rule_has_a_course_that_it_tells_of():
+    assert list(COURSES) == list(ALERTS)
+
+
+@pytest.mark.parametrize("name", COURSES)
+def test_a_rule_tells_of_what_it_is_for_and_not_before(promtool, tmp_path, name):
+    course, rule = COURSES[name], ALERTS[name]
+    alert = {
+        "exp_labels": {"severity": one(rule, "severity"), **course.labels},
+        "exp_annotations": {field: filled_in(one(rule, field), course) for field in ("summary", "description")},
+    }
+    looks = [(course.quiet, []), (course.told, [alert])]
+    told = {
+        "rule_files": [str(FILE)],
+        "evaluation_interval": "1m",
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [{"series": each, "values": values} for each, values in course.series.items()],
+                "alert_rule_test": [
+                    {"eval_time": f"{minute}m", "alertname": name, "exp_alerts": alerts} for minute, alerts in looks
+                ],
+            }
+        ],
+    }
+    # JSON is YAML, too.
+    file = tmp_path / "test.yml"
+    file.write_text(json.dumps(told), encoding="utf-8")
+    assert "SUCCESS" in run(promtool, "test", "rules", str(file))
