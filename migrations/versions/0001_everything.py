@@ -656,6 +656,12 @@ def _make_participants() -> None:
             server_default=ddl.current_transaction_id(),
             comment="PostgreSQL's number for the database transaction that inserted the row; NULL on SQLite.",
         ),
+        _column(
+            "committed_id",
+            Int64,
+            "On SQLite: a row that was seen to be committed before this one was inserted; NULL if nobody looked.",
+            null=True,
+        ),
         _column("refusal", String, "Why the row cannot become a record; NULL while it waits to become one.", null=True),
         _column("refused_ms", Int64, "When it was refused last; NULL if never.", null=True),
         comment="Records that applications inserted in their own database transactions, and that are in no partition yet.",

@@ -322,7 +322,7 @@ def test_a_file_system_that_is_mounted_read_only_is_named(kept, monkeypatch):
         open_store(url_of(kept))
 
 
-def cannot_open(connection):
+def cannot_open(connection, **options):
     sqlite3.connect("/no/such/folder/file.db")
 
 
@@ -401,8 +401,8 @@ def test_a_file_that_is_replaced_as_it_is_opened_is_not_taken_for_the_one_that_i
     path, other = tmp_path / "store.db", tmp_path / "other.db"
     other.touch()
 
-    def replace_meanwhile(connection):
-        configure(connection)
+    def replace_meanwhile(connection, **options):
+        configure(connection, **options)
         other.replace(path)
 
     configure = connections._configure

@@ -264,14 +264,22 @@ def leave_rows(connection: Connection, now_ms: int) -> None:
     new_partition(connection, "t")
     others = [{"topic": "gone", "value": b"v", "refusal": "no such topic", "refused_ms": now_ms}] * OTHERS
     connection.execute(insert(outbox), others)
-    rows = [{"topic": "t", "key": b"%d" % number, "value": b"v", "timestamp_ms": now_ms} for number in range(DUE)]
+    # As callers produce them, ten in each database transaction.
+    rows = [
+        {
+            "topic": "t",
+            "key": b"%d" % number,
+            "value": b"v",
+            "timestamp_ms": now_ms,
+            "committed_id": OTHERS + number // 10 * 10,
+        }
+        for number in range(DUE)
+    ]
     connection.execute(insert(outbox), rows)
 
 
 BACKLOGS = {
-    # Not a portion: SQLite does not say which of them one caller has committed, so all that wait become records
-    # together, however many there are.  Measured as above, 2,000 take 17 ms, 5,000 take 40, 100,000 take 800.
-    "rows of the outbox moved into topics": Backlog(leave_rows, Held(rows=1_010, instructions=85_000)),
+    "rows of the outbox moved into topics": Backlog(leave_rows, Held(rows=510, instructions=45_000)),
     "timed out transactions aborted": Backlog(open_late, Held(rows=1_250, instructions=130_000)),
     "expired transactional ids forgotten": Backlog(leave_transactional_ids),
     "silent producers forgotten": Backlog(leave_producers),
@@ -370,4 +378,4 @@ def test_the_outbox_is_moved_without_a_break(store: Store, monkeypatch: pytest.M
 
     monkeypatch.setattr("txnstore.log.outbox.sequencer.append", append_and_note)
     assert drain_outbox(store) == DUE
-    assert collects == [not store.backend.has_one_writer]
+    assert set(collects) == {not store.backend.has_one_writer}

@@ -13,7 +13,13 @@ from txnstore import Consumer, TopicPartition
 from txnstore.clients.consumer import reader
 from txnstore.log.bounds import read_bounds
 from txnstore.log.news import read_news
-from txnstore.log.outbox.rows import callers_going_on, has_outbox_rows, last_ids_of_callers, list_rows
+from txnstore.log.outbox.rows import (
+    callers_going_on,
+    has_outbox_rows,
+    last_ids_of_callers,
+    list_rows,
+    next_before_others,
+)
 from txnstore.log.topics import create_topic
 
 REFUSED_ROWS = 300_000
@@ -59,9 +65,10 @@ def test_refused_rows_cost_a_look_nothing(store, partition_id):
             assert not list_rows(connection, after_id=0).rows
             assert not callers_going_on(connection, [5, None], 0)
             assert not last_ids_of_callers(connection)
+            assert next_before_others(connection, 0) is None
         finally:
             event.remove(store.engine, "before_cursor_execute", note)
-        assert len(asked) == 6
+        assert len(asked) == 7
         for statement, parameters in asked:
             check(connection, statement, parameters)
 

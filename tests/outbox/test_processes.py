@@ -107,8 +107,7 @@ class Crew:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("txnstore_url", "rows_max"),
-    # On SQLite everything that waits goes in one round.
-    [("sqlite", 5_000), ("postgresql", 5_000), ("postgresql", 3)],
+    [("sqlite", 5_000), ("sqlite", 3), ("postgresql", 5_000), ("postgresql", 3)],
     indirect=["txnstore_url"],
 )
 def test_callers_and_sequencers_that_are_killed_lose_and_double_nothing(url, rows_max):

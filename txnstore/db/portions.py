@@ -94,12 +94,15 @@ class Portions:
         self._monotonic_seconds = monotonic_seconds
         self._until_seconds = monotonic_seconds() + seconds
 
-    def resized(self, rows: int, *, rows_max: int, held_seconds: float) -> Portions:
-        """Return portions of another size that may begin as long as these: for what has rows of another kind."""
+    def resized(self, rows: int, *, rows_max: int, held_seconds: float, least: tuple[int, int] = (1, 1)) -> Portions:
+        """Return portions of another size that may begin as long as these: for what has rows of another kind.
+
+        None becomes smaller than `least`: so many rows, and bytes.
+        """
         resized = copy(self)
         resized.rows = rows
         resized._rows_max, resized._held_seconds = rows_max, held_seconds  # noqa: SLF001 - of its own class
-        resized._least = (1, 1)  # noqa: SLF001 - of its own class
+        resized._least = least  # noqa: SLF001 - of its own class
         return resized
 
     @property
@@ -130,11 +133,13 @@ class Portions:
         retry_timeout_ms: int | None = None,
         is_awaited: bool = False,
         is_apart: bool = False,
+        goes_on: Callable[[Result], bool] = lambda _: True,
     ) -> Result:
         """Run one portion as `Store.write` does, then let others go first: for a moment, if it `is_awaited` by others.
 
         One that `is_apart` locks no row that anybody else wants: others are let go first only where all writers wait
-        for each other.  Unless somebody waits for the end, only there it is kept short, too.
+        for each other.  Unless somebody waits for the end, only there it is kept short, too.  After the last one, which
+        does not go on, nobody need be let go first.
 
         Raises:
             TxnStoreError: see `Store.write`; the portions before stay done.
@@ -158,7 +163,7 @@ class Portions:
         others_wait = store.backend.has_one_writer or not is_apart
         if others_wait or self.is_bounded:
             self._adapt(held_seconds)
-        if others_wait and self.left_seconds > 0:
+        if others_wait and self.left_seconds > 0 and goes_on(result):
             pause_after_portion(0 if is_awaited else held_seconds)
         return result
 

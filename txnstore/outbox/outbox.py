@@ -15,7 +15,7 @@ from txnstore.clients.connection import StoreConnection
 from txnstore.clients.model.errors import KafkaException, joined_error_of, kafka_exception_of
 from txnstore.db.callers.connections import session_of
 from txnstore.db.callers.engines import address_of_engine
-from txnstore.db.callers.outbox_insert import OutboxRow, outbox_connection
+from txnstore.db.callers.outbox_insert import OutboxRow, committed_rows, outbox_connection
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.url import CurrentOptions
 from txnstore.deadline import check_timeout
@@ -27,6 +27,8 @@ from txnstore.outbox.rows import outbox_row, row_of
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
+
+    from txnstore.db.sqlite.committed_rows import CommittedRows
 
 #: What `produce` takes: a Connection or Session of SQLAlchemy, or a plain connection of psycopg or sqlite3.
 OutboxConnection = Any
@@ -232,17 +234,18 @@ class Outbox:
     def _start(self) -> None:
         self._connection = StoreConnection(self._configuration, current_options=self._current_options)
         self._background = BackgroundSequencer(self._connection, self._configuration.logger)
-        self._finalizer = weakref.finalize(self, _end, self._background, self._connection)
+        self._committed = committed_rows(self._configuration.url)
+        self._finalizer = weakref.finalize(self, _end, self._background, self._connection, self._committed)
 
     def _insert(self, connection: OutboxConnection, rows: Sequence[OutboxRow]) -> None:
+        self._follow_fork()
         try:
             target = outbox_connection(_of_session(connection))
             target.check(self._configuration.url)
-            target.insert(rows, self._schema)
+            target.insert(rows, self._schema, self._committed)
         except TxnStoreError as error:
             raise KafkaException(joined_error_of(error)) from error
         if self._sequences:
-            self._follow_fork()
             self._background.notice()
 
     def _follow_fork(self) -> None:
@@ -256,10 +259,12 @@ class Outbox:
             raise RuntimeError("this outbox has been closed")
 
 
-def _end(background: BackgroundSequencer, connection: StoreConnection) -> None:
+def _end(background: BackgroundSequencer, connection: StoreConnection, committed: CommittedRows | None) -> None:
     """End what works for an outbox that is gone."""
     if os.getpid() == connection.process_id:
         background.stop()
+        if committed is not None:
+            committed.close()
     connection.close()
 
 

@@ -34,11 +34,12 @@ from txnstore.clients.consumer.subscription import Subscription
 from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.clients.worker import Duties
 from txnstore.db.backend import EVERYTHING, NOTHING, Subjects, Waiter
+from txnstore.db.portions import Portions
 from txnstore.db.store import Store
 from txnstore.deadline import Condition, Deadline
 from txnstore.errors import StoreBusy, StoreClosed, TxnStoreError
 from txnstore.log.outbox.rows import has_outbox_rows
-from txnstore.log.outbox.sequencer import sequence_outbox
+from txnstore.log.outbox.sequencer import rounds_of, sequence_outbox
 
 #: A reader that hears of no commit for long looks less and less often, down to one time in this many.
 LOOK_AGAIN_FACTOR_MAX: Final = 4.0
@@ -63,6 +64,8 @@ OUTBOX_LOOK_SECONDS: Final = 5.0
 #: Where every commit wakes readers, the commit may be one of an application that writes to the outbox. Elsewhere such
 #: a commit wakes no reader, and the outbox is asked about at most this often.
 OUTBOX_ASK_AGAIN_SECONDS: Final = 0.1
+#: How long it goes on where it moves few rows at once.
+OUTBOX_MOVE_SECONDS: Final = 0.05
 #: How long it does not help after an error: a role that may only read never succeeds.
 OUTBOX_PAUSE_SECONDS: Final = 60.0
 
@@ -593,4 +596,8 @@ def _look(store: Store) -> None:
 
 
 def _move(store: Store) -> None:
-    sequence_outbox(store, retry_timeout_ms=0)
+    rounds = rounds_of(store, Portions(seconds=OUTBOX_MOVE_SECONDS))
+    # Where a round is all that may be done at once, one is not much.
+    while sequence_outbox(store, retry_timeout_ms=0, rounds=rounds).has_more and rounds.is_bounded:
+        if rounds.is_over:
+            return

@@ -23,10 +23,11 @@ from sqlalchemy.types import TypeEngine
 from txnstore.db.callers.connections import WANTED, CallersConnection, callers_connection
 from txnstore.db.callers.engines import FILES, database_of_engine, main_file
 from txnstore.db.names import SQLITE_PREFIX
+from txnstore.db.sqlite.committed_rows import CommittedRows
 from txnstore.db.url import DatabaseUrl
 from txnstore.errors import InvalidRequest, SchemaOutdated
 
-_TYPES: Final[dict[str, TypeEngine[Any]]] = {
+_COLUMNS: Final[dict[str, TypeEngine[Any]]] = {
     "topic": Text(),
     "partition_number": Integer(),
     "key": LargeBinary(),
@@ -34,6 +35,8 @@ _TYPES: Final[dict[str, TypeEngine[Any]]] = {
     "headers": Text(),
     "timestamp_ms": BigInteger(),
 }
+#: By the kind of database.  Only PostgreSQL knows by itself which rows belong together.
+_TYPES: Final = {"postgresql": _COLUMNS, "sqlite": {**_COLUMNS, "committed_id": BigInteger()}}
 _TABLES: Final = {
     "postgresql": '"{schema}".outbox',
     # Not one of the same name in an attached file, which would not commit together with the rest.
@@ -49,16 +52,16 @@ _TIMES: Final = {
 
 
 def _insert(kind: str, *marks: str) -> str:
-    *others, time = marks
-    values = ", ".join([*others, _TIMES[kind].format(mark=time)])
-    return f"INSERT INTO {_TABLES[kind]} ({', '.join(_TYPES)}) VALUES ({values})"  # noqa: S608 - our own names
+    values = dict(zip(_TYPES[kind], marks, strict=True))
+    values["timestamp_ms"] = _TIMES[kind].format(mark=values["timestamp_ms"])
+    return f"INSERT INTO {_TABLES[kind]} ({', '.join(values)}) VALUES ({', '.join(values.values())})"  # noqa: S608 - ours
 
 
 _INSERT: Final = {
     "postgresql": _insert("postgresql", "%s", "%s", "%b", "%b", "%s", "%s"),
-    "sqlite": _insert("sqlite", *"??????"),
+    "sqlite": _insert("sqlite", *"???????"),
 }
-_INSERT_BY_NAME: Final = {kind: _insert(kind, *(f":{name}" for name in _TYPES)) for kind in _TABLES}
+_INSERT_BY_NAME: Final = {kind: _insert(kind, *(f":{name}" for name in _TYPES[kind])) for kind in _TABLES}
 #: SQLSTATEs: there is no such table, or no such schema.
 _MISSING: Final = frozenset({"42P01", "3F000"})
 _MISSING_ON_SQLITE: Final = "no such table"
@@ -92,8 +95,8 @@ class OutboxConnection(Protocol):
         """
         ...
 
-    def insert(self, rows: Sequence[OutboxRow], schema: str) -> None:
-        """Insert at least one row, in their order.
+    def insert(self, rows: Sequence[OutboxRow], schema: str, committed: CommittedRows | None) -> None:
+        """Insert at least one row, in their order, after a look at what is `committed` in the file that `check` is for.
 
         Raises:
             InvalidRequest: a statement would be no part of a database transaction of the caller's.
@@ -116,11 +119,18 @@ def outbox_connection(given: object) -> OutboxConnection:
     return _DriverConnection(callers_connection(given))
 
 
+def committed_rows(url: DatabaseUrl) -> CommittedRows | None:
+    """Return how to look into the database at `url`; None where there is no need, or no way."""
+    path = url.url.database or ":memory:"
+    return CommittedRows(path) if url.kind == "sqlite" and not path.startswith((":", "file:")) else None
+
+
 class _SQLAlchemyConnection:
     """A connection of SQLAlchemy, with any driver for SQLite or PostgreSQL."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self._is_that_file = False
 
     def check(self, url: DatabaseUrl) -> None:
         connection = self._connection
@@ -131,19 +141,22 @@ class _SQLAlchemyConnection:
                 _check_name(driver.info.dbname, url)
             else:
                 _check_name(database_of_engine(connection.engine), url)
-        elif _is_relative(name := connection.engine.url.database) or not _is_file(name, url):
-            # The process may have changed its folder since the engine was made, or a function of its own opens another.
-            file = main_file(connection.exec_driver_sql(FILES).all())
-            if not _is_file(file, url):
-                raise _another_file(file, url)
+            return
+        # The connection is asked: the process may have changed its folder since the engine was made, or the engine may
+        # have a function of its own that opens another file than its URL says.
+        self._is_that_file = _check_file(main_file(connection.exec_driver_sql(FILES).all()), url)
 
-    def insert(self, rows: Sequence[OutboxRow], schema: str) -> None:
+    def insert(self, rows: Sequence[OutboxRow], schema: str, committed: CommittedRows | None) -> None:
         connection = self._connection
         self._refuse_autocommit()
         kind = connection.dialect.name
         statement = _text(kind, schema)
+        values = [row._asdict() for row in rows]
+        if kind == "sqlite":
+            committed_id = committed.last_id() if committed is not None and self._is_that_file else None
+            values = [{**row, "committed_id": committed_id} for row in values]
         try:
-            connection.execute(statement, [row._asdict() for row in rows] if len(rows) > 1 else rows[0]._asdict())
+            connection.execute(statement, values if len(values) > 1 else values[0])
         except DBAPIError as error:
             if _is_missing(error.orig):
                 raise _no_table(kind, schema) from error
@@ -165,6 +178,7 @@ class _DriverConnection:
 
     def __init__(self, callers: CallersConnection) -> None:
         self._callers = callers
+        self._is_that_file = False
 
     def check(self, url: DatabaseUrl) -> None:
         callers = self._callers
@@ -173,20 +187,22 @@ class _DriverConnection:
             _check_name(callers.driver.info.dbname, url)
         else:
             with closing(callers.cursor()) as cursor:
-                file = main_file(cursor.execute(FILES))
-            if not _is_file(file, url):
-                raise _another_file(file, url)
+                self._is_that_file = _check_file(main_file(cursor.execute(FILES)), url)
 
-    def insert(self, rows: Sequence[OutboxRow], schema: str) -> None:
+    def insert(self, rows: Sequence[OutboxRow], schema: str, committed: CommittedRows | None) -> None:
         callers = self._callers
         callers.check_usable()
         statement = _INSERT[callers.backend_name].format(schema=schema)
+        values: Sequence[tuple[Any, ...]] = rows
+        if callers.backend_name == "sqlite":
+            committed_id = committed.last_id() if committed is not None and self._is_that_file else None
+            values = [(*row, committed_id) for row in rows]
         try:
             with closing(callers.cursor()) as cursor:
-                if len(rows) > 1:
-                    cursor.executemany(statement, rows)
+                if len(values) > 1:
+                    cursor.executemany(statement, values)
                 else:
-                    cursor.execute(statement, rows[0])
+                    cursor.execute(statement, values[0])
         except (psycopg.Error, sqlite3.Error) as error:
             if _is_missing(error):
                 raise _no_table(callers.backend_name, schema) from error
@@ -210,8 +226,9 @@ def _is_in_transaction(driver: Any) -> bool:
 
 def _text(kind: str, schema: str) -> TextClause:
     # Text, because what a caller's schema_translate_map does to tables is not meant for this one.
-    statement = _INSERT_BY_NAME["sqlite" if kind == "sqlite" else "postgresql"].format(schema=schema)
-    return text(statement).bindparams(*(bindparam(name, type_=type_) for name, type_ in _TYPES.items()))
+    kind = "sqlite" if kind == "sqlite" else "postgresql"
+    statement = _INSERT_BY_NAME[kind].format(schema=schema)
+    return text(statement).bindparams(*(bindparam(name, type_=type_) for name, type_ in _TYPES[kind].items()))
 
 
 def _is_missing(error: object) -> bool:
@@ -237,23 +254,18 @@ def _check_name(name: str | None, url: DatabaseUrl) -> None:
         raise InvalidRequest(f"the connection is to the database {name}, but this outbox is in {url}")
 
 
-def _is_relative(name: str | None) -> bool:
-    return bool(name) and not str(name).startswith(("/", ":", "file:"))
-
-
-def _is_file(name: str | None, url: DatabaseUrl) -> bool:
-    """Return whether the file of this name is the one at `url`; True if that cannot be said."""
+def _check_file(name: str | None, url: DatabaseUrl) -> bool:
+    """Refuse a file that is another one; return whether it is the same for sure."""
     wanted = url.url.database
     if not name or not wanted or ":" in (name[:1], wanted[:1]) or name.startswith("file:"):
-        return True
+        return False
     path, own_path = Path(name), Path(wanted)
     if path.absolute() == own_path.absolute():
         return True
     try:
-        return path.samefile(own_path)
+        same = path.samefile(own_path)
     except OSError:
-        return False
-
-
-def _another_file(name: str | None, url: DatabaseUrl) -> InvalidRequest:
-    return InvalidRequest(f"the connection is to the file {name}, but this outbox is in {url}")
+        same = False
+    if not same:
+        raise InvalidRequest(f"the connection is to the file {name}, but this outbox is in {url}")
+    return True

@@ -151,8 +151,8 @@ class SQLiteConnection(sqlite3.Connection):
             self._line.leave(turn)
 
 
-def connect(path: str, *, is_there: bool = False) -> SQLiteConnection:
-    """Open the file in the mode that the guarantees need; a new file is readable by its owner only.
+def connect(path: str, *, is_there: bool = False, only_looks: bool = False) -> SQLiteConnection:
+    """Open the file in the mode that the guarantees need, or that it has; a new file is readable by its owner only.
 
     None is made where one `is_there` already: an empty one would hide that it was moved or deleted.
 
@@ -176,7 +176,7 @@ def connect(path: str, *, is_there: bool = False) -> SQLiteConnection:
         )
         try:
             connection.file = _file_at(path)
-            _configure(connection)
+            _configure(connection, only_looks=only_looks)
         except BaseException:
             connection.close()
             raise
@@ -196,9 +196,9 @@ def close_before_fork(holder: Holder, let_go: Callable[[Holder], None]) -> None:
         _holders[holder] = let_go
 
 
-def _configure(connection: SQLiteConnection) -> None:
+def _configure(connection: SQLiteConnection, *, only_looks: bool = False) -> None:
     (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
-    if mode != "wal":
+    if mode != "wal" and not only_looks:
         (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
     connection.is_in_wal_mode = mode == "wal"
     connection.execute(set_wait_for_disk(waits=True))

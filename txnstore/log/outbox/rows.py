@@ -6,8 +6,10 @@ given out in one order and committed in another, so a row may appear below all t
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
@@ -35,6 +37,8 @@ class Listed(NamedTuple):
     outbox_id: int
     caller_id: CallerId
     size_bytes: int
+    committed_id: int | None
+    """SQLite: a row that was committed when this one was inserted, if somebody looked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +86,25 @@ _SIZE: Final = (
     + func.coalesce(func.length(outbox.c.headers), 0)
 )
 _LIST: Final = (
-    select(outbox.c.outbox_id, outbox.c.transaction_id, _SIZE)
+    select(outbox.c.outbox_id, outbox.c.transaction_id, _SIZE, outbox.c.committed_id)
     .where(_WAITS, outbox.c.outbox_id > bindparam("after_id"))
     .order_by(outbox.c.outbox_id)
     .limit(bindparam("rows_max"))
+)
+_EARLIER: Final = outbox.alias("earlier")
+_BEFORE_IT: Final = (
+    select(_EARLIER.c.outbox_id)
+    .where(_EARLIER.c.refusal.is_(None), _EARLIER.c.outbox_id < outbox.c.outbox_id)
+    .order_by(_EARLIER.c.outbox_id.desc())
+    .limit(1)
+    .correlate(outbox)
+    .scalar_subquery()
+)
+_LAST_BEFORE_OTHERS: Final = (
+    select(_BEFORE_IT)
+    .where(_WAITS, outbox.c.outbox_id > bindparam("after_id"), outbox.c.committed_id >= _BEFORE_IT)
+    .order_by(outbox.c.outbox_id)
+    .limit(1)
 )
 _GOES_ON: Final = (
     select(outbox.c.transaction_id)
@@ -180,17 +199,42 @@ def lock_outbox(connection: Connection, *, waits: bool) -> Lock | None:
     return None if row is None else Lock(row.now_ms, row.database_id)
 
 
-def list_rows(connection: Connection, *, after_id: int) -> Listing:
-    """Return a page of the rows that wait, after the one with this number; at least one if there is one."""
-    found = connection.execute(_LIST, {"after_id": after_id, "rows_max": PAGE_ROWS_MAX}).all()
+def list_rows(
+    connection: Connection, *, after_id: int, rows_max: int = sys.maxsize, bytes_max: int = sys.maxsize
+) -> Listing:
+    """Return a page of the rows that wait, after the one with this number; at least one if there is one.
+
+    No more than `rows_max`, with about `bytes_max`, if that is less than a page.
+    """
+    rows_max, bytes_max = min(rows_max, PAGE_ROWS_MAX), min(bytes_max, PAGE_BYTES_MAX)
+    found = connection.execute(_LIST, {"after_id": after_id, "rows_max": rows_max}).all()
     rows: list[Listed] = []
     size_bytes = 0
     for row in found:
         size_bytes += row[2]
-        if rows and size_bytes > PAGE_BYTES_MAX:
+        if rows and size_bytes > bytes_max:
             break
         rows.append(Listed._make(row))
-    return Listing(rows, is_cut=len(rows) < len(found) or len(found) == PAGE_ROWS_MAX)
+    return Listing(rows, is_cut=len(rows) < len(found) or len(found) == rows_max)
+
+
+def last_before_others(rows: Sequence[Listed]) -> int | None:
+    """Return the last of these rows behind which another caller's begin for sure; None if nobody can tell.
+
+    That is the one before a row that was inserted when the one before it was already committed, and with it all before
+    that: where there is one writer, rows are committed in the order of their numbers.  Who looked early, or not at all,
+    saw fewer rows as committed than there were, never more.
+    """
+    for row, before in pairwise(reversed(rows)):
+        if row.committed_id is not None and row.committed_id >= before.outbox_id:
+            return before.outbox_id
+    return None
+
+
+def next_before_others(connection: Connection, after_id: int) -> int | None:
+    """Return the first row, of those from this one on, that is the last one of its caller in the same way."""
+    found: int | None = connection.execute(_LAST_BEFORE_OTHERS, {"after_id": after_id}).scalar()
+    return found
 
 
 def callers_going_on(connection: Connection, caller_ids: Collection[CallerId], last_id: int) -> set[CallerId]:

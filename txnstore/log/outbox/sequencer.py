@@ -19,12 +19,14 @@ from typing import Any, Final
 from sqlalchemy import Connection, select
 
 from txnstore.db.cluster.catalogue import read_store_settings
-from txnstore.db.portions import FOUND_MAX, Portions, write_without_a_break
+from txnstore.db.portions import FOUND_MAX, HELD_SECONDS, LEAST_BYTES, Portions
 from txnstore.db.store import Store, note_change, server_now_ms
-from txnstore.errors import InvalidTimestamp, StoreBusy, UnknownTopicOrPartition
+from txnstore.errors import InvalidTimestamp, StoreBusy, UnknownTopicOrPartition, WriteConflict
 from txnstore.log.append import append
 from txnstore.log.outbox.records import Destinations, find_destinations, sort_rows
 from txnstore.log.outbox.rows import (
+    PAGE_BYTES_MAX,
+    PAGE_ROWS_MAX,
     ROW_BYTES_MAX,
     CallerId,
     Listed,
@@ -34,9 +36,11 @@ from txnstore.log.outbox.rows import (
     delete_refused_rows,
     destinations,
     has_outbox_rows,
+    last_before_others,
     last_ids_of_callers,
     list_rows,
     lock_outbox,
+    next_before_others,
     old_refused,
     refuse_rows,
     take_rows,
@@ -54,6 +58,10 @@ _TOO_LARGE: Final = f"it takes more than {ROW_BYTES_MAX} bytes"
 #: No limit: kept for ever.
 FOR_EVER: Final = -1
 _NOW: Final = select(server_now_ms())
+#: How many rows a round takes where all writers wait for its end: about 8 ms of a core, and a commit.
+ROUND_ROWS_MAX: Final = 500
+#: And at least, where it takes long: without any, it would take most of that time.
+ROUND_ROWS_LEAST: Final = 100
 #: How long a round waits for a database whose write lock somebody holds; then it is tried at the next look.
 TRY_TIMEOUT_MS: Final = 500
 
@@ -76,7 +84,9 @@ class Sequenced:
 class _Choice:
     """The database transactions of callers whose rows go in this round: all of their rows, up to `last_id`."""
 
-    callers: frozenset[CallerId]
+    callers: frozenset[CallerId] | None
+    """None: everybody's who has rows up to there."""
+
     last_id: int
     fits: bool
     """Whether the rows are all in the first page."""
@@ -91,23 +101,44 @@ class _Refused(Exception):
         self.callers = callers
 
 
-def sequence_outbox(store: Store, *, waits: bool = False, retry_timeout_ms: int | None = None) -> Sequenced:
+def rounds_of(store: Store, portions: Portions | None = None) -> Portions:
+    """Return how large rounds are in this store, and until when one may begin.
+
+    Where all writers wait for its end, a round is a portion as any other.  Elsewhere it is as large as a page.
+    """
+    if store.backend.has_one_writer:
+        portions = portions or Portions()
+        rows = ROUND_ROWS_LEAST if portions.is_bounded else ROUND_ROWS_MAX
+        least = (ROUND_ROWS_LEAST, LEAST_BYTES)
+        return portions.resized(rows, rows_max=ROUND_ROWS_MAX, held_seconds=HELD_SECONDS, least=least)
+    pages = Portions()
+    pages.rows, pages.size_bytes = PAGE_ROWS_MAX, PAGE_BYTES_MAX
+    return pages
+
+
+def sequence_outbox(
+    store: Store, *, waits: bool = False, retry_timeout_ms: int | None = None, rounds: Portions | None = None
+) -> Sequenced:
     """Move a round of rows from the outbox into their partitions, in one database transaction of its own.
 
     Anybody may call it at any time; two at once do no harm.  With `waits` it waits for the one at work, otherwise it
     returns at once.  Rows that cannot become records are marked, with all others of their caller's database
     transaction.  (SQLite does not know which rows belong together: there a row is marked alone.)  Readers are told.
+    Who moves more than one round keeps `rounds_of` the store for all of them.
 
     Raises:
         TxnStoreError: the database refused or cannot be reached; the round was made as a whole or not at all.
     """
+    rounds = rounds or rounds_of(store)
     for tries_left in reversed(range(_TRIES)):
         try:
-            return write_without_a_break(
+            return rounds.write(
                 store,
-                lambda connection: _round(connection, waits=waits),
+                lambda connection: _round(connection, rounds, waits=waits, in_order=store.backend.has_one_writer),
                 wakes_readers=True,
                 retry_timeout_ms=retry_timeout_ms,
+                is_apart=True,
+                goes_on=lambda done: done.has_more,
             )
         except _Refused as refused:
             return _mark(store, refused, retry_timeout_ms)
@@ -127,8 +158,14 @@ def drain_outbox(store: Store, portions: Portions | None = None) -> int:
         TxnStoreError: as `sequence_outbox`; what was moved before stays moved.
     """
     moved_count = 0
+    rounds = rounds_of(store, portions)
     while store.read(has_outbox_rows):
-        done = sequence_outbox(store, waits=portions is None or not portions.is_bounded)
+        try:
+            done = sequence_outbox(store, waits=portions is None or not portions.is_bounded, rounds=rounds)
+        except (StoreBusy, WriteConflict):
+            if not rounds.is_bounded:
+                raise
+            break
         moved_count += done.moved_count
         if not done.has_more or (portions is not None and portions.is_over):
             break
@@ -171,16 +208,16 @@ def delete_refused(store: Store, portions: Portions | None = None) -> int:
     return deleted
 
 
-def _round(connection: Connection, *, waits: bool) -> Sequenced:
+def _round(connection: Connection, rounds: Portions, *, waits: bool, in_order: bool) -> Sequenced:
     # Without rows to move there is nothing to tell.
     note_change(connection)
     lock = lock_outbox(connection, waits=waits)
     if lock is None:
         return Sequenced(is_busy=True)
-    window = list_rows(connection, after_id=0)
+    window = list_rows(connection, after_id=0, rows_max=rounds.rows, bytes_max=rounds.size_bytes)
     if not window.rows:
         return Sequenced()
-    choice = _choose(connection, window)
+    choice = _choose(connection, window, in_order=in_order)
     random_ = random.Random()
     found = None if choice.fits else _prepare(connection, choice, lock.database_id)
     moved_count = 0
@@ -199,21 +236,26 @@ def _round(connection: Connection, *, waits: bool) -> Sequenced:
     return Sequenced(moved_count, has_more=window.is_cut or not choice.fits)
 
 
-def _choose(connection: Connection, window: Listing) -> _Choice:
+def _choose(connection: Connection, window: Listing, *, in_order: bool) -> _Choice:
     """Return whose rows go: everybody's whose last row is not after the window's.
 
     A caller with rows on both sides committed after every row of the window was numbered, so none of them can be
     an effect of theirs.  Where that leaves nobody, the window is moved on to where the first of them ends.
 
-    Once chosen, it is by name: what is committed while the round goes on is for the next one.
+    Once chosen, it is by name: what is committed while the round goes on is for the next one.  Where rows are committed
+    `in_order` of their numbers, nothing is: there it is by the place where another caller's begin.
     """
     callers = {listed.caller_id for listed in window.rows}
     last_id = window.rows[-1].outbox_id
     if not window.is_cut:
         return _Choice(frozenset(callers), last_id, fits=True)
+    if in_order and (last_in_window := last_before_others(window.rows)) is not None:
+        return _Choice(None, last_in_window, fits=True)
     complete = callers - callers_going_on(connection, callers, last_id)
     if complete:
         return _Choice(frozenset(complete), last_id, fits=True)
+    if in_order and (next_last := next_before_others(connection, last_id)) is not None:
+        return _Choice(None, next_last, fits=next_last == last_id)
     last_ids = last_ids_of_callers(connection)
     # Without those whose rows were all taken back meanwhile.
     last_id = min((last_ids[caller_id] for caller_id in callers if caller_id in last_ids), default=0)
@@ -235,7 +277,11 @@ def _pages(connection: Connection, window: Listing, choice: _Choice) -> Iterator
     # Who committed between the window and the choice of all has rows that the window does not show.
     listing = window if choice.fits else list_rows(connection, after_id=0)
     while listing.rows:
-        page = [row for row in listing.rows if row.outbox_id <= choice.last_id and row.caller_id in choice.callers]
+        page = [
+            row
+            for row in listing.rows
+            if row.outbox_id <= choice.last_id and (choice.callers is None or row.caller_id in choice.callers)
+        ]
         if page:
             yield page
         last_id = listing.rows[-1].outbox_id
@@ -288,6 +334,7 @@ class OutboxPoller:
     def __init__(self, store: Store) -> None:
         """Look after the outbox of `store`."""
         self._store = store
+        self._rounds = rounds_of(store)
         self._pause_seconds = PAUSE_FIRST_SECONDS
         self.moved_count = 0
         """How many rows it has moved."""
@@ -301,7 +348,7 @@ class OutboxPoller:
         if not self._store.read(has_outbox_rows, retry_timeout_ms=TRY_TIMEOUT_MS):
             return self._next_pause()
         try:
-            done = sequence_outbox(self._store, retry_timeout_ms=TRY_TIMEOUT_MS)
+            done = sequence_outbox(self._store, retry_timeout_ms=TRY_TIMEOUT_MS, rounds=self._rounds)
         except StoreBusy:
             # Somebody has the whole database to itself (SQLite).
             return self._next_pause()
