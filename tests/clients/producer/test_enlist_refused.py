@@ -33,8 +33,9 @@ def test_the_callers_own_ending_is_refused(producer, any_caller, url, topic, ent
     any_caller.write(entry)
     producer.produce(topic, b"1")
     error = error_of(getattr(any_caller, ending))
-    call = "commit_transaction()" if ending == "commit" else "abort_transaction()"
-    assert (error.code(), call in error.str()) == (KafkaError._STATE, True)
+    verb, call = ("commits it", "commit") if ending == "commit" else ("rolls it back", "abort")
+    told = f"the producer {verb} with its own, by {call}_transaction()"
+    assert (error.code(), told in error.str()) == (KafkaError._STATE, True)
     # Nothing has happened: it goes on.
     any_caller.write(f"{entry} more")
     producer.commit_transaction(PATIENCE_SECONDS)

@@ -288,10 +288,10 @@ def _end_in_sqlalchemy(callers: CallersConnection, *, commit: bool) -> None:
 
 def refused_ending(ending: str) -> KafkaException:
     """Return what an enlisted connection's own `commit()` and `rollback()` raise."""
-    verb, call = ("commits", "commit_transaction()") if ending == "commit" else ("rolls back", "abort_transaction()")
+    what = "commits it with its own, by commit" if ending == "commit" else "rolls it back with its own, by abort"
     reason = (
-        f"{ending}() of a connection that is enlisted in a producer's transaction is refused: the producer {verb} it"
-        f" with its own, by {call}"
+        f"{ending}() of a connection that is enlisted in a producer's transaction is refused: the producer"
+        f" {what}_transaction()"
     )
     return KafkaException(KafkaError(KafkaError._STATE, reason))
 
