@@ -37,6 +37,7 @@ def test_what_cannot_be_done_is_said_in_one_line(run, filled, tmp_path, monkeypa
         (("export", "orders", "--parquet", tmp_path / "no" / "such"), 1, "No such file"),
         (("export", "orders", "--parquet", path, "--compression", "rar"), 2, "--compression"),
         (("export", "orders", "--parquet", path, "--since", "soon"), 2, "not a time"),
+        (("export", "orders", "--parquet", path, "--from", 3, "--until", 2), 2, "2 is before --from 3"),
         (("load", path), 1, "No such file"),
     ):
         ended = run(*arguments)

@@ -71,6 +71,8 @@ def export(
     It goes up to the last stable offset of this moment, in the order of partitions and offsets. The file appears under
     its name once all of it is on disk. Spark, pandas and DuckDB read it; `txnstore load` brings it back.
     """
+    if until_offset is not None and until_offset < from_offset:
+        raise typer.BadParameter(f"{until_offset} is before --from {from_offset}", param_hint="--until")
     archiving = _archiving()
     selection = archiving.RecordSelection(
         partitions or (), from_offset, until_offset, since_ms=_time(since), before_ms=_time(before)
