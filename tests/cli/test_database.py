@@ -33,6 +33,15 @@ def test_migrate_makes_the_tables_once(txnstore, txnstore_empty_url):
         assert again.read(list_topics) == ["orders"]
 
 
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///", "sqlite:///:memory:"])
+def test_migrate_refuses_what_would_be_gone_with_it(txnstore, tmp_path, url):
+    file = tmp_path / "shop.db"
+    ended = txnstore("migrate", f"sqlite:///{file},{url}")
+    assert (ended.code, ended.out) == (2, "")
+    assert "names no file" in ended.err
+    assert not file.exists()
+
+
 def test_migrate_says_from_which_version_it_came(txnstore, url, code_of_version):
     code_of_version(SCHEMA_VERSION + 3)
     ended = txnstore("migrate", url)

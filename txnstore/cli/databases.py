@@ -79,6 +79,10 @@ def migrate(
         raise typer.BadParameter("this needs --sql: otherwise the database itself is asked", param_hint="--from")
     for each in urls:
         with about(each, urls):
+            if parse_url(each).is_in_memory:
+                raise typer.BadParameter(f"{each} names no file, so its tables would be gone with this command")
+    for each in urls:
+        with about(each, urls):
             _migrate(each, schema)
 
 

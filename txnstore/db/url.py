@@ -59,6 +59,11 @@ class DatabaseUrl:
 
     current_options: CurrentOptions | None = field(default=None, repr=False, compare=False)
 
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether it is an SQLite database in the memory of its connection, which nobody else can open."""
+        return self.kind == "sqlite" and self.url.database in (None, "", ":memory:")
+
     def __str__(self) -> str:
         """Return the URL with the password, and every option that may hold one, left out."""
         return self.url.set(query={}).render_as_string(hide_password=True)
@@ -77,7 +82,7 @@ def at_its_place(url: DatabaseUrl) -> DatabaseUrl:
         InvalidUrl: the current folder is not there any more.
     """
     database = url.url.database
-    if url.kind != "sqlite" or database in (None, "", ":memory:") or str(database).startswith(("/", "file:")):
+    if url.kind != "sqlite" or url.is_in_memory or str(database).startswith(("/", "file:")):
         return url
     try:
         path = str(Path(str(database)).absolute())

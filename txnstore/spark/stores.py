@@ -74,7 +74,7 @@ def store_address(values: Mapping[str, str]) -> StoreAddress:
         # What led to it may hold the password: it is not chained.
         raise InvalidConfiguration(message) from None
     if url.kind == "sqlite":
-        if url.url.database in (None, "", ":memory:"):
+        if url.is_in_memory:
             raise InvalidConfiguration("url names a database in memory, which Spark's other processes cannot open")
         if "password" in values:
             raise InvalidConfiguration("password is for a database server; an SQLite file has none")

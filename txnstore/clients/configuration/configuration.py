@@ -188,16 +188,12 @@ def _database_url(values: dict[str, Any]) -> DatabaseUrl:
         addresses = [address.lasting() for address in addresses_of(split_urls(text))]
     except (InvalidUrl, WrongCluster) as error:
         raise InvalidUrl(f"bootstrap.servers: {error}") from None
-    if len(addresses) > 1 and any(address.url.kind == "sqlite" and _is_memory(address.url) for address in addresses):
+    if len(addresses) > 1 and any(address.url.is_in_memory for address in addresses):
         raise InvalidUrl(
             "bootstrap.servers: a database in memory is seen by one client only and cannot be one of several"
         )
     values["bootstrap.servers"] = ",".join(address.text for address in addresses)
     return addresses[0].url
-
-
-def _is_memory(url: DatabaseUrl) -> bool:
-    return url.url.database in (None, "", ":memory:")
 
 
 def _report(logger: logging.Logger, user: User, given: Mapping[str, Any]) -> None:
