@@ -105,6 +105,23 @@ def test_the_hook_still_shows_the_changes_of_the_application_itself(txnstore_emp
     assert sorted(proposed) == ["add_index ix_customers_name", "add_table orders", "remove_table left_over"]
 
 
+@pytest.mark.parametrize("include_schemas", [False, True])
+def test_the_hook_knows_a_store_among_the_tables_of_the_application(txnstore_postgres_server, include_schemas):
+    server = txnstore_postgres_server
+    server.create_database("hook_public")
+    engine = create_engine(server.url("hook_public"))
+    application = MetaData()
+    Table("customers", application, Column("id", Integer, primary_key=True))
+    hook = functools.partial(include_name, schema="public")
+    try:
+        open_store(server.url("hook_public"), schema="public").close()
+        options = {"include_name": hook, "include_schemas": include_schemas}
+        assert proposals(engine, application, **options) == ["add_table customers"]
+    finally:
+        engine.dispose()
+        server.drop_database("hook_public")
+
+
 def test_the_hook_knows_a_schema_of_another_name(txnstore_postgres_server, application):
     server = txnstore_postgres_server
     server.create_database("hook_schema")

@@ -24,6 +24,8 @@ _DIALECTS: Final = {"sqlite": "sqlite+txnstore", "postgresql": "postgresql+txnst
 #: What registers them.
 _BACKENDS: Final = {"sqlite": "txnstore.db.sqlite.backend", "postgresql": "txnstore.db.postgresql.backend"}
 
+#: The schema of a connection that was told of no other.
+_USUAL_SCHEMA: Final = "public"
 #: How long a fork waits for another thread that migrates: its child could not import what that is just importing.
 FORK_PATIENCE_SECONDS: Final = 1.0
 
@@ -86,7 +88,17 @@ def include_name(
     if parent_names.get("schema_name") == schema:
         return False
     table = name if type_ == "table" else parent_names.get("table_name")
+    if schema == _USUAL_SCHEMA and parent_names.get("schema_name") is None:
+        # Alembic names no schema where it is the connection's own, and the application's tables are there as well.
+        return table not in _our_tables()
     return not (table or "").startswith(SQLITE_PREFIX)
+
+
+def _our_tables() -> set[str]:
+    from txnstore.db.postgresql.segments import SEGMENT_TABLES
+    from txnstore.db.schema import metadata
+
+    return {VERSION_TABLE, *SEGMENT_TABLES, *(str(table.name) for table in metadata.tables.values())}
 
 
 def migrations_folder() -> Path:
