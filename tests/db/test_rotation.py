@@ -429,6 +429,17 @@ def test_partitions_that_hold_much_of_what_is_stored_are_not_taken_for_lasting(r
     assert all(rotating.offsets(each) == list(range(24)) for each in ids)
 
 
+def test_a_segment_whose_index_by_time_somebody_has_dropped_is_emptied_too(rotating):
+    partition_id = rotating.topic("orders")
+    rotating.beside.execute("DROP INDEX txnstore.record_batches_1_time")
+    rotating.write(partition_id)
+    rotating.look()
+    rotating.delete(partition_id)
+    before = rotating.sizes()[1]
+    rotating.look()
+    assert rotating.sizes()[1] < before // 4
+
+
 def test_segments_that_no_partition_is_led_to_are_emptied(rotating, snapshot):
     partition_id = rotating.topic("orders")
     rotating.write(partition_id)

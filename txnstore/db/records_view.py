@@ -10,10 +10,11 @@ their batches.  What is pushed down to the index of the batches, on both databas
       AND batch_last_offset >= 5000 AND batch_base_offset < 6000  -- which batches to open
       AND "offset" >= 5000 AND "offset" < 6000                    -- which of their records to show
 
-`batch_last_offset` and `batch_running_max_timestamp_ms` lead an index, so that a lower bound on one of them is where
-the reading begins: every record at or above an offset or a timestamp is in a batch at or above it.  An upper bound on
-`batch_base_offset` keeps batches from being opened, not from being looked at.  There is none for timestamps, which
-need not ascend.
+`batch_last_offset` leads an index, so that a lower bound on it is where the reading begins: every record at or above an
+offset is in a batch at or above it.  So it is with `batch_running_max_timestamp_ms` and timestamps on SQLite;
+PostgreSQL's index by time leaves out groups of pages, once autovacuum has seen them.  An upper bound on
+`batch_base_offset` keeps batches from being opened, not from being looked at.  There is none for timestamps, which need
+not ascend.
 """
 
 from __future__ import annotations
@@ -40,6 +41,6 @@ RECORDS_COLUMNS: Final[Mapping[str, str]] = MappingProxyType(
         "batch_base_offset": "The first offset of the record's batch; for use in conditions.",
         "batch_last_offset": "The last offset of the record's batch; for use in conditions, with an index.",
         "batch_max_timestamp_ms": "The largest timestamp of the record's batch; for use in conditions.",
-        "batch_running_max_timestamp_ms": "The largest timestamp so far; for use in conditions, with an index.",
+        "batch_running_max_timestamp_ms": "The largest timestamp once it was appended; for conditions, with an index.",
     }
 )

@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 SEGMENT_BYTES_MIN: Final = 16 * 1024 * 1024
 #: And this part of what all of them take: then they hold little more together than what the topics keep.
 _PART_DUE: Final = len(TURNING_SEGMENTS)
-#: What is not larger than that has been emptied: PostgreSQL gives an index a page or two to begin with.
+#: What is not larger than that has been emptied: PostgreSQL gives each index a few pages to begin with.
 _EMPTY_BYTES: Final = 128 * 1024
 #: How long a segment has to be without rows: the server ends a client that stands for ten (`db.backend.Limits`).
 _EMPTY_SECONDS: Final = 15.0
@@ -88,7 +88,8 @@ _IS_WANTED: Final = """EXISTS (
         )
     )"""
 _BY_INDEX: Final = "SET LOCAL enable_seqscan = off"
-# First without the lock, because what is given up, and what comes from the disk then, is not waited for.
+# First without the lock, because what is given up, and what comes from the disk then, is not waited for.  The index by
+# time begins with the first pages entered, see `segments`; somebody may have dropped it.
 _EMPTY: Final = f"""
     SET LOCAL lock_timeout = {{wait_ms}};
     SET LOCAL statement_timeout = {{look_ms}};
@@ -96,7 +97,10 @@ _EMPTY: Final = f"""
     SELECT {_IS_WANTED};
     LOCK TABLE {{segment}} IN ACCESS EXCLUSIVE MODE;
     DO $segment$ BEGIN
-        IF NOT {_IS_WANTED} THEN TRUNCATE {{segment}}; PERFORM brin_desummarize_range({{by_time}}, 0); END IF;
+        IF NOT {_IS_WANTED} THEN
+            TRUNCATE {{segment}};
+            PERFORM brin_desummarize_range(to_regclass({{by_time}}), 0);
+        END IF;
     END $segment$;
     SELECT pg_total_relation_size({{name}})
 """
