@@ -164,7 +164,7 @@ def test_an_error_that_may_pass_has_a_code_of_its_own(txnstore, monkeypatch, err
         raise error
 
     monkeypatch.setattr("txnstore.cli.databases.connect_store", fail)
-    assert txnstore("migrate", "sqlite://").code == code
+    assert txnstore("migrate", "sqlite:///none.db").code == code
 
 
 def test_whatever_characters_an_error_holds_it_stays_one_plain_line(txnstore, monkeypatch):
@@ -172,7 +172,7 @@ def test_whatever_characters_an_error_holds_it_stays_one_plain_line(txnstore, mo
         raise InvalidUrl("two\nlines\r\x1b[31m and [bold]marks[/bold] " + "long " * 100)
 
     monkeypatch.setattr("txnstore.cli.databases.connect_store", fail)
-    ended = txnstore("migrate", "sqlite://")
+    ended = txnstore("migrate", "sqlite:///none.db")
     assert ended.err.count("\n") == 1
     assert "\x1b" not in ended.err
     assert "[bold]marks[/bold]" in ended.err

@@ -441,6 +441,17 @@ def test_closing_leaves_a_commit_in_the_background_its_branches(
     assert records(url, topic_of(producer)) == [name]
 
 
+def error_once_decided(producer) -> KafkaError:
+    """Return the error of a commit that stands; on a slow machine the time may be over before it does."""
+    deadline = time.monotonic() + 60
+    while True:
+        with pytest.raises(KafkaException) as raised:
+            producer.commit_transaction(0.5)
+        error = raised.value.args[0]
+        if "decided: commit" in error.str() or time.monotonic() > deadline:
+            return error
+
+
 def test_a_branch_that_is_away_delays_nothing_but_itself(url, producer, drivers, tables, name, monkeypatch):
     transfer(producer, drivers, name)
     branches = producer._transactions._branches._branches
@@ -453,16 +464,15 @@ def test_a_branch_that_is_away_delays_nothing_but_itself(url, producer, drivers,
         real(**options)
 
     monkeypatch.setattr(branches, "finish", away)
-    with pytest.raises(KafkaException, match=r"decided: commit.*savings") as raised:
-        producer.commit_transaction(0.5)
-    assert raised.value.args[0].retriable()
-    assert raised.value.args[0].code() == KafkaError._TIMED_OUT
+    error = error_once_decided(producer)
+    assert "savings" in str(error)
+    assert error.retriable()
+    assert error.code() == KafkaError._TIMED_OUT
     assert tables[0].balances() == {name: -1}
     assert records(url, topic_of(producer)) == [name]
     # Repeated, it is tried again; the next transaction need not wait for it.
     assert len(branches) == 1
-    with pytest.raises(KafkaException, match=r"decided: commit"):
-        producer.commit_transaction(0.5)
+    assert "decided: commit" in error_once_decided(producer).str()
     monkeypatch.undo()
     other = tables[0].connect()
     with producer.transaction():
