@@ -194,3 +194,18 @@ def give(future: Future[Any], set_it: Callable[[Any], None], outcome: object) ->
         if future.done():
             return
         set_it(outcome)
+
+
+def to_its_end(work: Callable[[], None]) -> None:
+    """Do what nobody else would do, however often Ctrl-C comes meanwhile; raise what came first."""
+    first: BaseException | None = None
+    is_done = False
+    while not is_done:
+        try:
+            work()
+            is_done = True
+        except BaseException as error:  # noqa: BLE001 - raised below
+            first = first or error
+            is_done = isinstance(error, Exception)
+    if first is not None:
+        raise first

@@ -14,7 +14,6 @@ from tests.clients.steps import PATIENCE_SECONDS
 from txnstore import Consumer, TopicPartition
 from txnstore.clients import callbacks
 from txnstore.clients.callbacks import EventQueue, RepeatedTrouble
-from txnstore.clients.consumer.core import to_its_end
 from txnstore.clients.consumer.events import (
     MESSAGE_INTERVAL_SECONDS,
     CallbackEvent,
@@ -27,7 +26,7 @@ from txnstore.clients.consumer.events import (
 from txnstore.clients.model.errors import KafkaError
 from txnstore.clients.model.message import error_message
 from txnstore.clients.worker import Duties
-from txnstore.deadline import Condition
+from txnstore.deadline import Condition, to_its_end
 
 AWAY = KafkaError(KafkaError._TRANSPORT, "away", retriable=True)
 

@@ -131,12 +131,17 @@ class AssignedPartition:
     @property
     def head(self) -> Chunk | None:
         """The records that come next; events, and stretches that are stepped over, do not count."""
-        if self.chunk is not None:
+        if self.chunk is not None and self.chunk.source is not None:
             return self.chunk
         for item in self.waiting:
             if isinstance(item, Chunk) and item.source is not None:
                 return item
         return None
+
+    @property
+    def has_something(self) -> bool:
+        """Whether anything is buffered: records, an event, or a stretch that is stepped over."""
+        return self.chunk is not None or bool(self.waiting)
 
     @property
     def position(self) -> int:

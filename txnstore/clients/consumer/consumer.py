@@ -26,7 +26,7 @@ from txnstore.clients.consumer.arguments import (
 )
 from txnstore.clients.consumer.assigned_partition import AssignedPartition
 from txnstore.clients.consumer.commits import CommitResult
-from txnstore.clients.consumer.core import ConsumerCore, after_error, to_its_end
+from txnstore.clients.consumer.core import ConsumerCore, after_error
 from txnstore.clients.consumer.events import (
     AnswerEvent,
     CallbackEvent,
@@ -45,7 +45,7 @@ from txnstore.clients.model.message import Message
 from txnstore.clients.model.metadata import ClusterMetadata
 from txnstore.clients.model.topic_partition import OFFSET_INVALID, OFFSET_STORED, TopicPartition
 from txnstore.clients.outlet import Polls, short_in_c
-from txnstore.deadline import WAIT_SECONDS_MAX, Deadline, check_timeout
+from txnstore.deadline import WAIT_SECONDS_MAX, Deadline, check_timeout, to_its_end
 from txnstore.errors import UnstableOffsetCommit
 
 #: How long close() waits for its last writes and its threads.

@@ -52,7 +52,7 @@ from txnstore.clients.worker import Duties, Worker, WorkerClosed
 from txnstore.db.backend import Limits
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.store import Store
-from txnstore.deadline import Condition, Deadline, result_within
+from txnstore.deadline import Condition, Deadline, result_within, to_its_end
 from txnstore.errors import StoreClosed, TxnStoreError
 
 Result = TypeVar("Result")
@@ -69,21 +69,6 @@ _EAGER_TEXT: Final = (
     "Changes to the current assignment must be made using assign() when rebalance protocol type is EAGER"
 )
 _numbers: Final = itertools.count(1)
-
-
-def to_its_end(work: Callable[[], None]) -> None:
-    """Do what nobody else would do, however often Ctrl-C comes meanwhile; raise what came first."""
-    first: BaseException | None = None
-    is_done = False
-    while not is_done:
-        try:
-            work()
-            is_done = True
-        except BaseException as error:  # noqa: BLE001 - raised below
-            first = first or error
-            is_done = isinstance(error, Exception)
-    if first is not None:
-        raise first
 
 
 class ConsumerCore:

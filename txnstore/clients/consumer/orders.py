@@ -55,8 +55,11 @@ class DeliveryOrder(Protocol):
     def end_turn(self, partition: AssignedPartition, assigned: Assigned) -> None:
         """Decide anew: this one has handed out a batch or an event, and others come first."""
 
-    def begin(self, partition: AssignedPartition, commit: Committed) -> None:
-        """Take note that records of the commit are handed out now, if the reader has told what they belong to."""
+    def begin(self, partition: AssignedPartition, commit: Committed) -> bool:
+        """Take note that records of the commit are handed out now, if the reader has told what they belong to.
+
+        False: nothing is noted. It is not their turn, or that has not been decided to the end: it is to be arranged.
+        """
 
     def start_over(self) -> None:
         """Take note that a partition goes on elsewhere, so that what is being handed out may come again."""
@@ -90,8 +93,9 @@ class RoundRobin:
             self.ready.remove(partition)
             self.arrange(partition, assigned)
 
-    def begin(self, partition: AssignedPartition, commit: Committed) -> None:
+    def begin(self, partition: AssignedPartition, commit: Committed) -> bool:
         """Nothing is handed out together."""
+        return True
 
     def start_over(self) -> None:
         """Nothing was handed out together."""
@@ -112,6 +116,8 @@ class AtomicOrder:
         self._on_transaction_end = on_transaction_end
         self._last: AssignedPartition | None = None
         """The one that had the last turn."""
+        self._is_decided = True
+        """Whether the last decision has come to its end: an interrupt leaves the one before it."""
         self._is_begun = False
         """Whether something of the transaction has been handed out here."""
         self._partners: list[AssignedPartition] = []
@@ -131,6 +137,7 @@ class AtomicOrder:
 
     def arrange(self, changed: AssignedPartition, assigned: Assigned) -> None:
         """Let that partition be ready which is to hand out what comes next."""
+        self._is_decided = False
         self._awaited.clear()
         if not self._is_begun:
             # Nothing of it was handed out: it may be another one's turn by now.
@@ -138,28 +145,37 @@ class AtomicOrder:
         chosen = None
         if self.transaction is not None:
             if changed not in self._known:
-                self._known.add(changed)
+                # In this order: what an interrupt leaves out is done the next time.
                 self._partners.append(changed)
+                self._known.add(changed)
             chosen = self._next_of(self.transaction, assigned)
         if self.transaction is None:
             chosen = self._next_of_all(assigned)
+        # No interrupt comes between these.
         self.ready[:] = [] if chosen is None else [chosen]
+        self._is_decided = True
 
     def end_turn(self, partition: AssignedPartition, assigned: Assigned) -> None:
         """Decide who is next; where there is a choice, this one comes last."""
         self._last = partition
         self.arrange(partition, assigned)
 
-    def begin(self, partition: AssignedPartition, commit: Committed) -> None:
-        """Take note of what records belong to that are handed out from now on."""
+    def begin(self, partition: AssignedPartition, commit: Committed) -> bool:
+        """Take note of what records belong to that are handed out from now on, if it is their turn."""
+        number = commit.number if commit.is_transaction else None
+        transaction = self.transaction
+        # No interrupt comes from here on: all of it is noted, or nothing.
+        if not self._is_decided or number != (None if transaction is None else transaction.number):
+            return False
         # Not their own commit, which says the same: each page brings one.
-        self.handed_out = transaction = self.transaction if commit.is_transaction else None
-        partition.last_commit = None if transaction is None else transaction.number
+        self.handed_out = transaction
+        partition.last_commit = number
         self._is_begun = True
+        return True
 
     def start_over(self) -> None:
         """End the transaction that is being handed out: it is to be found anew."""
-        self.transaction = None
+        self.transaction, self._is_decided = None, False
 
     def more_to_read(
         self, chosen: Sequence[AssignedPartition], readable: Sequence[AssignedPartition]
@@ -186,8 +202,10 @@ class AtomicOrder:
     def _begin(
         self, transaction: Committed, partners: Sequence[AssignedPartition], assigned: Assigned, *, is_begun: bool
     ) -> AssignedPartition | None:
+        own, known, leader = list(partners), set(assigned.values()), partners[0].leader
+        # No interrupt comes between these: it would go on among the partners of the one before.
+        self._partners, self._known, self._leader = own, known, leader
         self.transaction, self._is_begun = transaction, is_begun
-        self._partners, self._known, self._leader = list(partners), set(assigned.values()), partners[0].leader
         return self._next_of(transaction, assigned)
 
     def _next_of(self, transaction: Committed, assigned: Assigned) -> AssignedPartition | None:
@@ -204,7 +222,7 @@ class AtomicOrder:
                 continue
             is_over = False
             # What has gone wrong with one that is awaited is told at once.
-            if not partition.paused_by and (head is not None or partition.waiting):
+            if not partition.paused_by and partition.has_something:
                 return partition
         if is_over:
             self.transaction, self.completed = None, transaction if is_whole else None
@@ -243,10 +261,10 @@ class AtomicOrder:
         half = min(begun, key=attrgetter("number"), default=None)
         if half is not None:
             # Others may be assigned before the first record of it is taken.
-            is_begun = any(one.chunk is not None and _is_part(one.chunk, half) for one in commits)
+            is_begun = any(one.chunk is head and _is_part(head, half) for one, head in heads.items())
             return self._begin(half, partitions, assigned, is_begun=is_begun)
         for partition in partitions:
-            if partition.waiting and partition not in commits and not partition.paused_by:
+            if partition.has_something and partition not in commits and not partition.paused_by:
                 # No record.
                 return partition
         transactions_wait = False

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Final
@@ -26,6 +27,7 @@ from txnstore.clients.model.errors import KafkaError, kafka_error_of
 from txnstore.clients.model.message import Message, end_of_partition, error_message
 from txnstore.clients.model.topic_partition import OFFSET_INVALID, OFFSET_STORED
 from txnstore.clients.outlet import Outlet, new_outlet
+from txnstore.deadline import to_its_end
 from txnstore.errors import CorruptBatch, TxnStoreError, UnsupportedCompression
 from txnstore.log.bounds import Bounds
 
@@ -61,6 +63,8 @@ class Subscription:
         self._outlet = outlet or new_outlet()
         self._lender: AssignedPartition | None = None
         """Whose messages the outlet hands out."""
+        self._announced: Chunk | None = None
+        """Of which the order was told last that it is handed out."""
         self._eof_wait_seconds = eof_wait_seconds
         self._stores_offsets = self._stores_at_once = stores_offsets
         self.withheld: set[AssignedPartition] = set()
@@ -129,17 +133,22 @@ class Subscription:
     def seek(self, partition: AssignedPartition, position: int) -> None:
         """Continue from `position`, or from what the constant stands for; it is unknown until then."""
         self.return_kept()
+        partition.is_recreated = False
+        self._seek(partition, position)
+
+    def _seek(self, partition: AssignedPartition, position: int) -> None:
+        self._announced = None
+        self._order.start_over()
         self._drop_buffer(partition)
+        # No interrupt comes between these: what was dropped is read again, or left for good.
         partition.start = position
         partition.has_fallen_behind = False
         partition.stored_offset = None
         partition.last_commit = None
-        partition.position = OFFSET_INVALID
+        partition.known_position = OFFSET_INVALID
         partition.eof_reported_at = None
-        partition.is_recreated = False
         partition.is_unknown = True
         self._forgive(partition)
-        self._order.start_over()
         self._arrange(partition)
 
     def pause(self, partition: AssignedPartition, by: str = "application") -> None:
@@ -206,7 +215,8 @@ class Subscription:
         while self._ready:
             partition = self._ready[0]
             chunk = partition.chunk
-            if chunk is None:
+            # Others may have come in between. Only who keeps records asks what they belong to.
+            if chunk is None or (keeps and self._announced is not chunk):
                 message = self._next_chunk(partition)
                 if message is not None:
                     return message
@@ -284,20 +294,27 @@ class Subscription:
 
     def give_back(self, messages: Iterable[Message]) -> None:
         """Hand these messages out again, which were taken but never reached the application."""
-        for partition, position in self._begins_of(messages).items():
+        begins = self._begins_of(messages)
+        if begins and self.kept:
+            kept = self.begins_of_kept()
+            # What is kept of a partition may lie before these, or behind them.
+            begins = {partition: min(begin, kept.get(partition, begin)) for partition, begin in begins.items()}
+            self.return_kept()
+        self._go_back_to(begins)
+
+    def _go_back_to(self, begins: Mapping[AssignedPartition, int]) -> None:
+        for partition, position in begins.items():
             self._go_back(partition, position)
         for partition in self:
             # An interrupt may have come before it had its next turn.
             self._arrange(partition)
 
     def _go_back(self, partition: AssignedPartition, position: int) -> None:
-        is_recreated = partition.is_recreated
-        self.seek(partition, position)
+        self._seek(partition, position)
         if self._stores_offsets:
             partition.stored = min(partition.stored, position)
-        if is_recreated:
-            partition.is_recreated = True  # and unread, until it hands something out again
-        else:
+        # One that was made anew is unread until it hands something out again.
+        if not partition.is_recreated:
             self._move(partition, position)
 
     def keep_next(self) -> Message | None:
@@ -315,8 +332,13 @@ class Subscription:
     def return_kept(self) -> None:
         """Give back what is kept: it comes again, and positions are those before it."""
         if self.kept:
-            self.give_back(self.let_go_kept())
-            self.let_go()
+            # What Ctrl-C left out would never come, or what goes back already would come twice.
+            to_its_end(self._return_kept)
+
+    def _return_kept(self) -> None:
+        self._go_back_to(self._begins_of(self.kept))
+        self.let_go_kept()
+        self.let_go()
 
     def let_go_kept(self) -> list[Message]:
         """Return what is kept, and keep nothing any more."""
@@ -540,7 +562,10 @@ class Subscription:
         partition.trouble = partition.reported_code = None
 
     def _next_chunk(self, partition: AssignedPartition) -> Message | None:
-        """Take the first thing that waits: a message is returned, a chunk becomes the current one."""
+        """Take the first thing that waits: a message is returned, a chunk becomes the current one, and is announced."""
+        if partition.chunk is not None:
+            self._announce(partition, partition.chunk)
+            return None
         if not partition.waiting:
             self._arrange(partition)
             return None
@@ -556,6 +581,9 @@ class Subscription:
                 messages = chunk.open()
             except (CorruptBatch, UnsupportedCompression) as error:
                 return self._stop_at_damage(partition, chunk, error)
+        # Before it is the current one, which goes on after an interrupt without being announced.
+        if chunk is not None and not self._announce(partition, chunk):
+            return None
         if partition.chunk is not None or not partition.waiting or partition.waiting[0] is not first:
             return None  # As in `_finish`.
         # No interrupt comes between these.
@@ -563,13 +591,20 @@ class Subscription:
         partition.waiting.popleft()
         if event is not None:
             self._end_turn(partition)
-        elif chunk is not None and chunk.commit is not None:
-            self._order.begin(partition, chunk.commit)
         return event
+
+    def _announce(self, partition: AssignedPartition, chunk: Chunk) -> bool:
+        """Tell the order what is handed out next; return False if it has decided anew instead."""
+        if chunk.commit is None or self._order.begin(partition, chunk.commit):
+            self._announced = chunk
+            return True
+        self._arrange(partition)
+        return False
 
     def _stop_at_damage(self, partition: AssignedPartition, chunk: Chunk, error: TxnStoreError) -> Message:
         """Stay at the damaged batch, and try it again after a while."""
         self._drop_buffer(partition)
+        # No interrupt comes in between: it would be skipped.
         partition.fetch_position = chunk.start
         partition.eof_reported_at = None
         partition.retry_at = time.monotonic() + RETRY_LAST_SECONDS
@@ -648,10 +683,12 @@ class Subscription:
         self.buffered_bytes += times * chunk.size_bytes
 
     def _drop_buffer(self, partition: AssignedPartition) -> None:
-        partition.version += 1
         self._close_outlet()
+        nothing: deque[Chunk | Message] = deque()
+        # No interrupt comes from here on, nor before the caller makes a call: he says where it is read again.
+        partition.version += 1
         partition.chunk = None
-        partition.waiting.clear()
+        partition.waiting = nothing
         self.buffered_records -= partition.buffered_records
         self.buffered_bytes -= partition.buffered_bytes
         partition.buffered_records = partition.buffered_bytes = 0
