@@ -500,6 +500,34 @@ def test_a_transaction_of_which_a_partition_is_taken_away_goes_on_and_does_not_c
         assert reader.ended == 1
 
 
+@pytest.mark.parametrize("share", ["is read", "is not read", "of one that is added", "of no other"])
+def test_a_transaction_of_which_a_partition_goes_to_another_database_does_not_count_as_whole(share):
+    was_there = share.startswith("is")
+    log = Log(2)
+    log.commit({0: [1, 1], 1: [1, 1]})
+    reader = Reader(log, {0: 0, 1: 0} if was_there else {0: 0})
+    reader.resolve()
+    reader.subscription.find("t", 0).leader = 0
+    if not was_there:
+        reader.read(1)
+        assert len(reader.take(1)) == 1
+        reader.subscription.add("t", 1, 0)
+        reader.resolve()
+    second = reader.subscription.find("t", 1)
+    second.leader = 0
+    if share != "of no other":
+        reader.read(3)
+    if was_there:
+        assert len(reader.take(1 if share == "is read" else 3)) == (1 if share == "is read" else 3)
+    transaction = reader.order.transaction
+    assert transaction is not None
+    second.leader = 1
+    while not reader.ended:
+        reader.read(10, [position for position in reader.subscription.to_read(0.0) if position.partition is not second])
+        reader.take(1)
+    assert (reader.order.completed is transaction) is (share == "of no other")
+
+
 def test_a_transaction_that_is_interrupted_at_its_last_record_ends_all_the_same():
     log = Log(3)
     log.commit({0: [1], 1: [2]})

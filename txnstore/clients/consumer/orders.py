@@ -120,8 +120,10 @@ class AtomicOrder:
         """Whether the last decision has come to its end: an interrupt leaves the one before it."""
         self._is_begun = False
         """Whether something of the transaction has been handed out here."""
-        self._partners: list[AssignedPartition] = []
-        """Among which the transaction is whole: what was assigned of its database when it began, or has been since."""
+        self._partners: dict[AssignedPartition, bool] = {}
+        """Among which the transaction is whole: what was assigned of its database when it began, or has been since.
+
+        True: when it began."""
         self._known: set[AssignedPartition] = set()
         """What was assigned when it began, of any database, or has been since."""
         self._leader: int | None = None
@@ -146,7 +148,7 @@ class AtomicOrder:
         if self.transaction is not None:
             if changed not in self._known:
                 # In this order: what an interrupt leaves out is done the next time.
-                self._partners.append(changed)
+                self._partners[changed] = False
                 self._known.add(changed)
             chosen = self._next_of(self.transaction, assigned)
         if self.transaction is None:
@@ -202,7 +204,7 @@ class AtomicOrder:
     def _begin(
         self, transaction: Committed, partners: Sequence[AssignedPartition], assigned: Assigned, *, is_begun: bool
     ) -> AssignedPartition | None:
-        own, known, leader = list(partners), set(assigned.values()), partners[0].leader
+        own, known, leader = dict.fromkeys(partners, True), set(assigned.values()), partners[0].leader
         # No interrupt comes between these: it would go on among the partners of the one before.
         self._partners, self._known, self._leader = own, known, leader
         self.transaction, self._is_begun = transaction, is_begun
@@ -211,9 +213,14 @@ class AtomicOrder:
     def _next_of(self, transaction: Committed, assigned: Assigned) -> AssignedPartition | None:
         """Return where the transaction goes on; it is over if that is nowhere and nothing is awaited."""
         is_over = is_whole = True
-        for partition in self._partners:
+        for partition, was_there in self._partners.items():
             head = partition.head
-            if partition.leader not in (None, self._leader) or (head is not None and not _is_part(head, transaction)):
+            is_part = head is not None and _is_part(head, transaction)
+            if partition.leader not in (None, self._leader):
+                # What is left of it there is another database's by now.
+                is_whole = is_whole and not (was_there or is_part)
+                continue
+            if head is not None and not is_part:
                 continue
             if assigned.get((partition.topic, partition.number)) is not partition:
                 is_whole = False
