@@ -575,6 +575,31 @@ def test_a_members_polls_are_noted_and_one_whose_lease_is_over_gets_nothing(log,
 
 
 @needs_c
+def test_it_stays_open_whatever_is_read_of_any_partition_until_its_own_is_paused() -> None:
+    logs = [Log(0, [(9, 0, 0)] * 4), Log(1, [(1, 0, 0)])]
+    reader = Reader(True, stores_offsets=True)
+    subscription = reader.subscription
+    for number in (0, 1):
+        subscription.add("t", number, 0)
+    read(reader, logs, 0, 0)
+    first, second = subscription
+    assert [told(reader.poll(1.0))[1] for _ in range(2)] == [0, 1]
+    assert subscription._lender is first
+    read(reader, logs, 0, 0)
+    for position in subscription.to_read(0.0):
+        subscription.fail(position, KafkaError(KafkaError._FAIL, "an error"), 0.0)
+    subscription.add("t", 2, 0)
+    subscription.pause(second)
+    subscription.resume(second)
+    # Its positions are right without.
+    before = reader.long_way_count
+    assert [told(reader.poll(1.0))[1] for _ in range(3)] == [2, 3, 4]
+    assert (reader.long_way_count, first.position, first.stored) == (before, 5, 5)
+    subscription.pause(first)
+    assert subscription._lender is None
+
+
+@needs_c
 @on_sqlite_alone  # No call of these asks the database.
 def test_where_transactions_come_whole_it_is_closed_whenever_another_partition_may_be_next(consumer, make_consumer):
     atomic = make_consumer({"txnstore.delivery.order": "commit", "txnstore.delivery.atomic": True})

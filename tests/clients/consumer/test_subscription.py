@@ -173,6 +173,12 @@ def test_a_partition_has_its_turn_again_after_an_interrupt_that_came_between_two
     assert offsets(taken(subscription, 1)) == [1]
 
 
+def test_while_enough_is_buffered_no_partition_is_looked_at(make):
+    subscription = make(0, 1, records_low=2)
+    fill(subscription, 0, chunk(0, 9), next_offset=10)
+    assert subscription.to_read(0.0, is_wanted=lambda partition: pytest.fail("nothing can come of it")) == []
+
+
 def test_partitions_take_turns(make):
     subscription = make(0, 1, records_low=100)
     fill(subscription, 0, chunk(0, 1), chunk(2, 3), next_offset=4)

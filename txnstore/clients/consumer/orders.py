@@ -20,7 +20,7 @@ beginning.  Each database has an order of its own; a transaction of several data
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -64,8 +64,11 @@ class DeliveryOrder(Protocol):
     def start_over(self) -> None:
         """Take note that a partition goes on elsewhere, so that what is being handed out may come again."""
 
+    def keeps_turn(self, partition: AssignedPartition) -> bool:
+        """Return whether this one, which is in the middle of a batch, goes on, whatever has changed since it began."""
+
     def more_to_read(
-        self, chosen: Sequence[AssignedPartition], readable: Sequence[AssignedPartition]
+        self, chosen: Sequence[AssignedPartition], readable: Iterable[AssignedPartition]
     ) -> Sequence[AssignedPartition]:
         """Return which of the readable partitions are to be read beside the chosen ones, for which there is room."""
 
@@ -100,8 +103,12 @@ class RoundRobin:
     def start_over(self) -> None:
         """Nothing was handed out together."""
 
+    def keeps_turn(self, partition: AssignedPartition) -> bool:
+        """Return whether it is not paused: others wait for the end of its batch."""
+        return not partition.paused_by
+
     def more_to_read(
-        self, chosen: Sequence[AssignedPartition], readable: Sequence[AssignedPartition]
+        self, chosen: Sequence[AssignedPartition], readable: Iterable[AssignedPartition]
     ) -> Sequence[AssignedPartition]:
         """Return none: nobody waits for another one."""
         return ()
@@ -179,8 +186,12 @@ class AtomicOrder:
         """End the transaction that is being handed out: it is to be found anew."""
         self.transaction, self._is_decided = None, False
 
+    def keeps_turn(self, partition: AssignedPartition) -> bool:
+        """Return False: what has changed may come first."""
+        return False
+
     def more_to_read(
-        self, chosen: Sequence[AssignedPartition], readable: Sequence[AssignedPartition]
+        self, chosen: Sequence[AssignedPartition], readable: Iterable[AssignedPartition]
     ) -> Sequence[AssignedPartition]:
         """Return those of which nothing is buffered: to be read with the others, so that all ends are of one snapshot.
 

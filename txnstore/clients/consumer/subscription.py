@@ -78,6 +78,8 @@ class Subscription:
         self._begins: dict[AssignedPartition, int] = {}
         self._begins_known = 0
         """Of how many of them the positions are among these."""
+        self._is_unsettled = False
+        """Whether the outlet may be open or something may be kept: one look for each record instead of two."""
         self._reports_eof = reports_eof
         self._records_low = records_low
         self._bytes_low = bytes_low
@@ -186,6 +188,7 @@ class Subscription:
             self._close_outlet()
             partition.stores_lent = self._stores_at_once
             # In this order: an interrupt may come before it is open.
+            self._is_unsettled = True
             partition.lent, self._lender = messages, partition
             self._outlet.open(messages, chunk.last_offset, is_timed)
 
@@ -202,15 +205,17 @@ class Subscription:
     def _settle(self) -> None:
         # One or the other: while something is kept, no poll() opens it.
         self._close_outlet()
-        if self.kept:
-            self.return_kept()
+        self.return_kept()
+        # Unless a signal's handler has read on meanwhile.
+        if self._lender is None and not self.kept:
+            self._is_unsettled = False
 
     def next_message(self, keeps: bool = False) -> Message | None:
         """Return the next message, a record or an event, and move the position past it.
 
         What is kept is given back before, unless the call `keeps` it.
         """
-        if self._lender is not None or (self.kept and not keeps):
+        if self._is_unsettled and (self._lender is not None or not keeps):
             self._settle()
         while self._ready:
             partition = self._ready[0]
@@ -247,7 +252,7 @@ class Subscription:
 
     def take(self, messages: list[Message], count: int) -> None:
         """Add what is at hand to `messages`, up to `count` of them: the fast way to many."""
-        if self._lender is not None or self.kept:
+        if self._is_unsettled:
             self._settle()
         while len(messages) < count and self._ready:
             partition = self._ready[0]
@@ -323,6 +328,8 @@ class Subscription:
         message = self.next_message(True)
         try:
             if message is not None and message.error() is None:
+                # In this order, and no call in between.
+                self._is_unsettled = True
                 self.kept.append(message)
         except BaseException:
             self.give_back([] if message is None else [message])
@@ -377,20 +384,23 @@ class Subscription:
 
         While enough is buffered, that is only what the order waits for.
         """
-        readable = [
-            partition
-            for partition in self
-            if partition.start is None and partition.retry_at <= now and (is_wanted is None or is_wanted(partition))
-        ]
         chosen: list[AssignedPartition] = []
         if not self._has_enough():
             self._shorten_paused()
             # No partition fills the buffer alone, and those that got nothing because the page was full come first.
             share = max(1, self._records_low // max(1, len(self._partitions)))
+            readable = self._readable(now, is_wanted)
             chosen = [one for one in readable if not one.paused_by and one.buffered_records < share]
             chosen = [one for one in chosen if one.is_hungry] or chosen
-        chosen += self._order.more_to_read(chosen, readable)
+        chosen += self._order.more_to_read(chosen, self._readable(now, is_wanted))
         return [FetchPosition(partition, partition.version, partition.fetch_position) for partition in chosen]
+
+    def _readable(self, now: float, is_wanted: Wanted | None) -> Iterator[AssignedPartition]:
+        return (
+            partition
+            for partition in self
+            if partition.start is None and partition.retry_at <= now and (is_wanted is None or is_wanted(partition))
+        )
 
     def _has_enough(self) -> bool:
         records, size_bytes = self.buffered_records, self.buffered_bytes
@@ -640,7 +650,8 @@ class Subscription:
 
     def _arrange(self, partition: AssignedPartition) -> None:
         """Let the order decide who is next: something has changed about this partition."""
-        if self._lender is not None:
+        lender = self._lender
+        if lender is not None and not self._order.keeps_turn(lender):
             self._close_outlet()
         self._order.arrange(partition, self._partitions)
 
