@@ -259,6 +259,57 @@ def test_who_commits_between_the_look_and_the_insert_makes_no_difference(store, 
     assert rounds(store, 1) == [4]
 
 
+def test_a_number_that_was_seen_before_a_backup_was_put_back_is_no_sign(store, outbox, connect, monkeypatch):
+    """Into the same file, after the look and before the caller has the write lock: numbers go back."""
+    monkeypatch.setattr(CommittedRows, "last_id", lambda _: 1_000)
+    connection = connect()
+    for whose in range(3):
+        produce(outbox, connection, whose, 3)
+        connection.commit()
+    assert committed_ids(store) == [1_000] * 9
+    assert rounds(store, 1) == [9]
+
+
+@pytest.mark.parametrize("seen", [2, 3, 4, 9])
+def test_a_number_that_was_seen_elsewhere_tears_nothing_apart_that_was_produced_together(
+    store, outbox, connect, monkeypatch, seen
+):
+    """Numbers go back, and rows that are inserted together come up to the one that was seen."""
+    monkeypatch.setattr(CommittedRows, "last_id", lambda _: seen)
+    connection = connect()
+    for whose in range(2):
+        some = [{"topic": "t", "value": value(whose, number, 5)} for number in range(5)]
+        outbox.produce_all(connection, some)
+        connection.commit()
+    assert committed_ids(store) == [seen, *[None] * 4] * 2
+    assert sum(rounds(store, 1)) == 10
+
+
+@pytest.mark.parametrize("rows_max", [1, 2, 3])
+def test_no_round_ends_before_a_row_that_saw_itself_or_a_later_one(store, connect, rows_max):
+    connection = connect()
+    Caller(connection).insert(value("one", 0, 1)).commit()
+    caller = Caller(connection)
+    for number in range(4):
+        caller.insert(value("two", number, 4), committed_id=2 + number)
+    caller.commit()
+    Caller(connection).insert(value("three", 0, 1), committed_id=5).commit()
+    assert rounds(store, rows_max) == [5, 1]
+
+
+def test_a_row_that_was_taken_back_between_two_callers_changes_nothing(store, outbox, connect):
+    connection = connect()
+    for whose in range(3):
+        outbox.produce(connection, "t", value(whose, 0, 2))
+        outbox.produce(connection, "t", b"taken back")
+        outbox.produce(connection, "t", value(whose, 1, 2))
+        outbox.produce(connection, "t", b"taken back")
+        connection.commit()
+    connection.execute("DELETE FROM txnstore_outbox WHERE value = CAST('taken back' AS BLOB)")
+    connection.commit()
+    assert rounds(store, 1) == [2, 2, 2]
+
+
 def test_a_rolled_back_number_that_is_given_out_again_is_no_sign(store, outbox, connect):
     connection = connect()
     for whose in range(3):

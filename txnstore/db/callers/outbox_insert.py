@@ -153,8 +153,8 @@ class _SQLAlchemyConnection:
         statement = _text(kind, schema)
         values = [row._asdict() for row in rows]
         if kind == "sqlite":
-            committed_id = committed.last_id() if committed is not None and self._is_that_file else None
-            values = [{**row, "committed_id": committed_id} for row in values]
+            ids = _committed_ids(rows, committed if self._is_that_file else None)
+            values = [{**row, "committed_id": committed_id} for row, committed_id in zip(values, ids, strict=True)]
         try:
             connection.execute(statement, values if len(values) > 1 else values[0])
         except DBAPIError as error:
@@ -195,8 +195,8 @@ class _DriverConnection:
         statement = _INSERT[callers.backend_name].format(schema=schema)
         values: Sequence[tuple[Any, ...]] = rows
         if callers.backend_name == "sqlite":
-            committed_id = committed.last_id() if committed is not None and self._is_that_file else None
-            values = [(*row, committed_id) for row in rows]
+            ids = _committed_ids(rows, committed if self._is_that_file else None)
+            values = [(*row, committed_id) for row, committed_id in zip(rows, ids, strict=True)]
         try:
             with closing(callers.cursor()) as cursor:
                 if len(values) > 1:
@@ -207,6 +207,11 @@ class _DriverConnection:
             if _is_missing(error):
                 raise _no_table(callers.backend_name, schema) from error
             raise
+
+
+def _committed_ids(rows: Sequence[OutboxRow], committed: CommittedRows | None) -> list[int | None]:
+    """Return what each row of one INSERT says of what was committed before it: behind the first, none belongs apart."""
+    return [None if committed is None else committed.last_id(), *[None] * (len(rows) - 1)]
 
 
 def _dbapi_connection(connection: Connection) -> Any:

@@ -102,7 +102,12 @@ _BEFORE_IT: Final = (
 )
 _LAST_BEFORE_OTHERS: Final = (
     select(_BEFORE_IT)
-    .where(_WAITS, outbox.c.outbox_id > bindparam("after_id"), outbox.c.committed_id >= _BEFORE_IT)
+    .where(
+        _WAITS,
+        outbox.c.outbox_id > bindparam("from_id"),
+        outbox.c.committed_id >= _BEFORE_IT,
+        outbox.c.committed_id < outbox.c.outbox_id,
+    )
     .order_by(outbox.c.outbox_id)
     .limit(1)
 )
@@ -223,17 +228,18 @@ def last_before_others(rows: Sequence[Listed]) -> int | None:
 
     That is the one before a row that was inserted when the one before it was already committed, and with it all before
     that: where there is one writer, rows are committed in the order of their numbers.  Who looked early, or not at all,
-    saw fewer rows as committed than there were, never more.
+    saw fewer rows as committed than there were, never more.  A number that is not below the row's own says nothing: a
+    backup was put back into the file after it was seen, and numbers are given out a second time.
     """
     for row, before in pairwise(reversed(rows)):
-        if row.committed_id is not None and row.committed_id >= before.outbox_id:
+        if row.committed_id is not None and before.outbox_id <= row.committed_id < row.outbox_id:
             return before.outbox_id
     return None
 
 
-def next_before_others(connection: Connection, after_id: int) -> int | None:
+def next_before_others(connection: Connection, from_id: int) -> int | None:
     """Return the first row, of those from this one on, that is the last one of its caller in the same way."""
-    found: int | None = connection.execute(_LAST_BEFORE_OTHERS, {"after_id": after_id}).scalar()
+    found: int | None = connection.execute(_LAST_BEFORE_OTHERS, {"from_id": from_id}).scalar()
     return found
 
 
