@@ -6,10 +6,13 @@ They all need SQLite: PostgreSQL names its database transactions.
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import sqlite3
+import threading
 from collections import Counter
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ from txnstore.db.opening import open_store
 from txnstore.db.portions import Portions
 from txnstore.db.schema import outbox as outbox_table
 from txnstore.db.sqlite import committed_rows
+from txnstore.db.sqlite import connections as sqlite_connections
 from txnstore.db.sqlite.committed_rows import CommittedRows
 from txnstore.db.store import Store
 from txnstore.log.outbox import sequencer as outbox_sequencer
@@ -341,6 +345,28 @@ def test_who_comes_in_the_same_moment_goes_with_the_one_before(store, outbox, co
     assert rounds(store, 1) == [6, 2]
 
 
+class OfAnotherLibrary:
+    """A connection of another SQLite library, as pysqlite3's or sqlcipher's are."""
+
+    def __init__(self, path: str) -> None:
+        self._real = sqlite3.connect(path)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+def test_beside_another_sqlite_library_nothing_is_opened_to_look(store, outbox, url, monkeypatch):
+    """To close it would let go of the locks that the other one has on the file."""
+    path = str(make_url(url).database)
+    monkeypatch.setattr(CommittedRows, "last_id", lambda _: pytest.fail("it has looked"))
+    engine = create_engine(url, creator=lambda: OfAnotherLibrary(path))
+    for whose in range(2):
+        with engine.begin() as connection:
+            produce(outbox, connection, whose, 2)
+    engine.dispose()
+    assert committed_ids(store) == [None] * 4
+
+
 @pytest.mark.parametrize("mode", ["DELETE", "WAL"])
 def test_an_application_that_has_the_file_to_itself_produces_without_a_look(url, connect, mode):
     with open_store(url):
@@ -394,6 +420,41 @@ def test_a_look_keeps_nothing_that_a_checkpoint_would_wait_for(url, store, conne
         assert committed.last_id() == 1
         ((is_busy, log_frames, moved_frames),) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         assert (is_busy, log_frames, moved_frames) == (0, 0, 0)
+
+
+@pytest.mark.skipif(not hasattr(os, "register_at_fork"), reason="nothing forks here")
+def test_the_connection_that_looks_is_not_open_while_the_process_forks(url, store, connect):
+    """The child would rely on its locks, and so would the parent's next one."""
+    Caller(connect()).insert(b"v").commit()
+    with closing(CommittedRows(str(make_url(url).database))) as committed:
+        assert committed.last_id() == 1
+        looking = committed._connection
+        assert looking is not None
+        try:
+            sqlite_connections._before_fork()
+            with pytest.raises(sqlite3.ProgrammingError):
+                looking.execute("SELECT 1")
+        finally:
+            sqlite_connections.FORK_LOCK.release()
+        assert committed.last_id() == 1
+
+
+def test_two_threads_that_look_for_the_first_time_open_the_file_once(url, store, connect, monkeypatch):
+    """The connection of one would be closed by nobody, and be open as the process forks."""
+    Caller(connect()).insert(b"v").commit()
+    opened: list[Any] = []
+    both_open = threading.Barrier(2)
+
+    def connect_slowly(*arguments, **options):
+        opened.append(sqlite_connections.connect(*arguments, **options))
+        with suppress(threading.BrokenBarrierError):
+            both_open.wait(0.2)
+        return opened[-1]
+
+    monkeypatch.setattr(committed_rows, "connect", connect_slowly)
+    with closing(CommittedRows(str(make_url(url).database))) as committed, ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(lambda _: committed.last_id(), range(2))) == [1, 1]
+    assert len(opened) == 1
 
 
 # --- all of it at random ----------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """The INSERT into the outbox on a caller's own connection, whichever library it is from.
 
-It is one statement inside the database transaction that the caller has begun and will end: nothing is begun,
-committed, rolled back, listened for or told to anybody, and no lock is taken that another caller waits for.
+It is inside the database transaction that the caller has begun and will end: nothing is begun, committed, rolled back,
+listened for or told to anybody.  On PostgreSQL it is one statement, and takes no lock that another caller waits for.
+On SQLite it takes the write lock, as any INSERT does, and the connection is asked before which file it has open.
 Tables are named with their schema, so it does not matter where the connection looks for names.
 """
 
@@ -130,7 +131,7 @@ class _SQLAlchemyConnection:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._is_that_file = False
+        self._may_look = False
 
     def check(self, url: DatabaseUrl) -> None:
         connection = self._connection
@@ -144,7 +145,8 @@ class _SQLAlchemyConnection:
             return
         # The connection is asked: the process may have changed its folder since the engine was made, or the engine may
         # have a function of its own that opens another file than its URL says.
-        self._is_that_file = _check_file(main_file(connection.exec_driver_sql(FILES).all()), url)
+        is_that_file = _check_file(main_file(connection.exec_driver_sql(FILES).all()), url)
+        self._may_look = is_that_file and _is_of_our_library(connection.connection.driver_connection)
 
     def insert(self, rows: Sequence[OutboxRow], schema: str, committed: CommittedRows | None) -> None:
         connection = self._connection
@@ -153,7 +155,7 @@ class _SQLAlchemyConnection:
         statement = _text(kind, schema)
         values = [row._asdict() for row in rows]
         if kind == "sqlite":
-            ids = _committed_ids(rows, committed if self._is_that_file else None)
+            ids = _committed_ids(rows, committed if self._may_look else None)
             values = [{**row, "committed_id": committed_id} for row, committed_id in zip(values, ids, strict=True)]
         try:
             connection.execute(statement, values if len(values) > 1 else values[0])
@@ -178,7 +180,7 @@ class _DriverConnection:
 
     def __init__(self, callers: CallersConnection) -> None:
         self._callers = callers
-        self._is_that_file = False
+        self._may_look = False
 
     def check(self, url: DatabaseUrl) -> None:
         callers = self._callers
@@ -187,7 +189,8 @@ class _DriverConnection:
             _check_name(callers.driver.info.dbname, url)
         else:
             with closing(callers.cursor()) as cursor:
-                self._is_that_file = _check_file(main_file(cursor.execute(FILES)), url)
+                is_that_file = _check_file(main_file(cursor.execute(FILES)), url)
+            self._may_look = is_that_file and _is_of_our_library(callers.driver)
 
     def insert(self, rows: Sequence[OutboxRow], schema: str, committed: CommittedRows | None) -> None:
         callers = self._callers
@@ -195,7 +198,7 @@ class _DriverConnection:
         statement = _INSERT[callers.backend_name].format(schema=schema)
         values: Sequence[tuple[Any, ...]] = rows
         if callers.backend_name == "sqlite":
-            ids = _committed_ids(rows, committed if self._is_that_file else None)
+            ids = _committed_ids(rows, committed if self._may_look else None)
             values = [(*row, committed_id) for row, committed_id in zip(rows, ids, strict=True)]
         try:
             with closing(callers.cursor()) as cursor:
@@ -212,6 +215,17 @@ class _DriverConnection:
 def _committed_ids(rows: Sequence[OutboxRow], committed: CommittedRows | None) -> list[int | None]:
     """Return what each row of one INSERT says of what was committed before it: behind the first, none belongs apart."""
     return [None if committed is None else committed.last_id(), *[None] * (len(rows) - 1)]
+
+
+def _is_of_our_library(driver: Any) -> bool:
+    """Return whether an SQLite connection is of the library that Python has, and so we.
+
+    Of two libraries in one process neither knows the locks of the other, and to close the file in one lets go of those
+    of the other: https://www.sqlite.org/howtocorrupt.html#multiple_copies_of_sqlite_linked_into_the_same_application
+    """
+    driver = getattr(driver, "driver_connection", driver)
+    # aiosqlite's has one within; what does not show it is not looked at.
+    return isinstance(getattr(driver, "_conn", driver), sqlite3.Connection)
 
 
 def _dbapi_connection(connection: Connection) -> Any:
@@ -260,7 +274,10 @@ def _check_name(name: str | None, url: DatabaseUrl) -> None:
 
 
 def _check_file(name: str | None, url: DatabaseUrl) -> bool:
-    """Refuse a file that is another one; return whether it is the same for sure."""
+    """Refuse a file that is another one; return whether it is the same by its path.
+
+    A file that was moved away while it is open keeps its path for SQLite: that another one is there now is not seen.
+    """
     wanted = url.url.database
     if not name or not wanted or ":" in (name[:1], wanted[:1]) or name.startswith("file:"):
         return False

@@ -6,6 +6,7 @@ while a second one is inserted was committed before, and belongs to another data
 
 from __future__ import annotations
 
+import math
 import sqlite3
 import threading
 import time
@@ -30,7 +31,7 @@ class CommittedRows:
         self._lock = threading.Lock()
         self._connection: SQLiteConnection | None = None
         self._last_id: int | None = None
-        self._looked_at = 0.0
+        self._looked_at = -math.inf
         close_before_fork(self, CommittedRows._let_go)
 
     def last_id(self) -> int | None:
@@ -78,5 +79,6 @@ class CommittedRows:
 
     def _close(self) -> None:
         connection, self._connection = self._connection, None
+        self._last_id, self._looked_at = None, -math.inf
         if connection is not None:
             connection.close()
