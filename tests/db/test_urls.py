@@ -10,11 +10,12 @@ from urllib.parse import quote
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
+from psycopg.pq import Conninfo
 from sqlalchemy.engine import make_url
 
 from txnstore.db.backend import Limits
 from txnstore.db.opening import open_store
-from txnstore.db.url import DatabaseUrl, parse_url
+from txnstore.db.url import DatabaseUrl, parse_url, secret_option_names
 from txnstore.errors import InvalidUrl
 from txnstore.testing.private_cluster import PrivateCluster
 
@@ -197,6 +198,20 @@ def test_secrets_among_the_options_are_in_no_text_of_the_url():
     assert "Secret" not in texts
     assert url.secret_options == {"sslpassword": "SecretTwo"}
     assert url.url.password == "SecretOne"
+
+
+def test_every_option_that_libpq_asks_to_hide_is_in_no_text_of_the_url():
+    known = {option.keyword.decode(): option.dispchar for option in Conninfo.get_defaults()}
+    hidden = {name for name, shown_as in known.items() if shown_as == b"*"}
+    # Not those, for programs do not show them at all; but they are as good as the password.
+    hidden |= known.keys() & {"scram_client_key", "scram_server_key"}
+    assert "sslpassword" in hidden
+    for name in hidden - {"password"}:
+        url = parse_url(f"postgresql://alice@host/shop?{name}=Secret")
+        assert "Secret" not in f"{url} {url!r} {url.url} {url.url!r}"
+        assert url.secret_options == {name: "Secret"}
+    # Whichever libpq this is.
+    assert "oauth_client_secret" in secret_option_names()
 
 
 @given(st.text(max_size=60))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import sqlite3
 import ssl
 from contextlib import closing
+from functools import partialmethod
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from psycopg.pq import Conninfo
 from sqlalchemy import create_engine, event
 from sqlalchemy.engine import make_url
 from sqlalchemy.pool import NullPool, QueuePool, StaticPool
@@ -16,7 +18,10 @@ from sqlalchemy.pool import NullPool, QueuePool, StaticPool
 from tests.outbox.conftest import engine_url, plain_connection
 from tests.outbox.steps import values
 from txnstore import KafkaError, KafkaException, Outbox
+from txnstore.db.backend import Limits
+from txnstore.db.callers.engines import database_of_engine
 from txnstore.db.opening import open_store
+from txnstore.db.url import secret_option_names
 from txnstore.errors import StoreUnavailable
 
 SECRET = "hunter2"
@@ -103,25 +108,33 @@ def test_listeners_to_do_connect_are_asked_for_each_connection(txnstore_postgres
         assert len(asked) >= before + 2
 
 
-def test_an_error_of_a_listener_comes_out_as_it_is_and_our_own_connections_are_made_later(txnstore_postgresql_url):
+def test_an_error_of_a_listener_is_as_if_the_database_were_away(txnstore_postgresql_url, monkeypatch):
+    """On whichever connection, and again for each: a password that cannot be fetched now can be later."""
+    monkeypatch.setattr(Limits, "__init__", partialmethod(Limits.__init__, retry_timeout_ms=0))
     engine = create_engine(engine_url(txnstore_postgresql_url))
     is_away = True
 
     @event.listens_for(engine, "do_connect")
     def fetch(*_):
         if is_away:
-            raise PermissionError("no token for you")
+            raise PermissionError(SECRET)
 
     with Outbox(engine, sequencer=False) as outbox:
-        with pytest.raises(PermissionError, match="no token"):
+        with pytest.raises(KafkaException, match="PermissionError") as told:
             outbox.open()
+        assert told.value.args[0].retriable()
+        assert SECRET not in str(told.value)
         is_away = False
         store = outbox.open()._connection.store()
         is_away = True
         with pytest.raises(StoreUnavailable):
             store.reclaim()
+        store._dispose()
+        with pytest.raises(KafkaException, match="PermissionError"):
+            outbox.sequence()
         is_away = False
         assert store.reclaim() == 0
+        assert outbox.sequence() == 0
 
 
 def test_a_listener_that_connects_itself_is_refused(txnstore_postgresql_url):
@@ -136,8 +149,43 @@ def test_a_listener_that_connects_itself_is_refused(txnstore_postgresql_url):
     with Outbox(engine, sequencer=False) as outbox, pytest.raises(KafkaException, match="do_connect listener") as told:
         outbox.open()
     assert told.value.args[0].code() == KafkaError._INVALID_ARG
-    assert made
-    assert all(connection.closed for connection in made)
+    # It might be one that the application uses.
+    (connection,) = made
+    assert not connection.closed
+    connection.close()
+
+
+def test_a_listener_is_given_something_to_keep_what_it_knows_in(txnstore_postgresql_url):
+    """As the pool's records of connections have it; there is no such record here."""
+    engine = create_engine(engine_url(txnstore_postgresql_url), poolclass=NullPool)
+
+    @event.listens_for(engine, "do_connect")
+    def fetch(_dialect, record, _arguments, options):
+        record.info["name"] = options["application_name"] = "noted"
+
+    with Outbox(engine, sequencer=False) as outbox:
+        assert sends_a_record(outbox, engine, txnstore_postgresql_url)
+
+
+def test_a_listener_that_awaits_is_refused_with_what_to_do(txnstore_postgresql_url):
+    pytest.importorskip("greenlet")
+    import asyncio
+
+    from sqlalchemy.ext.asyncio import create_async_engine
+    from sqlalchemy.util import await_only
+
+    engine = create_async_engine(engine_url(txnstore_postgresql_url))
+
+    @event.listens_for(engine.sync_engine, "do_connect")
+    def fetch(*_):
+        await_only(asyncio.sleep(0))
+
+    with (
+        Outbox(engine, sequencer=False) as outbox,
+        pytest.raises(KafkaException, match=r"awaits.*from the database") as told,
+    ):
+        outbox.open()
+    assert told.value.args[0].code() == KafkaError._INVALID_ARG
 
 
 @pytest.mark.parametrize("way", ["creator", "pool"])
@@ -178,10 +226,12 @@ NO_DRIVER = SimpleNamespace(__version__="1.31.0", paramstyle="format", Error=Exc
         ({"password": SECRET, "timeout": 3, "tcp_keepalive": True}, {}),
         ({"database": "other", "application_name": "shop", "port": 7}, {"dbname": "other", "application_name": "shop"}),
         ({"ssl": "verify-full", "sslrootcert": Path("/ca.pem")}, {"sslmode": "verify-full", "sslrootcert": "/ca.pem"}),
+        ({"ssl": False}, {"sslmode": "disable"}),
         ({"dsn": "application_name=shop sslmode=require"}, {"application_name": "shop", "sslmode": "require"}),
         ({"host": ["a", "b"], "port": [1, None]}, {"host": "a,b", "port": "1,"}),
+        ({"port": ""}, {"port": ""}),
     ],
-    ids=["of no meaning", "other names", "protection", "one text", "hosts"],
+    ids=["of no meaning", "other names", "protection", "no protection", "one text", "hosts", "no port"],
 )
 def test_what_other_drivers_are_given_is_translated(arguments, wanted):
     url = f"postgresql+pg8000://me:{SECRET}@db.example:5433/shop"
@@ -207,20 +257,75 @@ def test_what_only_another_driver_understands_is_refused(arguments):
     assert SECRET not in str(told.value)
 
 
+def test_several_ports_of_one_host_are_refused_as_such():
+    url = f"postgresql+pg8000://me:{SECRET}@h/shop"
+    engine = create_engine(url, module=NO_DRIVER, connect_args={"port": "5432,5433"})
+    with pytest.raises(KafkaException, match="hosts and ports") as told:
+        Outbox(engine)
+    assert SECRET not in str(told.value)
+
+
+def test_every_option_that_holds_a_secret_stays_out_of_the_url():
+    names = sorted(secret_option_names() & {option.keyword.decode() for option in Conninfo.get_defaults()})
+    secrets = {name: f"{SECRET}-{name}" for name in names if name != "password"}
+    engine = create_engine("postgresql+psycopg://me@h/shop", connect_args={"password": SECRET, **secrets})
+    outbox = Outbox(engine, sequencer=False)
+    assert SECRET not in outbox._configuration["bootstrap.servers"]
+    given = outbox._current_options()
+    assert secrets.items() <= given.items()
+
+
+def test_where_sqlalchemy_keeps_elsewhere_what_an_engine_gives_its_driver_that_is_said(monkeypatch):
+    """A produce asks only for the database's name, and has that of the engine's URL."""
+    engine = create_engine(f"postgresql+pg8000://me:{SECRET}@h/shop", module=NO_DRIVER)
+    kept = SimpleNamespace(nonlocals={"arguments": ["x"]})
+    monkeypatch.setattr("txnstore.db.callers.engines.inspect.getclosurevars", lambda _: kept)
+    with pytest.raises(KafkaException, match="version of SQLAlchemy does not show") as told:
+        Outbox(engine)
+    assert told.value.args[0].code() == KafkaError._INVALID_ARG
+    assert database_of_engine(engine) == "shop"
+
+
 # --- SQLite -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///elsewhere.db", "sqlite:////elsewhere.db"])
-def test_an_sqlite_engine_with_a_creator_is_where_that_leads(tmp_path, url):
+def test_an_sqlite_engine_on_a_shared_connection_is_refused_and_that_is_left_alone(tmp_path):
+    """What is open on it belongs to the application, which goes on."""
+    shared = sqlite3.connect(tmp_path / "shop.db", check_same_thread=False)
+    shared.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY)")
+    shared.execute("INSERT INTO orders DEFAULT VALUES")
+    creating = create_engine("sqlite://", creator=lambda: shared, poolclass=StaticPool)
+    listening = create_engine("sqlite:///elsewhere.db", poolclass=StaticPool)
+    event.listen(listening, "do_connect", lambda *_: shared)
+    for engine in (creating, listening):
+        with pytest.raises(KafkaException, match="from the file's URL, sqlite:////path") as told:
+            Outbox(engine)
+        assert told.value.args[0].code() == KafkaError._INVALID_ARG
+    assert shared.in_transaction
+    assert shared.execute("SELECT count(*) FROM orders").fetchone() == (1,)
+    shared.close()
+
+
+def test_a_listener_may_say_which_file_it_is(tmp_path):
     path = tmp_path / "shop.db"
-    engine = create_engine(url, creator=lambda: sqlite3.connect(f"file:{path}", uri=True), poolclass=NullPool)
+    engine = create_engine("sqlite:///elsewhere.db", poolclass=NullPool)
+
+    @event.listens_for(engine, "do_connect")
+    def say(_dialect, record, arguments, _options):
+        record.info["said"] = True
+        arguments[0] = path
+
     with Outbox(engine, sequencer=False) as outbox:
         assert sends_a_record(outbox, engine, f"sqlite:///{path}")
 
 
-def test_an_sqlite_uri_is_where_it_leads(tmp_path):
-    path = tmp_path / "shop.db"
-    engine = create_engine(f"sqlite:///file:{path}?mode=rwc&uri=true&timeout=3")
+@pytest.mark.parametrize("form", ["file:{}", "file://{}", "file://localhost{}"])
+def test_an_sqlite_uri_is_where_it_leads(tmp_path, form):
+    path = tmp_path / "the shop's.db"
+    uri = form.format(str(path).replace(" ", "%20"))
+    engine = create_engine(
+        make_url("sqlite://").set(database=uri, query={"mode": "rwc", "uri": "true", "timeout": "3"})
+    )
     with Outbox(engine, sequencer=False) as outbox:
         assert sends_a_record(outbox, engine, f"sqlite:///{path}")
     engine.dispose()
@@ -241,7 +346,7 @@ def test_options_of_the_driver_in_an_sqlite_url_do_not_matter(tmp_path):
         ("sqlite:///:memory:", {}),
         ("sqlite:///file::memory:?cache=shared&uri=true", {}),
         ("sqlite:///file:named?mode=memory&cache=shared&uri=true", {"poolclass": StaticPool}),
-        ("sqlite:///looks/like/a/file.db", {"creator": lambda: sqlite3.connect(":memory:")}),
+        ("sqlite:///file:/named?vfs=memdb&uri=true", {}),
     ],
 )
 def test_an_sqlite_engine_in_memory_is_refused(url, further):
@@ -250,13 +355,6 @@ def test_an_sqlite_engine_in_memory_is_refused(url, further):
         Outbox(engine)
     assert told.value.args[0].code() == KafkaError._INVALID_ARG
     engine.dispose()
-
-
-def test_an_sqlite_engine_that_does_not_say_where_it_leads_is_refused(tmp_path):
-    missing = tmp_path / "missing" / "shop.db"
-    engine = create_engine("sqlite:///shop.db", creator=lambda: sqlite3.connect(missing))
-    with pytest.raises(KafkaException, match="from the file's URL"):
-        Outbox(engine)
 
 
 def test_nothing_is_opened_to_know_where_a_relative_path_leads(tmp_path, monkeypatch):
@@ -296,14 +394,12 @@ def test_an_async_engines_relative_path_leads_to_the_same_file_wherever_the_proc
     assert list(Path().iterdir()) == []
 
 
-def test_an_async_sqlite_engine_with_a_way_of_its_own_is_refused(tmp_path):
+def test_an_async_sqlite_engine_with_a_way_of_its_own_is_refused_and_its_uri_is_understood(tmp_path):
     pytest.importorskip("greenlet")
     aiosqlite = pytest.importorskip("aiosqlite")
     from sqlalchemy.ext.asyncio import create_async_engine
 
-    for engine in (
-        create_async_engine("sqlite+aiosqlite://", async_creator=lambda: aiosqlite.connect(tmp_path / "shop.db")),
-        create_async_engine(f"sqlite+aiosqlite:///file:{tmp_path / 'shop.db'}?uri=true"),
-    ):
-        with pytest.raises(KafkaException, match="from the file's URL"):
-            Outbox(engine)
+    path = tmp_path / "shop.db"
+    with pytest.raises(KafkaException, match="from the file's URL"):
+        Outbox(create_async_engine("sqlite+aiosqlite://", async_creator=lambda: aiosqlite.connect(path)))
+    assert str(path) in repr(Outbox(create_async_engine(f"sqlite+aiosqlite:///file:{path}?uri=true"), sequencer=False))

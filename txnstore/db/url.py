@@ -35,8 +35,10 @@ _HOSTS_AND_PORTS: Final = re.compile(
 
 #: Parts of a PostgreSQL URL that libpq also takes as options after the question mark.
 _PARTS: Final = {"user": "username", "password": "password", "dbname": "database"}
-#: Options that hold a secret; SQLAlchemy would show them in the engine's text form.
-_SECRET_OPTIONS: Final = ("sslpassword",)
+#: Options that hold a secret, whether or not this version of libpq knows them and says so.
+_SECRET_OPTIONS: Final = frozenset(
+    {"oauth_client_secret", "password", "scram_client_key", "scram_server_key", "sslpassword"}
+)
 #: Options that may come several times: one for each server.
 _OPTIONS_BY_HOST: Final = frozenset({"host", "port"})
 _PORT_MAX: Final = 65535
@@ -115,6 +117,14 @@ def parse_url(text: object) -> DatabaseUrl:
     return _parse_sqlite(url) if kind == "sqlite" else _parse_postgresql(url, text)
 
 
+def secret_option_names() -> frozenset[str]:
+    """Return which options of libpq hold a secret: those that it asks programs to hide, and those known here."""
+    # Slow to import, and not needed for SQLite.
+    from psycopg.pq import Conninfo
+
+    return _SECRET_OPTIONS | {option.keyword.decode() for option in Conninfo.get_defaults() if option.dispchar == b"*"}
+
+
 def _parts_to_show(url: URL) -> Iterator[str]:
     for part in (url.username, url.host, url.database, *url.query.values()):
         yield from (part,) if isinstance(part, str) else part or ()
@@ -144,7 +154,8 @@ def _parse_postgresql(url: URL, text: str) -> DatabaseUrl:
         raise InvalidUrl(f"the port in the PostgreSQL URL is not one of 1 to {_PORT_MAX}")
     url = _with_socket_as_option(url)
     _check_options(url)
-    secrets = {name: str(url.query[name]) for name in _SECRET_OPTIONS if name in url.query}
+    # SQLAlchemy would show them in the engine's text form.
+    secrets = {name: str(url.query[name]) for name in secret_option_names() if name in url.query}
     return DatabaseUrl("postgresql", url.difference_update_query(secrets), secrets)
 
 

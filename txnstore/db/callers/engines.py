@@ -10,21 +10,24 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, Final
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import Conninfo
 from sqlalchemy import URL, Engine
+from sqlalchemy.exc import MissingGreenlet
 
-from txnstore.db.url import CurrentOptions
+from txnstore.db.url import CurrentOptions, secret_option_names
 from txnstore.errors import InvalidUrl
 
 #: The module of the function that a pool calls for a connection, unless the application has one of its own.
 _SQLALCHEMYS_OWN: Final = "sqlalchemy.engine.create"
-_IN_MEMORY: Final = (None, "", ":memory:")
+_IN_MEMORY: Final = ("", ":memory:")
 #: The files of an SQLite connection: number, name, path.
 FILES: Final = "PRAGMA database_list"
 
@@ -50,8 +53,6 @@ _WITHOUT_MEANING: Final = frozenset(
         "timeout",
     }
 )
-#: They stand in no URL of ours: whoever connects asks for them.
-_SECRETS: Final = ("password", "sslpassword")
 #: All of it as one text, in libpq's form.
 _AS_TEXT: Final = ("conninfo", "dsn")
 #: Text is Unicode on our connections, whatever it is on the application's.
@@ -60,8 +61,14 @@ _OURS: Final = "client_encoding"
 _MAKES_ITS_OWN: Final = (
     "the engine makes its connections by a function of the application's own (creator, async_creator or pool), by"
     " which txnstore can make none: let a do_connect listener of the engine, or its connect_args, say what the driver"
-    " is to be given, or make the outbox from the database's URL"
+    " is to be given, or"
 )
+_LISTENER: Final = "a do_connect listener of the engine"
+#: What else to do, by the kind of the database.
+_FROM_ITS_URL: Final = {
+    "postgresql": "make the outbox from the database's URL",
+    "sqlite": "make the outbox from the file's URL, sqlite:////path/to/file.db",
+}
 
 
 def address_of_engine(engine: Engine) -> tuple[str, CurrentOptions | None]:
@@ -75,16 +82,14 @@ def address_of_engine(engine: Engine) -> tuple[str, CurrentOptions | None]:
         return _url_of_file(engine), None
     if kind != "postgresql":
         raise InvalidUrl(f"an outbox is on PostgreSQL or SQLite, not on {kind}")
-    given = _given_to_driver(engine)
-    if given is None:
-        raise InvalidUrl(_MAKES_ITS_OWN)
-    return _url_of_options(_for_libpq(engine, *given)), partial(_current_options, engine)
+    return _url_of_options(_for_libpq(engine, *_given_to_driver(engine))), partial(_current_options, engine)
 
 
 def database_of_engine(engine: Engine) -> str | None:
     """Return the name of the engine's PostgreSQL database, as far as it is known without asking anybody."""
-    given = _given_to_driver(engine)
-    options: Mapping[str, Any] = given[1] if given is not None else {}
+    options: Mapping[str, Any] = {}
+    with suppress(InvalidUrl):
+        _, options = _given_to_driver(engine)
     return options.get("dbname") or options.get("database") or engine.url.database
 
 
@@ -93,34 +98,50 @@ def main_file(rows: Iterable[Sequence[Any]]) -> str | None:
     return next((row[2] for row in rows if row[1] == "main"), None)
 
 
-def _given_to_driver(engine: Engine) -> tuple[list[Any], dict[str, Any]] | None:
-    """Return the arguments that the engine's driver is given, but for the listeners; None: the application connects.
+def _given_to_driver(engine: Engine) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments that the engine's driver is given, but for the listeners.
 
     SQLAlchemy keeps them in the function that makes connections.  A listener of ours would hear them as well, but to
     add one to an engine in use makes other threads fail that are connecting.
+
+    Raises:
+        InvalidUrl: the application connects, or SQLAlchemy keeps them elsewhere.
     """
-    creator = engine.pool._creator  # noqa: SLF001 - see above
-    if getattr(creator, "__module__", None) != _SQLALCHEMYS_OWN:
-        return None
-    kept = inspect.getclosurevars(creator).nonlocals
+    creator = getattr(engine.pool, "_creator", None)
+    instead = _FROM_ITS_URL[engine.dialect.name]
+    if creator is not None and getattr(creator, "__module__", None) != _SQLALCHEMYS_OWN:
+        raise InvalidUrl(f"{_MAKES_ITS_OWN} {instead}")
+    kept = inspect.getclosurevars(creator).nonlocals if inspect.isfunction(creator) else {}
+    if not {"cargs_tup", "cparams"} <= kept.keys():
+        raise InvalidUrl(f"this version of SQLAlchemy does not show what an engine gives its driver: {instead}")
     return list(kept["cargs_tup"]), dict(kept["cparams"])
+
+
+def _given_now(engine: Engine) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments that the engine would give its driver now, with what its listeners make of them.
+
+    Raises:
+        InvalidUrl: see above; or a listener connects, or awaits.
+    """
+    arguments, options = _given_to_driver(engine)
+    instead = _FROM_ITS_URL[engine.dialect.name]
+    for listener in engine.dialect.dispatch.do_connect:
+        try:
+            made = listener(engine.dialect, SimpleNamespace(info={}), arguments, options)
+        except MissingGreenlet:
+            raise InvalidUrl(f"{_LISTENER} awaits, where only the engine itself can: {instead}") from None
+        if made is not None:
+            # Left as it is: it may be one that the application has in use.
+            raise InvalidUrl(
+                f"{_LISTENER} returns a connection of its own, which txnstore cannot use: let it change the parameters"
+                f" that it is given instead, or {instead}"
+            )
+    return arguments, options
 
 
 def _current_options(engine: Engine) -> Mapping[str, str]:
     """Return what the engine would give its driver now."""
-    given = _given_to_driver(engine)
-    assert given is not None, "it has been looked at before"
-    arguments, options = given
-    for listener in engine.dialect.dispatch.do_connect:
-        made = listener(engine.dialect, None, arguments, options)
-        if made is not None:
-            with suppress(Exception):
-                made.close()
-            raise InvalidUrl(
-                "a do_connect listener of the engine returns a connection of its own, which txnstore cannot use: let it"
-                " change the parameters that it is given instead, or make the outbox from the database's URL"
-            )
-    return _for_libpq(engine, arguments, options)
+    return _for_libpq(engine, *_given_now(engine))
 
 
 def _for_libpq(engine: Engine, arguments: Sequence[Any], options: Mapping[str, Any]) -> dict[str, str]:
@@ -137,7 +158,7 @@ def _for_libpq(engine: Engine, arguments: Sequence[Any], options: Mapping[str, A
         name = given_name if driver in _LIBPQ_DRIVERS else _NAMES.get(given_name, given_name)
         if value is None or name in (_OURS, *_AS_TEXT):
             continue
-        text = _text_of(value)
+        text = "disable" if value is False and given_name == "ssl" else _text_of(value)
         if name in known and text is not None:
             found[name] = text
         elif name in known or (driver not in _LIBPQ_DRIVERS and name not in _WITHOUT_MEANING):
@@ -161,20 +182,23 @@ def _text_of(value: object) -> str | None:
 
 def _url_of_options(options: dict[str, str]) -> str:
     """Return the URL without a secret; several hosts, and folders of sockets, are among its options."""
-    rest = {name: value for name, value in options.items() if name not in _SECRETS}
+    secrets = secret_option_names()
+    rest = {name: value for name, value in options.items() if name not in secrets}
     parts: dict[str, Any] = {"username": rest.pop("user", None), "database": rest.pop("dbname", None)}
     if rest.get("host", ",").isprintable() and not set(rest.get("host", ",")) & set(",/@"):
         parts["host"] = rest.pop("host")
-        if "port" in rest:
+        port = rest.get("port", "")
+        if port.isascii() and port.isdigit():
             parts["port"] = int(rest.pop("port"))
     return URL.create("postgresql", **parts, query=rest).render_as_string(hide_password=False)
 
 
 def _url_of_file(engine: Engine) -> str:
-    given = None if [*engine.dialect.dispatch.do_connect] else _given_to_driver(engine)
-    file: str | None = None if given is None else given[0][0]
-    if file is None or file.startswith("file:"):
-        file = _opened_file(engine)
+    arguments, options = _given_now(engine)
+    # SQLAlchemy has made it absolute where the engine was made.
+    file = os.fsdecode((*arguments, options.get("database") or "")[0])
+    if options.get("uri"):
+        file = _file_of_uri(file)
     if file in _IN_MEMORY:
         raise InvalidUrl(
             "the engine's database is in its own memory, where no consumer can read it; an outbox needs a file"
@@ -183,19 +207,11 @@ def _url_of_file(engine: Engine) -> str:
     return URL.create("sqlite", database=file if file.isprintable() else engine.url.database).render_as_string()
 
 
-def _opened_file(engine: Engine) -> str:
-    """Return the file that the application's own function opens; the connections that it has open are left alone."""
-    pool = engine.pool.recreate()
-    try:
-        if not engine.dialect.is_async:
-            with closing(pool.connect()) as connection, closing(connection.cursor()) as cursor:
-                cursor.execute(FILES)
-                return main_file(cursor.fetchall()) or ""
-    except engine.dialect.loaded_dbapi.Error:
-        pass
-    finally:
-        pool.dispose()
-    raise InvalidUrl(
-        "the engine has a way of its own to open an SQLite file, and does not say now which one that is: make the"
-        " outbox from the file's URL, sqlite:////path/to/file.db"
-    )
+def _file_of_uri(text: str) -> str:
+    """Return the file that SQLite opens for this text, where it may be a URI: https://www.sqlite.org/uri.html."""
+    if not text.startswith("file:"):
+        return text
+    uri = urlsplit(text)
+    options = parse_qs(uri.query)
+    is_in_memory = options.get("mode") == ["memory"] or options.get("vfs") == ["memdb"]
+    return "" if is_in_memory else unquote(uri.path)

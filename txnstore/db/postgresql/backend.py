@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import struct
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 import psycopg
@@ -311,8 +311,8 @@ class PostgreSQLBackend:
             use_native_hstore=False,
             connect_args=connect_arguments(url),
         )
-        if (current_options := url.current_options) is not None:
-            event.listen(engine, "do_connect", lambda _dialect, _record, _, given: given.update(current_options()))
+        if url.current_options is not None:
+            event.listen(engine, "do_connect", lambda _dialect, _record, _, given: given.update(_current_options(url)))
         engine.dialect.store_schema = schema  # type: ignore[attr-defined]  # our own dialect class
         engine.dialect.clock = clock  # type: ignore[attr-defined]  # our own dialect class
         # For `store.make_durable`.
@@ -606,13 +606,29 @@ def connect_driver(url: DatabaseUrl) -> PostgreSQLConnection:
     dialect: Any = StorePostgreSQLDialect
     _, options = dialect().create_connect_args(url.url)
     options |= connect_arguments(url)
-    if url.current_options is not None:
-        try:
-            options |= url.current_options()
-        except Exception as error:
-            # Of the application's, where a password is fetched, say: threads of ours go on, and try again.
-            raise psycopg.OperationalError(f"what to connect with is not known ({type(error).__name__})") from error
+    try:
+        options |= _current_options(url)
+    except TxnStoreError as error:
+        # Threads of ours go on, and try again.
+        raise psycopg.OperationalError(str(error)) from error
     return PostgreSQLConnection.connect(**options, autocommit=True)
+
+
+def _current_options(url: DatabaseUrl) -> Mapping[str, str]:
+    """Return what a connection that is made now is given besides the URL.
+
+    Raises:
+        StoreUnavailable: the application does not know it now.
+        InvalidUrl: it is nothing that helps.
+    """
+    try:
+        return url.current_options() if url.current_options is not None else {}
+    except TxnStoreError:
+        raise
+    except Exception as error:
+        # Of the application's, where a password is fetched, say: it is as if the database were away.
+        what = f"the application's engine does not say what to connect with ({type(error).__name__})"
+        raise StoreUnavailable(f"{what}; nothing was changed") from error
 
 
 def _beginning(driver: PostgreSQLConnection, access: Access, limits: Limits) -> str:
