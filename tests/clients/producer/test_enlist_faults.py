@@ -6,9 +6,12 @@ import itertools
 import random
 import sqlite3
 import time
+from typing import Any
 
 import psycopg
 import pytest
+from sqlalchemy import Connection
+from sqlalchemy.orm import Session
 
 from tests.clients.callers import calling, ledger_of, make_ledger
 from tests.clients.consumer.log_writer import eventually
@@ -26,6 +29,7 @@ from txnstore import OFFSET_INVALID, Consumer, KafkaError, Producer
 from txnstore.clients.producer import enlistment as enlisted_transactions
 from txnstore.db import store as stores
 from txnstore.db.callers import connections as joined_cursors
+from txnstore.db.callers.connections import callers_connection
 from txnstore.db.callers.enlisted import EnlistedConnection
 from txnstore.db.opening import open_store
 from txnstore.testing.invariants import assert_sound
@@ -215,6 +219,36 @@ def test_an_interrupt_in_the_commit_leaves_it_to_be_asked_for_again(begun, bank,
         begun.abort_transaction(PATIENCE_SECONDS)
         assert found(bank) == NOTHING
     begun.begin_transaction()
+
+
+@pytest.mark.parametrize("kind", ["core", "orm"])
+@pytest.mark.parametrize("side", ["before", "after"])
+def test_what_is_begun_after_a_connection_was_dropped_is_not_dropped(bank, monkeypatch, kind, side):
+    """An interrupt comes as it is dropped, so that the producer does it again later."""
+    owner: Any = Connection if kind == "core" else Session
+    invalidate = owner.invalidate
+
+    def interrupted(*arguments):
+        if side == "after":
+            invalidate(*arguments)
+        raise KeyboardInterrupt
+
+    with open_store(bank) as store, calling(bank, kind) as caller:
+        caller.write("lost")
+        taken = EnlistedConnection(store, callers_connection(caller.given), AssertionError)
+        taken.take()
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, "invalidate", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                taken.abandon()
+        if side == "before":
+            taken.abandon()
+            assert taken.callers.is_given_up
+        caller.rollback()
+        caller.write("since")
+        taken.abandon()
+        caller.commit()
+    assert ledger_of(bank) == ["since"]
 
 
 # --- the disk ---------------------------------------------------------------------------------------------------------

@@ -143,7 +143,7 @@ class EnlistedConnection:
         self._name = ""
         # The thread that lets go may be another than the one that commits.
         self._lock = threading.Lock()
-        self._is_committing = self._is_let_go = self._is_abandoned = False
+        self._is_committing = self._is_let_go = self._was_abandoned = False
 
     def take(self) -> None:
         """Begin the database transaction if it is not open yet, remember it, and refuse the caller's endings.
@@ -244,12 +244,15 @@ class EnlistedConnection:
             self._roll_back()
 
     def abandon(self) -> None:
-        """Give the connection back after its COMMIT has got lost: nothing on it counts any more; done once."""
-        if self._is_abandoned:
-            # By now its owner may have begun something else on it.
-            return
+        """Give the connection back after its COMMIT has got lost: nothing on it counts any more.
+
+        A second call, after an interrupt, drops what the first one has not: never what the owner has begun since.
+        """
+        was_begun, self._was_abandoned = self._was_abandoned, True
         self._guards.remove()
         callers = self.callers
+        if was_begun and callers.is_given_up:
+            return
         with contextlib.suppress(SQLAlchemyError, psycopg.Error, sqlite3.Error):
             if callers.session is not None:
                 callers.session.invalidate()
@@ -259,7 +262,6 @@ class EnlistedConnection:
                     transaction.rollback()
             else:
                 callers.driver.close()
-        self._is_abandoned = True
 
     def let_go(self) -> None:
         """Give the connection back as it is: its owner ends what is open on it.
