@@ -176,6 +176,18 @@ class _IntactFuture(Future[Any]):
     def __init__(self) -> None:
         super().__init__()
         self._condition = Condition()
+        self._has_called_back = False
+
+    def tell_again(self) -> None:
+        """Wake whoever waits, and call back unless that has begun: it is done, but an error came as that was told."""
+        with self._condition:
+            self._condition.notify_all()
+        if not self._has_called_back:
+            self._invoke_callbacks()
+
+    def _invoke_callbacks(self) -> None:
+        self._has_called_back = True
+        super()._invoke_callbacks()  # type: ignore[misc]  # the standard library's own
 
 
 def new_future() -> Future[Any]:
@@ -191,9 +203,11 @@ def give(future: Future[Any], set_it: Callable[[Any], None], outcome: object) ->
     try:
         set_it(outcome)
     except Exception:  # noqa: BLE001 - see above
-        if future.done():
+        if not future.done():
+            set_it(outcome)
             return
-        set_it(outcome)
+        if isinstance(future, _IntactFuture):
+            future.tell_again()
 
 
 def to_its_end(work: Callable[[], None]) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
-from txnstore.deadline import WAIT_SECONDS_MAX, result_within, wait_within
+from tests.clients.consumer.log_writer import eventually
+from tests.clients.steps import PATIENCE_SECONDS
+from txnstore.deadline import WAIT_SECONDS_MAX, give, new_future, result_within, wait_within
 
 PIECES = 3
 
@@ -74,3 +77,39 @@ def test_a_change_that_does_not_come_in_time_is_none():
     changed = threading.Condition()
     with changed:
         assert not wait_within(changed, lambda: False, 0.01)
+
+
+def test_who_waits_for_a_result_is_woken_though_that_failed_at_first(monkeypatch):
+    """The future has it by then."""
+    future, heard = new_future(), list[Any]()
+    future.add_done_callback(heard.append)
+    waiter = threading.Thread(target=lambda: heard.append(future.result()), daemon=True)
+    waiter.start()
+    condition: Any = future._condition
+    eventually(lambda: condition._waiters)
+    notify_all = condition.notify_all
+
+    def failing():
+        monkeypatch.undo()
+        assert future._state == "FINISHED"
+        raise MemoryError
+
+    monkeypatch.setattr(condition, "notify_all", failing)
+    give(future, future.set_result, "result")
+    waiter.join(PATIENCE_SECONDS)
+    assert sorted(heard, key=str) == sorted([future, "result"], key=str)
+    assert condition.notify_all == notify_all
+
+
+def test_who_was_told_of_a_result_is_not_told_again_though_another_could_not_be(monkeypatch):
+    future, heard = new_future(), list[Any]()
+    future.add_done_callback(heard.append)
+    future.add_done_callback(lambda _: 1 / 0)
+
+    def failing(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("concurrent.futures._base.LOGGER.exception", failing)
+    give(future, future.set_result, "result")
+    assert heard == [future]
+    assert future.result(0) == "result"

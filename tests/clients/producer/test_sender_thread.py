@@ -347,6 +347,51 @@ def test_an_error_is_told_though_there_was_no_memory_for_it_at_first(thread, mon
     assert refused == ["set_exception"]
 
 
+def test_a_job_that_cannot_be_told_of_the_end_leaves_no_other_one_untold(thread, monkeypatch):
+    may_end, ended = threading.Event(), threading.Event()
+    thread.at_end.append(ended.set)
+    thread.submit(lambda: may_end.wait(PATIENCE_SECONDS))
+    futures = [thread.submit(lambda: None) for _ in range(2)]
+    refuse = Future.set_exception
+
+    def failing(future, error):
+        if future is futures[0]:
+            raise MemoryError
+        refuse(future, error)
+
+    monkeypatch.setattr(Future, "set_exception", failing)
+    thread.stop(0)
+    may_end.set()
+    with pytest.raises(SenderStopped):
+        futures[1].result(PATIENCE_SECONDS)
+    assert ended.wait(PATIENCE_SECONDS)
+
+
+def test_after_mistakes_that_are_over_the_next_pause_is_a_short_one_again(thread):
+    """Also where nothing is asked of a database on this thread; its own pauses are another matter."""
+    failed = threading.Event()
+
+    class Mistaken(Timed):
+        tries = 0
+
+        def due_seconds(self, now_seconds):
+            return now_seconds if self.tries < 3 else None
+
+        def run(self):
+            self.tries += 1
+            if self.tries == 3:
+                failed.set()
+            raise ZeroDivisionError
+
+    thread.timed_work.append(Mistaken())
+    thread.start()
+    assert failed.wait(PATIENCE_SECONDS)
+    for _ in range(2):
+        # What the first one leaves behind is seen by the second one.
+        is_pausing = thread.submit(lambda: thread._after_mistakes.is_pausing).result(PATIENCE_SECONDS)
+    assert (is_pausing, thread.backoff.is_pausing) == (False, False)
+
+
 def test_what_is_due_is_not_asked_for_without_a_pause_while_that_fails(thread, monkeypatch):
     pauses = []
     may_stop = threading.Event()
@@ -355,8 +400,8 @@ def test_what_is_due_is_not_asked_for_without_a_pause_while_that_fails(thread, m
         def due_seconds(self, now_seconds):
             raise ZeroDivisionError
 
-    def pause():
-        pauses.append(thread.backoff.is_pausing)
+    def pause(*, backoff):
+        pauses.append(backoff.is_pausing)
         if len(pauses) == 3:
             thread.timed_work.clear()
             may_stop.set()
@@ -378,8 +423,8 @@ def test_what_fails_each_time_is_not_done_again_without_a_pause(thread, monkeypa
         tries.append(1)
         raise ZeroDivisionError
 
-    def pause():
-        pauses.append((thread.backoff.is_pausing, len(tries)))
+    def pause(*, backoff):
+        pauses.append((backoff.is_pausing, len(tries)))
         if len(pauses) == 3:
             thread.timed_work.clear()
             monkeypatch.undo()

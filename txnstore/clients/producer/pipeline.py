@@ -19,7 +19,7 @@ from txnstore.clients.producer.requests import TRY_TIMEOUT_MS, ProduceRequest
 from txnstore.clients.producer.sender import RECORD_ERRORS, REQUEST_BYTES_MAX
 from txnstore.clients.producer.state import CLOSED_TEXT, TransactionCall, TransactionStage, transaction_error_of
 from txnstore.clients.producer.thread import SenderStopped
-from txnstore.deadline import give, wait_within
+from txnstore.deadline import give, new_future, wait_within
 from txnstore.errors import TxnStoreError
 from txnstore.model import GroupMembership, ProducerIdentity
 from txnstore.transactions.outcome import Ended
@@ -41,7 +41,7 @@ TOGETHER_BYTES_MAX: Final = 1024 * 1024
 class SealedTransaction:
     """All of a transaction that nothing is added to any more, and the answer for those who await its commit."""
 
-    future: Future[None] = field(default_factory=Future)
+    future: Future[None] = field(default_factory=new_future)
     queues: dict[tuple[str, int], PartitionQueue] = field(default_factory=dict)
     offsets: dict[GroupMembership, SentOffsets] = field(default_factory=dict)
     batches: list[Batch] = field(default_factory=list)

@@ -213,6 +213,8 @@ class SenderThread:
         )
         """The pauses between its tries."""
 
+        #: Those after what nobody foresaw: nothing is tried meanwhile, whatever it is about.
+        self._after_mistakes = self.backoff.another()
         self._report_trouble = report_trouble
         self.timed_work: list[TimedWork] = []
         """What becomes due by itself; the first that is due goes first."""
@@ -334,7 +336,7 @@ class SenderThread:
                 return answer
             self.pause()
 
-    def pause(self, until: Callable[[], bool] = lambda: False) -> None:
+    def pause(self, until: Callable[[], bool] = lambda: False, *, backoff: Backoff | None = None) -> None:
         """Wait until the next try, as the last one wants it, or until there is no use in waiting.
 
         Raises:
@@ -342,7 +344,7 @@ class SenderThread:
         """
         with self.alarm.lock:
             while not self._is_stopping:
-                not_before_seconds = self.backoff.not_before_seconds
+                not_before_seconds = (backoff or self.backoff).not_before_seconds
                 if not_before_seconds <= time.monotonic() or until():
                     return
                 self.alarm.sleep(not_before_seconds)
@@ -378,19 +380,21 @@ class SenderThread:
             try:
                 if has_failed:
                     # Whatever it was, it may be due at once again, and fail again.
-                    self.pause()
+                    self.pause(backoff=self._after_mistakes)
                 has_failed = True
                 work = self._next_work()
                 if work is None:
                     break
                 work()
                 has_failed = False
+                if self._after_mistakes.is_pausing:
+                    self._after_mistakes.succeeded()
             except SenderStopped:
                 break
             except Exception:  # noqa: BLE001 - a mistake of ours is logged, and the records are not lost by it
                 # Whatever else fails here: nobody would do any work any more.
                 with contextlib.suppress(Exception):
-                    self.backoff.back_off()
+                    self._after_mistakes.back_off()
                     _log.exception(
                         "%s failed; it goes on",
                         self._thread.name,
@@ -441,8 +445,10 @@ class SenderThread:
             jobs = list(self._jobs)
             self._jobs.clear()
         for future, _ in jobs:
-            if _is_wanted(future):
-                give(future, future.set_exception, SenderStopped())
+            # Whatever fails as one is told, the others are told, too.
+            with contextlib.suppress(Exception):
+                if _is_wanted(future):
+                    give(future, future.set_exception, SenderStopped())
 
 
 def _is_wanted(future: Future[Any]) -> bool:
