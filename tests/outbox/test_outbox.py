@@ -20,6 +20,7 @@ from tests.outbox.conftest import engine_url, plain_connection
 from tests.outbox.steps import records, values, waiting
 from txnstore import Consumer, KafkaError, KafkaException, Outbox
 from txnstore.clients.consumer import fetcher
+from txnstore.db.callers.engines import FILES
 from txnstore.db.opening import open_store
 from txnstore.db.store import Store
 from txnstore.errors import PermissionDenied, StoreBusy, StoreUnavailable
@@ -174,8 +175,13 @@ def test_one_statement_and_nothing_else_runs_on_the_callers_connection(url, engi
         event.listen(connection, "before_cursor_execute", lambda *arguments: seen.append(arguments[2]))
         outbox.produce(connection, "t", b"v")
         outbox.produce_all(connection, [{"topic": "t"}, {"topic": "t"}])
-        assert len(seen) == 2
-        assert all(statement.startswith("INSERT INTO") for statement in seen)
+        # On SQLite it is asked before which file it has open: that begins nothing.
+        asked, inserts = seen[0::2], seen[1::2]
+        if not url.startswith("sqlite"):
+            asked, inserts = [], seen
+        assert set(asked) <= {FILES}
+        assert len(inserts) == 2
+        assert all(statement.startswith("INSERT INTO") for statement in inserts)
 
 
 # --- the thread -------------------------------------------------------------------------------------------------------
