@@ -5,20 +5,25 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from sqlalchemy import Connection, select, update
 from typer.testing import CliRunner
 
-from tests.cluster.conftest import Bench
+from tests.cluster.conftest import Bench, Site
+from txnstore import KafkaException
 from txnstore.admin import AdminClient
 from txnstore.cli.output import FAILED
 from txnstore.cli.program import NAMES, program_with
 from txnstore.db.cluster.membership import read_databases
+from txnstore.db.opening import open_store
 from txnstore.db.schema import databases, stores
+from txnstore.db.store import Store
 from txnstore.errors import StoreClosed, StoreCopied, TxnStoreError, WrongCluster
 from txnstore.groups.offsets import commit_offsets
 from txnstore.log.append import Append, append
+from txnstore.log.cluster_topics import create_topic, delete_topic
 from txnstore.log.codec import encode
 from txnstore.model import GroupMembership, OffsetAndMetadata, ProducerIdentity, Record
 from txnstore.transactions.listing import hanging_in_cluster
@@ -114,3 +119,32 @@ def test_lists_show_what_the_others_have_and_say_who_refuses(
         assert shown.exit_code == FAILED, (command, shown.output)
         assert len(json.loads(shown.stdout)) == count, command
         assert "second" in shown.stderr
+
+
+def lead_elsewhere(monkeypatch: pytest.MonkeyPatch, site: Site) -> None:
+    """Let the second URL lead to a stranger for whoever opens the list from now on; nobody else notices."""
+    stranger, (_, second, _) = site.new("stranger"), site.urls
+
+    def open_what_is_there(url: str, **options: Any) -> Store:
+        return open_store(stranger if url == second else url, **options)
+
+    monkeypatch.setattr("txnstore.db.cluster.cluster.open_store", open_what_is_there)
+
+
+def test_a_topic_in_use_is_not_deleted_by_a_client_that_only_its_own_wrong_url_keeps_from_knowing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+):
+    topic = create_topic(bench.cluster, "shop", config={"txnstore.placement": bench.cluster.label_of(1)})
+    producer = bench.producer_at(2)
+    producer.send(topic.partition_ids[0], b"a")
+    lead_elsewhere(monkeypatch, bench.site)
+    urls = ",".join(bench.site.urls)
+    with bench.site.open() as cluster, pytest.raises(WrongCluster, match=r"second.*is not the one"):
+        delete_topic(cluster, "shop")
+    shown = CliRunner().invoke(program_with(NAMES), ["--url", urls, "topics", "delete", "shop", "--yes"])
+    assert isinstance(shown.exception, WrongCluster)
+    with AdminClient({"bootstrap.servers": urls}) as admin, pytest.raises(KafkaException, match="second"):
+        admin.delete_topics(["shop"])["shop"].result(PATIENCE_SECONDS)
+    producer.end(commit=True)
+    assert bench.read(topic.partition_ids[0]) == [b"a"]
+    delete_topic(bench.cluster, "shop")

@@ -16,7 +16,7 @@ from txnstore.db.cluster import catalogue as settings
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.cluster.membership import CONTROLLER_ID
 from txnstore.db.store import Store
-from txnstore.errors import InvalidTransactionState
+from txnstore.errors import InvalidTransactionState, MissingMember, StoreUnavailable
 from txnstore.log import topics
 from txnstore.log.deleting import purge_soon
 from txnstore.log.topics import Topic
@@ -82,7 +82,7 @@ def delete_topic(cluster: Cluster, name: str, *, retry_timeout_ms: int | None = 
 
     Raises:
         InvalidTransactionState: an open transaction has written to it, as far as coordinators can be asked.
-        TxnStoreError: see `topics.delete_topic`.
+        TxnStoreError: one of them refuses; see also `topics.delete_topic`.
     """
     if not cluster.is_alone:
         topic = cluster.controller.read(lambda connection: topics.get_topic(connection, name))
@@ -134,6 +134,7 @@ def refuse_if_in_use(cluster: Cluster, partition_ids: Collection[int]) -> None:
 
     Raises:
         InvalidTransactionState: there is such a transaction.
+        TxnStoreError: a database refuses to be asked.
     """
     for store, holder in cluster.read_all(partial(topics.holder_of, partition_ids=list(partition_ids))):
         # The controller looks by itself, under its locks.
@@ -141,6 +142,10 @@ def refuse_if_in_use(cluster: Cluster, partition_ids: Collection[int]) -> None:
             raise InvalidTransactionState(
                 f"an open transaction of {holder[:80]!r} has written to the topic; end it first, then delete the topic"
             )
+    for error in cluster.left_out.values():
+        # It may refuse this client alone, whose list has a wrong URL, while everybody else works with it.
+        if not isinstance(error, StoreUnavailable | MissingMember):
+            raise error
 
 
 def _learned(cluster: Cluster, topic: Topic) -> Topic:
