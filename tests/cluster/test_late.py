@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from tests.cluster.conftest import Bench, Site
-from txnstore.db.cluster.cluster import Locality
+from txnstore.db.cluster.locality import Locality
 from txnstore.errors import InvalidProducerEpoch, OutcomeUnknown, TxnStoreError
 from txnstore.groups.offsets_from_elsewhere import (
     EndedElsewhere,

@@ -13,7 +13,7 @@ from tests.cluster.conftest import Bench, Producer, down
 from tests.tools.crashes import is_commit
 from tests.tools.lists import be_many
 from txnstore.db.backend import Subjects
-from txnstore.db.cluster.cluster import Locality
+from txnstore.db.cluster.locality import Locality
 from txnstore.db.schema import (
     offset_producers,
     pending_group_offsets,

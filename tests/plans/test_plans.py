@@ -36,7 +36,8 @@ from tests.transactions.bench import sent_offsets
 from txnstore import Consumer, ConsumerGroupTopicPartitions, Producer, TopicCollection, TopicPartition
 from txnstore.admin import AdminClient, OffsetSpec
 from txnstore.db.backend import Subjects
-from txnstore.db.cluster.cluster import Cluster, Locality
+from txnstore.db.cluster.cluster import Cluster
+from txnstore.db.cluster.locality import Locality
 from txnstore.db.portions import Portions
 from txnstore.db.schema import transactions
 from txnstore.db.statements import HotStatement

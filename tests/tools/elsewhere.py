@@ -12,7 +12,8 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from txnstore.db.cluster.cluster import Cluster, Locality
+from txnstore.db.cluster.cluster import Cluster
+from txnstore.db.cluster.locality import Locality
 from txnstore.db.store import Store
 from txnstore.model import ProducerIdentity
 from txnstore.transactions.transaction import LockedTransaction

@@ -15,7 +15,8 @@ from typing import Final
 
 from sqlalchemy import Connection, bindparam, select, union_all
 
-from txnstore.db.cluster.cluster import Cluster, Locality, several
+from txnstore.db.cluster.cluster import Cluster, several
+from txnstore.db.cluster.locality import Locality
 from txnstore.db.cluster.membership import coordinator_of_producer
 from txnstore.db.identity import check_not_standby
 from txnstore.db.portions import Portions

@@ -14,7 +14,8 @@ from typing import Final
 from sqlalchemy import Connection
 
 from txnstore.db.cluster.catalogue import read_store_settings
-from txnstore.db.cluster.cluster import Cluster, Locality, several
+from txnstore.db.cluster.cluster import Cluster, several
+from txnstore.db.cluster.locality import Locality
 from txnstore.db.cluster.membership import check_lives_here
 from txnstore.db.store import Store
 from txnstore.errors import ConcurrentTransactions, InvalidRequest, OutcomeUnknown, TxnStoreError

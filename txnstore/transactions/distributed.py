@@ -15,7 +15,8 @@ from typing import Final, TypeVar
 
 from sqlalchemy import Connection
 
-from txnstore.db.cluster.cluster import Cluster, Locality, repaired
+from txnstore.db.cluster.cluster import Cluster, repaired
+from txnstore.db.cluster.locality import Locality
 from txnstore.db.store import Store, make_durable
 from txnstore.errors import (
     InvalidProducerEpoch,

@@ -20,7 +20,8 @@ from typing import Final
 
 from sqlalchemy import Connection, and_, bindparam, exists, not_, or_, select, union_all
 
-from txnstore.db.cluster.cluster import Cluster, Locality
+from txnstore.db.cluster.cluster import Cluster
+from txnstore.db.cluster.locality import Locality
 from txnstore.db.schema import transaction_log, transactions
 from txnstore.db.store import Store
 from txnstore.errors import (

@@ -17,7 +17,8 @@ from typing import Any, Final
 from sqlalchemy import BindParameter, Connection, bindparam, delete, select, tuple_
 
 from txnstore.db.cluster.catalogue import read_store_settings
-from txnstore.db.cluster.cluster import Cluster, Locality, several
+from txnstore.db.cluster.cluster import Cluster, several
+from txnstore.db.cluster.locality import Locality
 from txnstore.db.cluster.membership import coordinator_of_producer
 from txnstore.db.portions import FOUND_MAX, Portions
 from txnstore.db.schema import (

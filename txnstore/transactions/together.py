@@ -18,7 +18,8 @@ from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Connection, bindparam, delete, insert, literal, null, select, union, update
 
-from txnstore.db.cluster.cluster import Cluster, Locality, several
+from txnstore.db.cluster.cluster import Cluster, several
+from txnstore.db.cluster.locality import Locality
 from txnstore.db.ddl import Int64, String
 from txnstore.db.schema import (
     pending_markers,

@@ -28,7 +28,8 @@ from typing import Final, Self, TypeVar
 from sqlalchemy import Connection
 from sqlalchemy.util import memoized_property
 
-from txnstore.db.cluster.cluster import Cluster, Locality, several
+from txnstore.db.cluster.cluster import Cluster, several
+from txnstore.db.cluster.locality import Locality
 from txnstore.db.store import Store, make_durable, note_change
 from txnstore.errors import (
     ConcurrentTransactions,

@@ -15,7 +15,7 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Self, TypeVar
 
@@ -73,28 +73,6 @@ _LEADERS: Final = select(partitions.c.partition_id, partitions.c.leader_database
 _LISTED_TWICE: Final = "two URLs of the list lead to the database {!r}, or to a copy of it"
 
 _opened: Final[weakref.WeakSet[Cluster]] = weakref.WeakSet()
-
-
-@dataclass(frozen=True, slots=True)
-class Locality:
-    """What lives in one database of several, and what elsewhere."""
-
-    cluster: Cluster = field(repr=False)
-    database_id: int
-
-    @classmethod
-    def of(cls, store: Store, cluster: Cluster | None) -> Self | None:
-        """Return what is local to the store; None while it is alone: everything is."""
-        return None if cluster is None or cluster.is_alone else cls(cluster, store.database_id)
-
-    def partitions_elsewhere(self, connection: Connection, partition_ids: Collection[int]) -> set[int]:
-        """Return those of the partitions that live in other databases, or that this one does not know."""
-        leaders = self.cluster.known_leaders(partition_ids, connection)
-        return {number for number in partition_ids if leaders.get(number) != self.database_id}
-
-    def groups_elsewhere(self, group_ids: Iterable[str]) -> set[str]:
-        """Return those of the groups that live in other databases."""
-        return {name for name in group_ids if self.cluster.coordinator_id_of(name) != self.database_id}
 
 
 @dataclass(slots=True)
