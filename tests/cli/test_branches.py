@@ -14,6 +14,7 @@ from txnstore.errors import (
     BranchUnfinished,
     InvalidRequest,
     MissingMember,
+    PermissionDenied,
     StoreBusy,
     StoreUnavailable,
     WrongCluster,
@@ -252,15 +253,29 @@ def test_without_a_database_or_with_one_that_cannot_vote_it_is_refused(txnstore,
     ],
     ids=" ".join,
 )
-@pytest.mark.parametrize(("refusal", "code"), [(StoreUnavailable("it is away"), 75), (MissingMember("no URL"), 1)])
+@pytest.mark.parametrize(
+    ("refusal", "code", "is_open"),
+    [
+        (StoreUnavailable("it is away"), 75, False),
+        (MissingMember("no URL"), 1, False),
+        (StoreUnavailable("it went away"), 75, True),
+        (PermissionDenied("this role may not read"), 1, True),
+    ],
+)
 @pytest.mark.usefixtures("two_databases")
-def test_a_listing_says_which_database_it_has_left_out(txnstore, monkeypatch, command, refusal, code):
+def test_a_listing_says_which_database_it_has_left_out(txnstore, monkeypatch, command, refusal, code, is_open):
     own = Cluster.own
 
+    def refuse(*_):
+        raise refusal
+
     def find(cluster, database_id):
-        if database_id == 2:
+        if database_id == 2 and not is_open:
             raise refusal
-        return own(cluster, database_id)
+        store = own(cluster, database_id)
+        if database_id == 2:
+            monkeypatch.setattr(store, "_attempt", refuse)
+        return store
 
     assert txnstore(*command).code == ("abort" in command)
     monkeypatch.setattr(Cluster, "own", find)

@@ -396,11 +396,11 @@ def test_what_nobody_coordinates_hangs_and_what_is_coordinated_elsewhere_does_no
     hanging = producer.batch(bench.partition_at(3), b"x")
     bench.cluster.own(3).write(lambda connection: append(connection, [hanging], coordinated=True))
     bench.clock.advance(1_000 + HANGING_MARGIN_MS)
-    (found,) = hanging_in_cluster(bench.cluster, 900)
+    (found,) = hanging_in_cluster(bench.cluster, {}, 900)
     assert found.partition.partition == bench.topic.partition_ids.index(bench.partition_at(3))
     with bench.down(1):
         # Its coordinator would know.
-        assert hanging_in_cluster(bench.cluster, 900) == []
+        assert hanging_in_cluster(bench.cluster, {}, 900) == []
     abort_open_transaction(
         bench.cluster.own(3), OpenInPartition(bench.partition_at(3), producer.identity), bench.cluster
     )
@@ -443,7 +443,7 @@ def test_offsets_that_a_transaction_of_another_database_holds_are_named_with_the
     for group in groups:
         producer.send_offsets(group, {bench.partition_at(3): 7})
     bench.clock.advance(10)
-    held = {one.group_id: one for one in each_held(bench.cluster)}
+    held = {one.group_id: one for one in each_held(bench.cluster, {})}
     assert sorted(held) == sorted(groups)
     for one in held.values():
         assert (one.transactional_id, one.state, one.timeout_ms) == (producer.transactional_id, S.ONGOING, 60_000)
@@ -455,14 +455,14 @@ def test_offsets_that_a_transaction_of_another_database_holds_are_named_with_the
 
     stores = list(bench.cluster.stores())
     with monkeypatch.context() as patched:
-        patched.setattr(bench.cluster, "stores", lambda: iter(stores))
+        patched.setattr(bench.cluster, "stores", lambda _: iter(stores))
         patched.setattr(bench.cluster, "own", away)
-        assert {one.group_id: one.transactional_id for one in each_held(bench.cluster)} == {
+        assert {one.group_id: one.transactional_id for one in each_held(bench.cluster, {})} == {
             groups[0]: producer.transactional_id,
             groups[1]: None,
         }
     assert abort_by_administrator(bench.cluster.own(1), producer.transactional_id, cluster=bench.cluster)
-    assert list(each_held(bench.cluster)) == []
+    assert list(each_held(bench.cluster, {})) == []
 
 
 # --- late and twice --------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from typing import Any, cast
 
@@ -12,7 +13,7 @@ from tests.clients.consumer.log_writer import LogWriter
 from tests.log.test_deleting import readable, stored
 from txnstore import Consumer, KafkaError, TopicPartition
 from txnstore.db.schema import finished_transactions, partition_storage, record_batches
-from txnstore.errors import StoreReadOnly
+from txnstore.errors import StoreReadOnly, StoreUnavailable
 from txnstore.groups.offsets import commit_offsets
 from txnstore.log import deleting, retention
 from txnstore.log import partition_storage as partition_storage_module
@@ -313,13 +314,18 @@ def test_groups_hold_nothing_back_where_the_topic_does_not_say_so(log, clock):
 class OneAway:
     """A cluster of two databases, one of which is away."""
 
-    databases = (1, 2)
-
     def __init__(self, store):
         self._store = store
 
-    def stores(self):
-        return iter([self._store])
+    def stores(self, left_out):
+        left_out[2] = StoreUnavailable("it is away")
+        yield self._store
+
+    def leaving_out(self, *_):
+        return contextlib.nullcontext()
+
+    def warn_of(self, left_out):
+        assert list(left_out) == [2]
 
 
 def test_while_a_database_is_away_its_groups_may_have_read_nothing(log, clock):

@@ -516,12 +516,12 @@ def test_a_new_producer_of_the_id_decides_and_anybody_ends(bank):
 
 
 def test_what_has_ended_otherwise_is_told_though_a_database_of_the_cluster_refuses_afterwards(monkeypatch):
-    def stores():
+    def stores(left_out):
         yield SimpleNamespace(backend=PostgreSQLBackend(), url="postgresql://a/a")
-        cluster.left_out = {2: StoreBusy("locked")}
+        left_out[2] = StoreBusy("locked")
 
     store: Any = SimpleNamespace(read=lambda _: True)
-    cluster: Any = SimpleNamespace(is_alone=False, stores=stores, left_out={})
+    cluster: Any = SimpleNamespace(is_alone=False, stores=stores)
     once = BranchEndedOtherwise("told once")
     monkeypatch.setattr(recovery, "recover_branches", lambda *_: RecoveredBranches("a", failed=[once]))
     with pytest.raises(BranchEndedOtherwise, match="told once"):
@@ -531,12 +531,12 @@ def test_what_has_ended_otherwise_is_told_though_a_database_of_the_cluster_refus
 def test_a_database_of_the_cluster_that_is_away_is_still_to_be_recovered(monkeypatch):
     away = StoreUnavailable("it is away")
 
-    def stores():
+    def stores(left_out):
         yield SimpleNamespace(backend=PostgreSQLBackend(), url="postgresql://a/a")
-        cluster.left_out = {2: away}
+        left_out[2] = away
 
     store: Any = SimpleNamespace(read=lambda _: True)
-    cluster: Any = SimpleNamespace(is_alone=False, stores=stores, left_out={})
+    cluster: Any = SimpleNamespace(is_alone=False, stores=stores)
     monkeypatch.setattr(recovery, "recover_branches", lambda *_: RecoveredBranches("a"))
     with pytest.raises(StoreUnavailable, match="it is away"):
         recover_in_cluster(store, cluster)

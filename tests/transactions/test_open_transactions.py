@@ -106,12 +106,12 @@ def test_a_producer_is_named_with_its_process_and_what_frees_its_readers(url):
     options = {"bootstrap.servers": url, "transactional.id": "load-day", "client.id": "loader"}
     with Producer(options) as producer, open_cluster(url) as cluster:
         producer.init_transactions(PATIENCE_SECONDS)
-        assert list(each_open(cluster)) == []
+        assert list(each_open(cluster, {})) == []
         producer.begin_transaction()
         producer.produce("orders", b"a")
         assert producer.flush(PATIENCE_SECONDS) == 0
         store = cluster.controller
-        (one,) = each_open(cluster)
+        (one,) = each_open(cluster, {})
         (row,) = rows_of_view(store)
         assert tuple(row) == tuple(OPEN_TRANSACTIONS_COLUMNS)
         assert one.client == ClientProcess("loader", socket.gethostname(), os.getpid())
@@ -126,7 +126,7 @@ def test_a_producer_is_named_with_its_process_and_what_frees_its_readers(url):
         assert 0 <= one.age_ms <= row["open_for_ms"] < PATIENCE_SECONDS * 1000
         assert row["started_ms"] == one.started_ms <= row["last_write_ms"] == one.last_write_ms
         command(url, one.freed_by)
-        assert list(each_open(cluster)) == []
+        assert list(each_open(cluster, {})) == []
 
 
 def test_a_further_writer_is_named_by_its_own_process(store, partition_id):
@@ -242,7 +242,7 @@ def test_one_that_holds_offsets_alone_is_named_with_what_frees_its_group(url, ca
         coordinator.send_offsets("other", other, sent_offsets("shipping", {partition_id: 4}))
     with open_cluster(url) as cluster:
         store = cluster.controller
-        one, with_record = each_held(cluster)
+        one, with_record = each_held(cluster, {})
         row, _ = held_of_view(store)
         assert tuple(row) == tuple(PENDING_OFFSETS_COLUMNS)
         assert (one.group_id, str(one.partition), one.pending_offset) == ("billing", "orders-0", 3)
@@ -251,7 +251,7 @@ def test_one_that_holds_offsets_alone_is_named_with_what_frees_its_group(url, ca
         assert (one.client, row["client_process_id"], row["state"]) == (client, 7, "Ongoing")
         assert one.freed_by == row["freed_by"]
         assert with_record.group_id == "shipping"
-        assert [each.group_id for each in each_held(cluster, [partition_id + 1])] == []
+        assert [each.group_id for each in each_held(cluster, {}, [partition_id + 1])] == []
         command(url, "txnstore transactions list-open orders --json")
         listed = json.loads(capsys.readouterr().out)
         assert [(each["group"], each["first_offset"], each["freed_by"]) for each in listed] == [
@@ -259,7 +259,7 @@ def test_one_that_holds_offsets_alone_is_named_with_what_frees_its_group(url, ca
             ("billing", None, one.freed_by),
         ]
         command(url, one.freed_by)
-        assert [each.group_id for each in each_held(cluster)] == ["shipping"]
+        assert [each.group_id for each in each_held(cluster, {})] == ["shipping"]
         with pytest.raises(ProducerFenced):
             TransactionCoordinator(store).end_transaction(transactional_id, producer, commit=True)
         assert_sound(store)
@@ -292,7 +292,7 @@ def test_pages_of_what_is_held_leave_nothing_out(url, monkeypatch):
     monkeypatch.setattr(open_transactions, "PAGE_ROWS", 4)
     monkeypatch.setattr(open_transactions, "_NEXT_HELD", open_transactions._NEXT_HELD.limit(4))
     with open_cluster(url) as cluster:
-        found = [(each.group_id, str(each.partition), each.pending_offset) for each in each_held(cluster)]
+        found = [(each.group_id, str(each.partition), each.pending_offset) for each in each_held(cluster, {})]
     assert len(set(found)) == len(found) == 18
 
 

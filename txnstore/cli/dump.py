@@ -14,6 +14,7 @@ from txnstore.cli.output import CommandFailed, json_text, printable, tell_and_ex
 from txnstore.cli.records import as_json as json_bytes
 from txnstore.cli.records import headers_as_json
 from txnstore.clients.brokers import at_leader_of
+from txnstore.db.cluster.cluster import Cluster, LeftOut
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.schema import record_batches, transaction_log
 from txnstore.db.store import Store
@@ -200,8 +201,9 @@ def journal(
     """Print the journal of transactions: every change of state, in order, one database after the other."""
     if transactional_id is not None:
         check_transactional_id(transactional_id)
+    left_out: LeftOut = {}
     with opened(url, schema) as cluster:
-        for entry in (entry for store in cluster.stores() for entry in _entries(store, transactional_id)):
+        for entry in _entries_of_all(cluster, left_out, transactional_id):
             facts = {
                 "producerId": entry.producer_id,
                 "producerEpoch": entry.producer_epoch,
@@ -222,7 +224,7 @@ def journal(
                 f"| offset: {entry.entry_id} key: transaction_metadata::transactionalId={entry.transactional_id}"
                 f" payload: {payload}"
             )
-    tell_and_exit(cluster.left_out.values())
+    tell_and_exit(left_out.values())
 
 
 def _found(connection: Connection, topic: str, partition: int) -> tuple[int, Any]:
@@ -239,6 +241,12 @@ def _batches(store: Store, partition_id: int, from_offset: int) -> Iterator[Any]
         if len(rows) < _PAGE_BATCHES:
             return
         from_offset = rows[-1].last_offset + 1
+
+
+def _entries_of_all(cluster: Cluster, left_out: LeftOut, transactional_id: str | None) -> Iterator[JournalEntry]:
+    for store in cluster.stores(left_out):
+        with cluster.leaving_out(store.database_id, left_out):
+            yield from _entries(store, transactional_id)
 
 
 def _entries(store: Store, transactional_id: str | None) -> Iterator[JournalEntry]:

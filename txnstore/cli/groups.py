@@ -25,7 +25,7 @@ from txnstore.cli.output import (
     tell_and_exit,
 )
 from txnstore.clients.brokers import Reads, reads_at_leaders
-from txnstore.db.cluster.cluster import Cluster
+from txnstore.db.cluster.cluster import Cluster, LeftOut
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.store import Store
 from txnstore.errors import GroupIdNotFound
@@ -199,11 +199,12 @@ _ISOLATION_OF: Final = {Order.OFFSET: IsolationLevel.READ_COMMITTED, Order.COMMI
 @app.command(name="list", epilog=examples("txnstore groups list", "txnstore groups list --json | jq -r '.[].group'"))
 def list_(*, as_json: Json = False, url: Url = None, schema: Schema = DEFAULT_SCHEMA) -> None:
     """List the groups with their states and members."""
+    left_out: LeftOut = {}
     with opened(url, schema) as cluster:
-        found = [group for store in cluster.stores() for group in store.read(list_groups)]
+        found = [group for _, groups in cluster.read_all(list_groups, left_out) for group in groups]
     rows = [group_facts(group) for group in sorted(found, key=lambda group: group.group_id)]
     show_rows(rows, _COLUMNS, as_json=as_json)
-    tell_and_exit(cluster.left_out.values())
+    tell_and_exit(left_out.values())
 
 
 @app.command(name="describe", epilog=examples("txnstore groups describe billing"))

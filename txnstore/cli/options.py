@@ -246,7 +246,7 @@ def _completed_names(context: typer.Context, incomplete: str, read: Callable[[Co
     schema = context.params.get("schema") or DEFAULT_SCHEMA
     try:
         with open_cluster(url or "", schema=schema, create=False, limits=limits) as cluster:
-            names = {name for store in cluster.stores() for name in store.read(read)}
+            names = {name for _, found in cluster.read_all(read, {}) for name in found}
             return sorted(name for name in names if name.startswith(incomplete))
     except Exception:  # noqa: BLE001 - whatever it is, the line that is being typed must stay whole
         return []

@@ -26,7 +26,7 @@ from txnstore.cli.output import (
 from txnstore.clients.admin.configs import known_topic_config
 from txnstore.clients.brokers import reads_at_leaders
 from txnstore.db.cluster.catalogue import read_store_settings
-from txnstore.db.cluster.cluster import Cluster
+from txnstore.db.cluster.cluster import Cluster, LeftOut
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.schema import partition_heads, partitions, producer_states, record_batches, topics
 from txnstore.errors import TopicAlreadyExists
@@ -71,15 +71,17 @@ _SIZES: Final = (
 )
 
 
-def list_topic_rows(cluster: Cluster) -> list[dict[str, Any]]:
-    """Return a row for each topic, by name; databases that cannot be reached are not counted."""
+def list_topic_rows(cluster: Cluster, left_out: LeftOut) -> list[dict[str, Any]]:
+    """Return a row for each topic, by name; databases that are left out are not counted."""
     found, offsets, open_in = cluster.controller.read(lambda connection: (_topics(connection), *_counts(connection)))
-    _, *others = cluster.stores()
-    for store in others:
-        more_offsets, more_open_in = store.read(_counts)
-        open_in |= more_open_in
-        for topic_id, count in more_offsets.items():
-            offsets[topic_id] = offsets.get(topic_id, 0) + count
+    for store in cluster.stores(left_out):
+        if store is cluster.controller:
+            continue
+        with cluster.leaving_out(store.database_id, left_out):
+            more_offsets, more_open_in = store.read(_counts)
+            open_in |= more_open_in
+            for topic_id, count in more_offsets.items():
+                offsets[topic_id] = offsets.get(topic_id, 0) + count
     return [
         {
             "topic": topic.name,
@@ -247,9 +249,10 @@ def create(
 @app.command(name="list", epilog=examples("txnstore topics list", "txnstore topics list --json | jq -r '.[].topic'"))
 def list_(*, as_json: Json = False, url: Url = None, schema: Schema = DEFAULT_SCHEMA) -> None:
     """List the topics: their partitions, how many offsets their logs span, and the settings that were given."""
+    left_out: LeftOut = {}
     with opened(url, schema) as cluster:
-        show_rows(list_topic_rows(cluster), _COLUMNS, as_json=as_json)
-    tell_and_exit(cluster.left_out.values())
+        show_rows(list_topic_rows(cluster, left_out), _COLUMNS, as_json=as_json)
+    tell_and_exit(left_out.values())
 
 
 @app.command(name="describe", epilog=examples("txnstore topics describe orders"))

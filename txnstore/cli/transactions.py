@@ -38,7 +38,7 @@ from txnstore.cli.output import (
     time_text,
 )
 from txnstore.clients.brokers import BROKER_ID, broker_id_of, reads_at_leaders
-from txnstore.db.cluster.cluster import Cluster, repaired
+from txnstore.db.cluster.cluster import Cluster, LeftOut, repaired
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.store import Store
 from txnstore.errors import TxnStoreError
@@ -161,11 +161,12 @@ def list_(
 ) -> None:
     """List the transactional ids, each with the state of its newest transaction."""
     wanted = TransactionFilter(_parsed_states(states or []), producer_ids or (), longer_than, _compiled(pattern))
+    left_out: LeftOut = {}
     with opened(url, schema) as cluster:
         found = [
             (broker_id_of(store.database_id), row)
-            for store in cluster.stores()
-            for row in store.read(lambda connection: list_transactions(connection, wanted))
+            for store, rows_there in cluster.read_all(partial(list_transactions, wanted=wanted), left_out)
+            for row in rows_there
         ]
     rows = [
         {
@@ -178,7 +179,7 @@ def list_(
         for coordinator, row in sorted(found, key=lambda each: each[1].transactional_id)
     ]
     show_rows(rows, _COLUMNS, as_json=as_json)
-    tell_and_exit(cluster.left_out.values())
+    tell_and_exit(left_out.values())
 
 
 @app.command(name="describe", epilog=examples("txnstore transactions describe load-day"))
@@ -335,14 +336,16 @@ def list_open(
     without a record there that holds offsets of a GROUP keeps the group's consumers waiting; these come last.
     """
     ids_of = _partition_ids(topic, partition)
+    left_out: LeftOut = {}
     with opened(url, schema) as cluster:
         partition_ids = cluster.controller.read(ids_of)
-        found = [_open_row(each) for each in each_open(cluster, partition_ids)]
+        found = [_open_row(each) for each in each_open(cluster, left_out, partition_ids)]
         named = {row["producer_id"] for row in found}
-        held = [_held_row(each) for each in each_held(cluster, partition_ids) if each.producer_id not in named]
+        every_held = each_held(cluster, left_out, partition_ids)
+        held = [_held_row(each) for each in every_held if each.producer_id not in named]
     columns = _OPEN_COLUMNS if not held else (*_OPEN_COLUMNS[:3], _GROUP_COLUMN, *_OPEN_COLUMNS[3:])
     show_rows([*found, *held], columns, as_json=as_json)
-    tell_and_exit(cluster.left_out.values())
+    tell_and_exit(left_out.values())
 
 
 @app.command(
@@ -390,18 +393,19 @@ def find_hanging(
         ]
 
     longest_ms = max_timeout * _MINUTE_MS
+    left_out: LeftOut = {}
     with opened(url, schema) as cluster:
         if cluster.is_alone:
             found = cluster.controller.read(
                 lambda connection: hanging_transactions(connection, longest_ms, ids_of(connection))
             )
         else:
-            found = hanging_in_cluster(cluster, longest_ms, cluster.controller.read(ids_of))
+            found = hanging_in_cluster(cluster, left_out, longest_ms, cluster.controller.read(ids_of))
         show_rows(rows(found), _HANGING_COLUMNS, as_json=as_json)
         if abort and found:
             _ask(f"the {len(found)} transactions above" if len(found) > 1 else "the transaction above", yes=yes)
             _abort_hanging(cluster, found)
-    tell_and_exit(cluster.left_out.values())
+    tell_and_exit(left_out.values())
 
 
 @app.command(
@@ -409,10 +413,11 @@ def find_hanging(
 )
 def branches(*, as_json: Json = False, url: Url = None, schema: Schema = DEFAULT_SCHEMA) -> None:
     """List the parts of transactions in other databases that are not known to have ended."""
+    left_out: LeftOut = {}
     with opened(url, schema) as cluster:
-        found = [branch for store in cluster.stores() for branch in store.read(all_branches)]
+        found = [branch for _, branches in cluster.read_all(all_branches, left_out) for branch in branches]
     show_rows([_branch_row(branch) for branch in found], _BRANCH_COLUMNS, as_json=as_json)
-    tell_and_exit(cluster.left_out.values())
+    tell_and_exit(left_out.values())
 
 
 @app.command(name="recover", epilog=examples("txnstore transactions recover --participant postgresql://bank@db2/bank"))
@@ -493,11 +498,12 @@ def _producer(state: ProducerInPartition) -> dict[str, Any]:
 
 def _transactional_id_of(cluster: Cluster, producer_id: int) -> str:
     wanted = TransactionFilter(producer_ids=[producer_id])
-    for store in cluster.stores():
-        for row in store.read(lambda connection: list_transactions(connection, wanted)):
+    left_out: LeftOut = {}
+    for _, found in cluster.read_all(partial(list_transactions, wanted=wanted), left_out):
+        for row in found:
             return row.transactional_id
     # Perhaps it is known there.
-    tell_and_exit(cluster.left_out.values())
+    tell_and_exit(left_out.values())
     raise CommandFailed(f"no transactional id has the producer id {producer_id} now; what does `txnstore verify` say?")
 
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 from sqlalchemy import Connection
 
 from txnstore.db.cluster import catalogue as settings
-from txnstore.db.cluster.cluster import Cluster
+from txnstore.db.cluster.cluster import Cluster, LeftOut
 from txnstore.db.cluster.membership import CONTROLLER_ID
 from txnstore.db.store import Store
 from txnstore.errors import InvalidTransactionState, MissingMember, StoreUnavailable
@@ -136,13 +136,15 @@ def refuse_if_in_use(cluster: Cluster, partition_ids: Collection[int]) -> None:
         InvalidTransactionState: there is such a transaction.
         TxnStoreError: a database refuses to be asked.
     """
-    for store, holder in cluster.read_all(partial(topics.holder_of, partition_ids=list(partition_ids))):
+    left_out: LeftOut = {}
+    for store, holder in cluster.read_all(partial(topics.holder_of, partition_ids=list(partition_ids)), left_out):
         # The controller looks by itself, under its locks.
         if holder is not None and store.database_id != CONTROLLER_ID:
             raise InvalidTransactionState(
                 f"an open transaction of {holder[:80]!r} has written to the topic; end it first, then delete the topic"
             )
-    for error in cluster.left_out.values():
+    cluster.warn_of(left_out)
+    for error in left_out.values():
         # It may refuse this client alone, whose list has a wrong URL, while everybody else works with it.
         if not isinstance(error, StoreUnavailable | MissingMember):
             raise error

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy import Connection, and_, bindparam, func, or_, select
 
 from txnstore.config import TOPIC_SETTINGS, settings_in_force
-from txnstore.db.cluster.cluster import Cluster
+from txnstore.db.cluster.cluster import Cluster, LeftOut
 from txnstore.db.portions import Portions
 from txnstore.db.schema import (
     group_offsets,
@@ -205,8 +205,8 @@ def delete_expired_batches(
 
     At least `batches_max`, or all that there are, or what there is time for: those first whose partition has the
     oldest, a portion of each in turn.  Where a topic keeps what its groups have not read, the groups of all databases
-    of the cluster are asked; while one of them is away, such a topic keeps what it would keep for a group that has
-    read nothing.
+    of the cluster are asked; while one of them is away or refuses, such a topic keeps what it would keep for a group
+    that has read nothing.
 
     Raises:
         TxnStoreError: the database refused; what was deleted before stays so.
@@ -268,19 +268,26 @@ def _may_exceed(row: Any, limits: RetentionLimits, now_ms: int) -> bool:
 
 def _offsets_read_by_all(store: Store, cluster: Cluster | None) -> _ReadOffsets:
     """Return below which offset all groups have read, by partition; None: not all groups can be asked."""
-    stores = [store] if cluster is None else list(cluster.stores())
-    if cluster is not None and len(stores) < len(cluster.databases):
-        return None
     read_offsets: dict[int, _ReadUpTo] = {}
-    for one in stores:
-        for row in _committed(one):
-            offset, place = read_offsets.get(row.partition_id, _ReadUpTo())
-            if row.offset_in_transaction is None:
-                offset = min(offset, row.committed_offset)
-            else:
-                place = min(place, row.committed_offset)
-            read_offsets[row.partition_id] = _ReadUpTo(offset, place)
-    return read_offsets
+    if cluster is None:
+        _note_committed(store, read_offsets)
+        return read_offsets
+    left_out: LeftOut = {}
+    for one in cluster.stores(left_out):
+        with cluster.leaving_out(one.database_id, left_out):
+            _note_committed(one, read_offsets)
+    cluster.warn_of(left_out)
+    return None if left_out else read_offsets
+
+
+def _note_committed(store: Store, read_offsets: dict[int, _ReadUpTo]) -> None:
+    for row in _committed(store):
+        offset, place = read_offsets.get(row.partition_id, _ReadUpTo())
+        if row.offset_in_transaction is None:
+            offset = min(offset, row.committed_offset)
+        else:
+            place = min(place, row.committed_offset)
+        read_offsets[row.partition_id] = _ReadUpTo(offset, place)
 
 
 def _read_offset(store: Store, partition_id: int, read_offsets: _ReadOffsets) -> int | None:

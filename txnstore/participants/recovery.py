@@ -17,7 +17,7 @@ from typing import Final
 
 from sqlalchemy import Connection
 
-from txnstore.db.cluster.cluster import Cluster, several
+from txnstore.db.cluster.cluster import Cluster, LeftOut, several
 from txnstore.db.identity import check_original
 from txnstore.db.postgresql.branches import (
     INSUFFICIENT_PRIVILEGE,
@@ -108,7 +108,8 @@ def recover_in_cluster(store: Store, cluster: Cluster | None) -> int:
         return 0
     ended_count = 0
     failed: list[TxnStoreError] = []
-    for member in others.stores():
+    left_out: LeftOut = {}
+    for member in others.stores(left_out):
         if not member.backend.keeps_prepared:
             continue
         try:
@@ -122,7 +123,7 @@ def recover_in_cluster(store: Store, cluster: Cluster | None) -> int:
             ended_count += recovered.ended_count
             failed += recovered.failed
     # What is prepared in one that is away, or refuses, is still to be ended.
-    failed += others.left_out.values()
+    failed += left_out.values()
     if failed:
         raise _gravest(failed)
     return ended_count

@@ -14,7 +14,7 @@ from typing import Final
 from sqlalchemy import Connection, bindparam, select
 
 from txnstore.db.cluster.catalogue import read_deleted
-from txnstore.db.cluster.cluster import Cluster
+from txnstore.db.cluster.cluster import Cluster, LeftOut
 from txnstore.db.identity import check_not_standby
 from txnstore.db.schema import partition_heads
 from txnstore.db.store import chunks, make_durable
@@ -153,9 +153,10 @@ def _leaders(
         if failed is None and (unknown := partition_ids - leaders.keys()):
             # Also those that have joined since this client looked.
             cluster.refresh()
-            answers = cluster.read_all(partial(_heads, unknown), retry_timeout_ms=DELIVERY_TIMEOUT_MS)
+            left_out: LeftOut = {}
+            answers = cluster.read_all(partial(_heads, unknown), left_out, retry_timeout_ms=DELIVERY_TIMEOUT_MS)
             leaders.update((number, store.database_id) for store, numbers in answers for number in numbers)
-            if len(answers) < len(cluster.databases):
+            if left_out:
                 failed = StoreUnavailable("a database that is away may have a partition that the controller has not")
     except TxnStoreError as error:
         failed = failed or error

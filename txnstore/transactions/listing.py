@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Row, Select, bindparam, case, exists, select, tuple_, union_all
 
-from txnstore.db.cluster.cluster import Cluster
+from txnstore.db.cluster.cluster import Cluster, LeftOut
 from txnstore.db.cluster.membership import coordinator_of_producer
 from txnstore.db.schema import (
     producer_states,
@@ -23,7 +23,7 @@ from txnstore.db.schema import (
     transactions,
 )
 from txnstore.db.store import server_now_ms
-from txnstore.errors import TransactionalIdNotFound, TxnStoreError
+from txnstore.errors import TransactionalIdNotFound
 from txnstore.log.topics import names_of_partitions
 from txnstore.model import PartitionName
 from txnstore.transactions import rows
@@ -258,22 +258,27 @@ def _hanging(connection: Connection, page: Sequence[Row[Any]]) -> list[HangingIn
 
 
 def hanging_in_cluster(
-    cluster: Cluster, max_timeout_ms: int, partition_ids: Collection[int] | None = None
+    cluster: Cluster, left_out: LeftOut, max_timeout_ms: int, partition_ids: Collection[int] | None = None
 ) -> list[HangingInPartition]:
     """Return what hangs, in these partitions or in all, wherever they live; see `hanging_transactions`.
 
-    Of a database that cannot be reached, or refuses, nothing is said, nor of what only it could know to be in order.
+    Of a database that is left out nothing is said, nor of what only it could know to be in order.
     """
     found: list[HangingInPartition] = []
-    suspected = cluster.read_all(lambda connection: hanging_transactions(connection, max_timeout_ms, partition_ids))
-    for store, suspects in suspected:
+
+    def work(connection: Connection) -> list[HangingInPartition]:
+        return hanging_transactions(connection, max_timeout_ms, partition_ids)
+
+    for store, suspects in cluster.read_all(work, left_out):
         away = [one for one in suspects if coordinator_of_producer(one.producer_id) != store.database_id]
-        explained = _explained(cluster, away)
+        explained = _explained(cluster, left_out, away)
         found += [one for one in suspects if one not in away or (one.producer_id, one.partition) not in explained]
     return sorted(found, key=lambda one: (one.partition, one.start_offset))
 
 
-def _explained(cluster: Cluster, suspects: Iterable[HangingInPartition]) -> set[tuple[int, PartitionName]]:
+def _explained(
+    cluster: Cluster, left_out: LeftOut, suspects: Iterable[HangingInPartition]
+) -> set[tuple[int, PartitionName]]:
     """Return producers with the partitions that their coordinators will end, or may, for all that is known."""
     by_coordinator: dict[int, list[HangingInPartition]] = {}
     for one in suspects:
@@ -287,8 +292,9 @@ def _explained(cluster: Cluster, suspects: Iterable[HangingInPartition]) -> set[
             names = names_of_partitions(connection, (row.partition_id for row in rows))
             return {(row.producer_id, names[row.partition_id]) for row in rows if row.partition_id in names}
 
-        try:
-            explained |= cluster.own(database_id).read(read)
-        except TxnStoreError:
-            explained |= {(one.producer_id, one.partition) for one in those}
+        if database_id not in left_out:
+            with cluster.leaving_out(database_id, left_out):
+                explained |= cluster.own(database_id).read(read)
+                continue
+        explained |= {(one.producer_id, one.partition) for one in those}
     return explained

@@ -6,7 +6,6 @@ where another database of the cluster coordinates a transaction, that one is ask
 
 from __future__ import annotations
 
-import contextlib
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Row, bindparam, select, tuple_, union_all
 
-from txnstore.db.cluster.cluster import Cluster
+from txnstore.db.cluster.cluster import Cluster, LeftOut
 from txnstore.db.open_transactions_view import is_plain_name, open_transactions, pending_offsets
 from txnstore.db.schema import (
     producer_states,
@@ -27,7 +26,6 @@ from txnstore.db.schema import (
     transactions,
 )
 from txnstore.db.store import Store, server_now_ms
-from txnstore.errors import TxnStoreError
 from txnstore.log.topics import names_of_partitions
 from txnstore.model import OFFSET_MAX, ClientProcess, PartitionName
 from txnstore.transactions.listing import PAGE_ROWS, RUNNING
@@ -177,10 +175,12 @@ class OpenTransaction:
         )
 
 
-def each_open(cluster: Cluster, partition_ids: Collection[int] | None = None) -> Iterator[OpenTransaction]:
+def each_open(
+    cluster: Cluster, left_out: LeftOut, partition_ids: Collection[int] | None = None
+) -> Iterator[OpenTransaction]:
     """Yield what is open in these partitions, or in all, by partition and offset; each page is a snapshot of its own.
 
-    Of a database that cannot be reached, or refuses, nothing is said, unless it is the only one.
+    Of a database that is left out nothing is said.
 
     Raises:
         TxnStoreError: the database cannot be read.
@@ -188,9 +188,10 @@ def each_open(cluster: Cluster, partition_ids: Collection[int] | None = None) ->
     if cluster.is_alone:
         yield from each_open_in(cluster.controller, partition_ids)
         return
-    for store in cluster.stores():
-        for page in _pages(store, partition_ids):
-            yield from _explained(cluster, store, page)
+    for store in cluster.stores(left_out):
+        with cluster.leaving_out(store.database_id, left_out):
+            for page in _pages(store, partition_ids):
+                yield from _explained(cluster, left_out, store, page)
 
 
 def each_open_in(store: Store, partition_ids: Collection[int] | None = None) -> Iterator[OpenTransaction]:
@@ -239,24 +240,32 @@ class HeldOffsets:
         return f"txnstore transactions abort --producer-id {self.producer_id}"
 
 
-def each_held(cluster: Cluster, partition_ids: Collection[int] | None = None) -> Iterator[HeldOffsets]:
+def each_held(
+    cluster: Cluster, left_out: LeftOut, partition_ids: Collection[int] | None = None
+) -> Iterator[HeldOffsets]:
     """Yield what transactions hold of groups' offsets, by group and partition; each page is a snapshot of its own.
 
-    Of a database that cannot be reached, or refuses, nothing is said, unless it is the only one.
+    Of a database that is left out nothing is said.
 
     Raises:
         TxnStoreError: the database cannot be read.
     """
     wanted = None if partition_ids is None else set(partition_ids)
-    for store in cluster.stores():
-        after: dict[str, Any] = {"after_group_id": "", "after_partition_id": -1, "after_producer_id": -1}
-        while True:
-            found = store.read(lambda connection, after=after: connection.execute(_NEXT_HELD, after).all())  # type: ignore[misc]
-            page = [_held_from_view(row) for row in found if wanted is None or row.partition_id in wanted]
-            yield from _held_with_owners(cluster, store, page)
-            if len(found) < PAGE_ROWS:
-                break
-            after = {f"after_{name}": getattr(found[-1], name) for name in ("group_id", "partition_id", "producer_id")}
+    for store in cluster.stores(left_out):
+        with cluster.leaving_out(store.database_id, left_out):
+            for found in _pages_of_held(store):
+                page = [_held_from_view(row) for row in found if wanted is None or row.partition_id in wanted]
+                yield from _held_with_owners(cluster, left_out, store, page)
+
+
+def _pages_of_held(store: Store) -> Iterator[Sequence[Row[Any]]]:
+    after: dict[str, Any] = {"after_group_id": "", "after_partition_id": -1, "after_producer_id": -1}
+    while True:
+        found = store.read(lambda connection, after=after: connection.execute(_NEXT_HELD, after).all())  # type: ignore[misc]
+        yield found
+        if len(found) < PAGE_ROWS:
+            return
+        after = {f"after_{name}": getattr(found[-1], name) for name in ("group_id", "partition_id", "producer_id")}
 
 
 def _held_from_view(row: Row[Any]) -> HeldOffsets:
@@ -278,16 +287,18 @@ def _held_from_view(row: Row[Any]) -> HeldOffsets:
     )
 
 
-def _held_with_owners(cluster: Cluster, store: Store, page: Sequence[HeldOffsets]) -> Iterator[HeldOffsets]:
+def _held_with_owners(
+    cluster: Cluster, left_out: LeftOut, store: Store, page: Sequence[HeldOffsets]
+) -> Iterator[HeldOffsets]:
     """Yield the page with what the coordinators know that live in other databases."""
     elsewhere: dict[int, set[int]] = defaultdict(set)
     for one in page:
         if one.transactional_id is None and one.coordinator_database_id != store.database_id:
             elsewhere[one.coordinator_database_id].add(one.producer_id)
     known: dict[tuple[int, str], Row[Any]] = {}
-    for database_id, producer_ids in elsewhere.items():
-        of = {"producer_ids": sorted(producer_ids)}
-        with contextlib.suppress(TxnStoreError):
+    for database_id in elsewhere.keys() - left_out.keys():
+        of = {"producer_ids": sorted(elsewhere[database_id])}
+        with cluster.leaving_out(database_id, left_out):
             owners = cluster.own(database_id).read(
                 lambda connection, of=of: connection.execute(_OWNERS_OF_GROUPS, of).all()  # type: ignore[misc]
             )
@@ -360,21 +371,23 @@ def _from_view(row: Row[Any]) -> OpenTransaction:
 _STATE_OF: Final = {state.kafka_name: state for state in RUNNING}
 
 
-def _explained(cluster: Cluster, store: Store, page: list[OpenTransaction]) -> Iterator[OpenTransaction]:
+def _explained(
+    cluster: Cluster, left_out: LeftOut, store: Store, page: list[OpenTransaction]
+) -> Iterator[OpenTransaction]:
     """Yield the page with what the coordinators know that live in other databases."""
     elsewhere: dict[int, set[int]] = defaultdict(set)
     for one in page:
         if one.transactional_id is None and one.coordinator_database_id != store.database_id:
             elsewhere[one.coordinator_database_id].add(one.producer_id)
     known: dict[tuple[int, PartitionName], dict[str, Any]] = {}
-    away: set[int] = set()
-    for database_id, producer_ids in elsewhere.items():
-        try:
+    away = set(elsewhere)
+    for database_id in elsewhere.keys() - left_out.keys():
+        producer_ids = elsewhere[database_id]
+        with cluster.leaving_out(database_id, left_out):
             known |= cluster.own(database_id).read(
                 lambda connection, producer_ids=producer_ids: _owners(connection, producer_ids)  # type: ignore[misc]
             )
-        except TxnStoreError:
-            away.add(database_id)
+            away.remove(database_id)
     for one in page:
         of_owner = known.get((one.producer_id, one.partition))
         if of_owner is not None:

@@ -101,6 +101,10 @@ class Call(Generic[Item, Answer]):
         """Return how long a unit of work may be tried again: within the time that is left."""
         return min(store.limits.retry_timeout_ms, int(self._deadline.left_seconds() * 1000))
 
+    def retry_ms_of_each(self, cluster: Cluster) -> int:
+        """Return the same for work on all databases, one after the other: one that is away leaves the others time."""
+        return self.retry_ms(cluster.controller) // len(cluster.databases)
+
     def settle(self, item: Item, work: Callable[[], Answer]) -> None:
         """Give the item's future what `work` returns or raises; nothing is done if it is settled already."""
         future = self.futures[item]

@@ -20,7 +20,7 @@ from txnstore.clients.model.metadata import (
     Node,
 )
 from txnstore.clients.model.topic_partition import TopicPartition
-from txnstore.db.cluster.cluster import Cluster
+from txnstore.db.cluster.cluster import OPENING_MS, Cluster, LeftOut
 from txnstore.db.store import Store
 from txnstore.groups import administration
 from txnstore.groups.administration import ListedGroup, ListedMember
@@ -207,19 +207,15 @@ def find(
     types: Collection[enum.Enum],
 ) -> ListConsumerGroupsResult:
     """Return the groups in one of these states and of one of these types; empty: all."""
-    retry_ms = call.retry_ms(cluster.controller)
-    found = [
-        group
-        for coordinator in cluster.stores()
-        for group in coordinator.read(administration.list_groups, retry_timeout_ms=retry_ms)
-    ]
-    groups = [group.without_expired() for group in found]
+    left_out: LeftOut = {}
+    found = cluster.read_all(administration.list_groups, left_out, retry_timeout_ms=call.retry_ms_of_each(cluster))
+    groups = [group.without_expired() for _, groups in found for group in groups]
     listings = [
         ConsumerGroupListing(group.group_id, group.is_simple, _STATES[group.state], _TYPE)
         for group in groups
         if (not states or _STATES[group.state] in states) and (not types or _TYPE in types)
     ]
-    return ListConsumerGroupsResult(listings, [kafka_exception_of(error) for error in cluster.left_out.values()])
+    return ListConsumerGroupsResult(listings, [kafka_exception_of(error) for error in left_out.values()])
 
 
 def describe(cluster: Cluster, call: Call[str, ConsumerGroupDescription], group_id: str) -> ConsumerGroupDescription:
@@ -255,12 +251,11 @@ def delete(cluster: Cluster, call: Call[str, None], group_id: str) -> None:
 def list_metadata(cluster: Cluster, group_id: str | None) -> list[GroupMetadata]:
     """Return the groups, or the one of this id if there is one, as librdkafka's oldest call shows them."""
     if group_id is None:
-        found = [
-            (coordinator, group)
-            for coordinator in cluster.stores()
-            for group in coordinator.read(administration.list_groups)
-        ]
-        return [_metadata(coordinator, group.without_expired()) for coordinator, group in found]
+        left_out: LeftOut = {}
+        retry_ms = None if cluster.is_alone else OPENING_MS
+        found = cluster.read_all(administration.list_groups, left_out, retry_timeout_ms=retry_ms)
+        cluster.warn_of(left_out)
+        return [_metadata(coordinator, group.without_expired()) for coordinator, groups in found for group in groups]
     check_group_id(group_id)
 
     def find_one(coordinator: Store) -> list[GroupMetadata]:

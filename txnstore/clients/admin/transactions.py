@@ -17,7 +17,7 @@ from txnstore.clients.admin.calls import Call, check_number, check_partition
 from txnstore.clients.admin.records import at_leader_of, partition_id_of, public_partition
 from txnstore.clients.brokers import broker_id_of
 from txnstore.clients.model.topic_partition import TopicPartition
-from txnstore.db.cluster.cluster import Cluster
+from txnstore.db.cluster.cluster import Cluster, LeftOut
 from txnstore.db.store import Store
 from txnstore.errors import TransactionalIdNotFound
 from txnstore.log.partition_rows import producers_of_partition
@@ -294,16 +294,15 @@ def find(
     cluster: Cluster, call: Call[str, list[TransactionListing]], wanted: TransactionFilter
 ) -> list[TransactionListing]:
     """Return the transactional ids that meet the conditions."""
-    retry_ms = call.retry_ms(cluster.controller)
-    found = [
-        row
-        for coordinator in cluster.stores()
-        for row in coordinator.read(
-            lambda connection: listing.list_transactions(connection, wanted), retry_timeout_ms=retry_ms
-        )
-    ]
-    found.sort(key=lambda row: row.transactional_id)
-    return [TransactionListing(row.transactional_id, row.producer_id, row.state) for row in found]
+    left_out: LeftOut = {}
+    found = cluster.read_all(
+        lambda connection: listing.list_transactions(connection, wanted),
+        left_out,
+        retry_timeout_ms=call.retry_ms_of_each(cluster),
+    )
+    cluster.warn_of(left_out)
+    of_all = sorted((row for _, those in found for row in those), key=lambda row: row.transactional_id)
+    return [TransactionListing(row.transactional_id, row.producer_id, row.state) for row in of_all]
 
 
 def describe(
@@ -416,7 +415,10 @@ def find_hanging(
             ids = cluster.controller.read(
                 lambda connection: [partition_id_of(connection, partition) for partition in partitions]
             )
-        return hanging_in_cluster(cluster, max_timeout_ms, ids)
+        left_out: LeftOut = {}
+        hanging = hanging_in_cluster(cluster, left_out, max_timeout_ms, ids)
+        cluster.warn_of(left_out)
+        return hanging
 
     hanging = (
         cluster.controller.read(work, retry_timeout_ms=call.retry_ms(cluster.controller))
@@ -443,7 +445,8 @@ def find_open(
     """Return the transactions that are open."""
     from txnstore.transactions.open_transactions import each_open
 
-    return [
+    left_out: LeftOut = {}
+    listed = [
         OpenTransactionListing(
             public_partition(found.partition),
             found.first_offset,
@@ -464,8 +467,10 @@ def find_open(
             found.is_hanging,
             found.freed_by,
         )
-        for found in each_open(cluster, _ids_of(cluster, call, partitions))
+        for found in each_open(cluster, left_out, _ids_of(cluster, call, partitions))
     ]
+    cluster.warn_of(left_out)
+    return listed
 
 
 def find_pending_offsets(
@@ -474,7 +479,8 @@ def find_pending_offsets(
     """Return the offsets of groups that open transactions hold."""
     from txnstore.transactions.open_transactions import each_held
 
-    return [
+    left_out: LeftOut = {}
+    listed = [
         PendingOffsetsListing(
             found.group_id,
             TopicPartition(found.partition.topic, found.partition.partition, found.pending_offset),
@@ -490,8 +496,10 @@ def find_pending_offsets(
             found.producer_epoch,
             found.freed_by,
         )
-        for found in each_held(cluster, _ids_of(cluster, call, partitions))
+        for found in each_held(cluster, left_out, _ids_of(cluster, call, partitions))
     ]
+    cluster.warn_of(left_out)
+    return listed
 
 
 def _ids_of(cluster: Cluster, call: Call[str, Any], partitions: list[TopicPartition] | None) -> list[int] | None:

@@ -50,7 +50,7 @@ from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.clients.upkeep import FIRST_LOOK_SECONDS, LOOK_SECONDS
 from txnstore.clients.worker import Duties, Worker, WorkerClosed
 from txnstore.db.backend import Limits
-from txnstore.db.cluster.cluster import Cluster
+from txnstore.db.cluster.cluster import Cluster, LeftOut
 from txnstore.db.store import Store
 from txnstore.deadline import Condition, Deadline, result_within, to_its_end
 from txnstore.errors import StoreClosed, TxnStoreError
@@ -578,8 +578,11 @@ class ConsumerCore:
         try:
             # The transaction may be coordinated in any of the databases.
             cluster = self.connection.cluster()
-            for store in cluster.stores():
+            left_out: LeftOut = {}
+            for store in cluster.stores(left_out):
                 self._recover_in(store, cluster)
+            for error in left_out.values():
+                self.logger.debug("could not help with open transactions: %s", error)
         except TxnStoreError as error:
             self.logger.debug("could not help with open transactions: %s", error)
 

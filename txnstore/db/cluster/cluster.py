@@ -58,6 +58,8 @@ _log = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+#: Members that could not be asked, by number, and why; each who asks has one of its own.
+LeftOut = dict[int, TxnStoreError]
 
 #: How long the opening of a member is tried.
 OPENING_MS: Final = 500
@@ -106,8 +108,6 @@ class Cluster:
         self._addresses = list(addresses)
         self._open = open_
         self._monotonic_seconds = monotonic_seconds
-        self.left_out: dict[int, TxnStoreError] = {}
-        """Those that could not be reached, or refused, when all were last asked, and why."""
         self._pauses: dict[int, _Pause] = {}
         self._leaders: dict[int, int] = {}
         self._closed = False
@@ -294,42 +294,61 @@ class Cluster:
         """Return the stores that have been opened; asks nobody."""
         return [self._stores[database_id] for database_id in sorted(self._stores)]
 
-    def stores(self) -> Iterator[Store]:
-        """Return the stores of all members; those that are away, or refuse, are noted in `left_out`, with a warning.
+    def stores(self, left_out: LeftOut | None = None) -> Iterator[Store]:
+        """Return the stores of all members but of those that are away, or refuse; see `leaving_out`.
 
         Raises:
             StoreClosed: the cluster has been closed.
         """
+        left_out = {} if left_out is None else left_out
         for database_id in list(self._databases):
-            try:
+            with self.leaving_out(database_id, left_out):
                 self._refuse_while_paused(database_id)
-                self.left_out.pop(database_id, None)
                 yield self.own(database_id)
-            except StoreClosed:
-                raise
-            except TxnStoreError as error:
-                self._leave_out(database_id, error)
 
     def read_all(
-        self, work: Callable[[Connection], Result], *, retry_timeout_ms: int | None = None
+        self, work: Callable[[Connection], Result], left_out: LeftOut, *, retry_timeout_ms: int | None = None
     ) -> list[tuple[Store, Result]]:
-        """Run `work` on one snapshot of each member that can be opened and reached; see `stores` for the others.
+        """Run `work` on one snapshot of each member but of those that are away, or refuse; see `leaving_out`.
 
         Raises:
-            TxnStoreError: one of these refuses to be read.
+            StoreClosed: the cluster has been closed.
+            TxnStoreError: its only database is away, or refuses.
         """
         found: list[tuple[Store, Result]] = []
-        for store in self.stores():
-            try:
+        for store in self.stores(left_out):
+            with self.leaving_out(store.database_id, left_out):
                 found.append((store, store.read(work, retry_timeout_ms=retry_timeout_ms)))
-            except StoreUnavailable as error:
-                self._leave_out(store.database_id, error)
         return found
 
-    def _leave_out(self, database_id: int, error: TxnStoreError) -> None:
-        self.left_out[database_id] = error
-        fields = {"event": "database_unavailable", "database": self.label_of(database_id)}
-        _log.warning("left out: %s", error, extra=fields)
+    @contextlib.contextmanager
+    def leaving_out(self, database_id: int, left_out: LeftOut) -> Iterator[None]:
+        """Go on without a member that is away, or refuses, and put into the caller's own `left_out` why.
+
+        Raises:
+            StoreClosed: the cluster has been closed.
+            TxnStoreError: the member is the only database.
+        """
+        try:
+            yield
+        except StoreClosed:
+            raise
+        except TxnStoreError as error:
+            if self._databases.keys() == {database_id}:
+                raise
+            left_out[database_id] = error
+
+    def warn_of(self, left_out: LeftOut) -> None:
+        """Log which members were left out, where nobody is told otherwise.
+
+        Raises:
+            TxnStoreError: all were.
+        """
+        if self._databases and left_out.keys() >= self._databases.keys():
+            raise next(iter(left_out.values()))
+        for database_id, error in left_out.items():
+            fields = {"event": "database_unavailable", "database": self.label_of(database_id)}
+            _log.warning("left out: %s", error, extra=fields)
 
     def write_at(
         self,
