@@ -12,7 +12,7 @@ from tests.cluster.conftest import down as down_for
 from tests.cluster.test_history import back_up, records, restore, topic_at
 from txnstore.db.cluster.membership import touch_catalogue
 from txnstore.db.schema import databases, partition_heads, partitions, topics
-from txnstore.errors import OutcomeUnknown, StoreUnavailable, WrongCluster
+from txnstore.errors import OutcomeUnknown, StoreCopied, StoreUnavailable, WrongCluster
 from txnstore.log import topics as topic_rows
 from txnstore.log.cluster_topics import delete_topic
 from txnstore.testing.invariants import assert_cluster_sound
@@ -43,8 +43,12 @@ def test_a_decision_comes_to_a_partition_that_the_controller_has_lost(
         restore(bench.cluster, backup)
         for number in range(changed_since):
             topic_at(others, 1 + number, "refunds")
-        with down_for(others, others.own(3)), pytest.raises(StoreUnavailable):
+        with down_for(others, others.own(3)), pytest.raises(StoreUnavailable, match="third"):
             complete_all_decided(others.own(2), others)
+        others.own(3).gone_back = "it has gone back to an older state"
+        with pytest.raises(StoreCopied if is_copied else StoreUnavailable, match=r"third.*it has gone back"):
+            complete_all_decided(others.own(2), others)
+        others.own(3).gone_back = None
         assert bench.queued(producer.transactional_id) == set(lost.partition_ids)
         if is_copied:
             # The coordinator's copy tells.
@@ -161,7 +165,7 @@ def test_a_decision_waits_also_for_a_database_that_its_client_has_not_heard_of(s
         for table in (partitions, topics):
             cluster.own(2).write(lambda connection, table=table: connection.execute(delete(table)))
         # No URL of its list leads there.
-        with pytest.raises(StoreUnavailable, match="a database that is away"):
+        with pytest.raises(StoreUnavailable, match=r"third.*add its URL.*it may have a partition"):
             complete_all_decided(old.own(2), old)
         assert bench.queued(name) == set(lost.partition_ids)
         with site.open() as others:

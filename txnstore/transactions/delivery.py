@@ -156,8 +156,9 @@ def _leaders(
             left_out: LeftOut = {}
             answers = cluster.read_all(partial(_heads, unknown), left_out, retry_timeout_ms=DELIVERY_TIMEOUT_MS)
             leaders.update((number, store.database_id) for store, numbers in answers for number in numbers)
-            if left_out:
-                failed = StoreUnavailable("a database that is away may have a partition that the controller has not")
+            for why in left_out.values():
+                # Whatever it is: nothing is wrong with the transaction, which waits.
+                failed = failed or StoreUnavailable(f"{why}; it may have a partition that the controller has not")
     except TxnStoreError as error:
         failed = failed or error
     return leaders, failed
