@@ -18,7 +18,7 @@ from txnstore import KafkaException
 from txnstore.admin import AdminClient
 from txnstore.cli.output import FAILED
 from txnstore.cli.program import NAMES, program_with
-from txnstore.db.cluster.cluster import Cluster, LeftOut
+from txnstore.db.cluster.cluster import PAUSE_FIRST_SECONDS, Cluster, LeftOut
 from txnstore.db.cluster.membership import PRODUCER_ID_BITS, read_databases
 from txnstore.db.opening import open_store
 from txnstore.db.schema import databases, stores
@@ -299,3 +299,32 @@ def test_a_store_that_was_closed_is_no_reason_to_go_on(bench: Bench):
             list(ask(bench.cluster, {}))
     with pytest.raises(StoreClosed):
         hanging_in_cluster(bench.cluster, {}, 0)
+
+
+@REFUSALS
+def test_one_that_refuses_is_left_alone_for_a_while_as_one_that_is_away_is(
+    bench: Bench, happens: Happens, refusal: type[TxnStoreError], what_to_do: str, caplog: pytest.LogCaptureFixture
+):
+    bench.cluster.own(2).write(happens)
+    seconds = [0.0]
+    tries: list[str] = []
+    with bench.site.open() as cluster:
+        opener = cluster._open
+
+        def counted(url: str, create: bool) -> Store:
+            tries.append(url)
+            return opener(url, create)
+
+        cluster._open, cluster._monotonic_seconds = counted, lambda: seconds[0]
+        for later_seconds, expected in ((0, 1), (PAUSE_FIRST_SECONDS / 3, 1), (PAUSE_FIRST_SECONDS, 2)):
+            seconds[0] = later_seconds
+            left_out: LeftOut = {}
+            assert [store.database_id for store in cluster.stores(left_out)] == [1, 3]
+            with pytest.raises(refusal, match=what_to_do):
+                cluster.own(2)
+            with pytest.raises(refusal, match=what_to_do):
+                raise left_out[2]
+            assert tries.count(bench.site.urls[1]) == expected
+        cluster.warn_of(left_out)
+    told = [vars(record) for record in caplog.records if "left out" in record.getMessage()]
+    assert [(each["event"], each["database"]) for each in told] == [("database_refuses", bench.cluster.label_of(2))]

@@ -25,7 +25,7 @@ from txnstore.cli.options import (
 from txnstore.cli.output import FAILED, CommandFailed, exit_code, report, say
 from txnstore.db.cluster.cluster import Cluster, open_cluster
 from txnstore.db.names import DEFAULT_SCHEMA
-from txnstore.errors import TxnStoreError
+from txnstore.errors import MissingMember, StoreUnavailable, TxnStoreError
 from txnstore.maintenance.duties import DUTIES, LONG_DUTIES, branch_duties
 from txnstore.maintenance.loop import Maintenance
 from txnstore.maintenance.turns import MaintenanceDuty, MaintenanceObserver
@@ -177,12 +177,21 @@ def _run_one(
         try:
             store = cluster.own(database_id)
         except TxnStoreError as error:
-            _log.warning(
-                "maintenance of %s: the database cannot be reached: %s",
-                cluster.label_of(database_id),
-                error,
-                extra={"event": "database_unavailable", "database": cluster.label_of(database_id)},
-            )
+            label = cluster.label_of(database_id)
+            if isinstance(error, StoreUnavailable | MissingMember):
+                _log.warning(
+                    "maintenance of %s: the database cannot be reached: %s",
+                    label,
+                    error,
+                    extra={"event": "database_unavailable", "database": label},
+                )
+            else:
+                _log.warning(
+                    "maintenance of %s: the database refuses: %s",
+                    label,
+                    error,
+                    extra={"event": "database_refuses", "database": label},
+                )
             stop.wait(_LOOK_AGAIN_SECONDS)
         else:
             Maintenance(store, cluster, duties=duties, observer=observer).run(stop)

@@ -63,7 +63,7 @@ LeftOut = dict[int, TxnStoreError]
 
 #: How long the opening of a member is tried.
 OPENING_MS: Final = 500
-#: After a member could not be reached nobody tries it for so long: at first, and at most.
+#: After a member could not be reached, or refused, nobody tries it for so long: at first, and at most.
 PAUSE_FIRST_SECONDS: Final = 0.25
 PAUSE_LAST_SECONDS: Final = 8.0
 #: How many members are written to at once.
@@ -79,11 +79,11 @@ _opened: Final[weakref.WeakSet[Cluster]] = weakref.WeakSet()
 
 @dataclass(slots=True)
 class _Pause:
-    """How long a member is left alone that could not be reached."""
+    """How long a member is left alone that could not be reached, or refused to be opened."""
 
     backoff: Backoff
     until: float
-    why: str
+    error: Callable[[], TxnStoreError]
 
 
 class Cluster:
@@ -273,14 +273,12 @@ class Cluster:
         """Return the store of a member, opened if it was not.
 
         Raises:
-            StoreUnavailable: it cannot be reached, or could not a moment ago.
+            StoreUnavailable: it cannot be reached; each of these also if that was so a moment ago.
             MissingMember: no URL of the list leads to it.
             WrongCluster: its URL leads to another database, or its copies are not of this controller.
         """
         if (store := self._stores.get(database_id)) is not None:
             return store
-        if self._closed:
-            raise StoreClosed("the cluster has been closed")
         if database_id not in self._databases:
             self.refresh()
         if database_id not in self._databases:
@@ -300,9 +298,8 @@ class Cluster:
         Raises:
             StoreClosed: the cluster has been closed.
         """
-        left_out = {} if left_out is None else left_out
         for database_id in list(self._databases):
-            with self.leaving_out(database_id, left_out):
+            with self.leaving_out(database_id, {} if left_out is None else left_out):
                 self._refuse_while_paused(database_id)
                 yield self.own(database_id)
 
@@ -347,8 +344,11 @@ class Cluster:
         if self._databases and left_out.keys() >= self._databases.keys():
             raise next(iter(left_out.values()))
         for database_id, error in left_out.items():
-            fields = {"event": "database_unavailable", "database": self.label_of(database_id)}
-            _log.warning("left out: %s", error, extra=fields)
+            label = self.label_of(database_id)
+            if isinstance(error, StoreUnavailable | MissingMember):
+                _log.warning("left out: %s", error, extra={"event": "database_unavailable", "database": label})
+            else:
+                _log.warning("left out: %s", error, extra={"event": "database_refuses", "database": label})
 
     def write_at(
         self,
@@ -376,7 +376,7 @@ class Cluster:
         try:
             result = call(store)
         except StoreUnavailable as error:
-            self._pause(database_id, str(error))
+            self._pause(database_id, error)
             raise
         self._pauses.pop(database_id, None)
         return result
@@ -419,8 +419,7 @@ class Cluster:
                 self._open_member(address)
             except TxnStoreError as error:
                 failure = failure or error
-        store = self._stores.get(database_id)
-        if store is not None:
+        if (store := self._stores.get(database_id)) is not None:
             self._pauses.pop(database_id, None)
             return store
         if failure is None:
@@ -428,10 +427,11 @@ class Cluster:
                 f"what was asked for lives in the database {label!r} of the cluster, but no URL of the list leads"
                 " there: add its URL to bootstrap.servers"
             )
+        cause = failure.__cause__
         if isinstance(failure, StoreUnavailable):
-            self._pause(database_id, f"the database {label!r} cannot be reached; nothing was changed")
-            raise StoreUnavailable(f"the database {label!r} cannot be reached; nothing was changed") from failure
-        raise failure
+            failure, cause = StoreUnavailable(f"the database {label!r} cannot be reached; nothing was changed"), failure
+        self._pause(database_id, failure)
+        raise failure from cause
 
     def _open_member(self, address: Address) -> None:
         """Open whatever is at the address, and let it be the member that it is."""
@@ -449,8 +449,7 @@ class Cluster:
             raise
 
     def _registered(self, store: Store, address: Address) -> Database:
-        member = self._member_of(store)
-        if member is not None:
+        if (member := self._member_of(store)) is not None:
             return member
         if address.database_id is None:
             raise WrongCluster(f"the database {address.label!r} is not registered in the cluster")
@@ -459,16 +458,20 @@ class Cluster:
             " changed: bring that one back, or change the URL of the list to where it is now"
         )
 
-    def _pause(self, database_id: int, why: str) -> None:
+    def _pause(self, database_id: int, error: TxnStoreError) -> None:
         before = self._pauses.get(database_id)
         backoff = Backoff(PAUSE_FIRST_SECONDS, PAUSE_LAST_SECONDS) if before is None else before.backoff
-        self._pauses[database_id] = _Pause(backoff, self._monotonic_seconds() + backoff.back_off(), why)
+        until = self._monotonic_seconds() + backoff.back_off()
+        # Another one each time: an error that is raised holds what it was raised in.
+        self._pauses[database_id] = _Pause(backoff, until, partial(type(error), str(error)))
 
     def _refuse_while_paused(self, database_id: int) -> None:
-        """Refuse at once what could not be reached a moment ago."""
+        """Refuse at once what could not be reached, or refused, a moment ago."""
+        if self._closed:
+            raise StoreClosed("the cluster has been closed")
         pause = self._pauses.get(database_id)
         if pause is not None and self._monotonic_seconds() < pause.until:
-            raise StoreUnavailable(pause.why)
+            raise pause.error()
 
     # --- what lives where --------------------------------------------------------------------------------------------
 
