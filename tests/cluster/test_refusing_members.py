@@ -136,6 +136,9 @@ def test_lists_show_what_the_others_have_and_say_who_refuses(
         assert shown.exit_code == FAILED, (command, shown.output)
         assert len(json.loads(shown.stdout)) == count, command
         assert "second" in shown.stderr
+    shown = CliRunner().invoke(program_with(NAMES), ["--url", urls, "info", "--json"])
+    assert (shown.exit_code, "second" in shown.stderr) == (FAILED, True)
+    assert [each["counted"] for each in json.loads(shown.stdout)["databases"]] == [True, False, True]
 
 
 def lead_elsewhere(monkeypatch: pytest.MonkeyPatch, site: Site) -> None:

@@ -8,12 +8,12 @@ from typing import Any, Final
 from sqlalchemy import Connection, Table, func, select
 
 from txnstore.cli.options import Json, Schema, Url, examples, opened
-from txnstore.cli.output import Column, say, show_facts, show_json, show_rows, size_text, time_text
+from txnstore.cli.output import Column, say, show_facts, show_json, show_rows, size_text, tell_and_exit, time_text
 from txnstore.clients.brokers import broker_id_of
 from txnstore.clients.model.metadata import version
 from txnstore.config import STORE_SETTINGS
 from txnstore.db.cluster.catalogue import read_store_config
-from txnstore.db.cluster.cluster import Cluster
+from txnstore.db.cluster.cluster import Cluster, LeftOut
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.schema import (
     group_members,
@@ -56,14 +56,20 @@ _STATES: Final = select(transactions.c.state, func.count()).group_by(transaction
 
 def info(*, as_json: Json = False, url: Url = None, schema: Schema = DEFAULT_SCHEMA) -> None:
     """Show what a store is: its identity, versions, counts, sizes and settings."""
+    left_out: LeftOut = {}
     with opened(url, schema) as cluster:
         store = cluster.controller
         facts = store.read(lambda connection: _facts(store, connection))
         if not cluster.is_alone:
-            _add_others(cluster, facts)
+            _add_others(cluster, left_out, facts)
     if as_json:
         show_json(facts)
-        return
+    else:
+        _show(facts)
+    tell_and_exit(left_out.values())
+
+
+def _show(facts: dict[str, Any]) -> None:
     show_facts(facts, _FACTS)
     if "databases" in facts:
         say("")
@@ -103,21 +109,21 @@ def _facts(store: Store, connection: Connection) -> dict[str, Any]:
     }
 
 
-def _add_others(cluster: Cluster, facts: dict[str, Any]) -> None:
+def _add_others(cluster: Cluster, left_out: LeftOut, facts: dict[str, Any]) -> None:
     """Add what the other databases of the cluster hold; topics and partitions are those of the controller."""
-    reached = {cluster.controller.database_id}
-    _, *others = cluster.stores()
-    for store in others:
-        reached.add(store.database_id)
-        counts, sizes = store.read(partial(_held, store))
-        for name, count in counts.items():
-            if name not in {"topics", "partitions"}:
-                facts["counts"][name] += count
-        for name, size in sizes.items():
-            facts["sizes_bytes"][name] = facts["sizes_bytes"].get(name, 0) + size
+    for store in cluster.stores(left_out):
+        if store is cluster.controller:
+            continue
+        with cluster.leaving_out(store.database_id, left_out):
+            counts, sizes = store.read(partial(_held, store))
+            for name, count in counts.items():
+                if name not in {"topics", "partitions"}:
+                    facts["counts"][name] += count
+            for name, size in sizes.items():
+                facts["sizes_bytes"][name] = facts["sizes_bytes"].get(name, 0) + size
     facts["databases"] = [
-        {"broker": broker_id_of(member.database_id), "database": member.label, "counted": member.database_id in reached}
-        for member in cluster.databases
+        {"broker": broker_id_of(number), "database": cluster.label_of(number), "counted": number not in left_out}
+        for number in (member.database_id for member in cluster.databases)
     ]
 
 
