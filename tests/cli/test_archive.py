@@ -38,6 +38,11 @@ def test_what_cannot_be_done_is_said_in_one_line(run, filled, tmp_path, monkeypa
         (("export", "orders", "--parquet", path, "--compression", "rar"), 2, "--compression"),
         (("export", "orders", "--parquet", path, "--since", "soon"), 2, "not a time"),
         (("export", "orders", "--parquet", path, "--from", 3, "--until", 2), 2, "2 is before --from 3"),
+        (
+            ("export", "orders", "--parquet", path, "--since", "2026-02-01", "--before", "2026-01-01"),
+            2,
+            "2026-01-01 is before --since 2026-02-01",
+        ),
         (("load", path), 1, "No such file"),
     ):
         ended = run(*arguments)

@@ -73,9 +73,12 @@ def export(
     """
     if until_offset is not None and until_offset < from_offset:
         raise typer.BadParameter(f"{until_offset} is before --from {from_offset}", param_hint="--until")
+    since_ms, before_ms = _time(since), _time(before)
+    if since_ms is not None and before_ms is not None and before_ms < since_ms:
+        raise typer.BadParameter(f"{before} is before --since {since}", param_hint="--before")
     archiving = _archiving()
     selection = archiving.RecordSelection(
-        partitions or (), from_offset, until_offset, since_ms=_time(since), before_ms=_time(before)
+        partitions or (), from_offset, until_offset, since_ms=since_ms, before_ms=before_ms
     )
     if compression not in _COMPRESSIONS:
         raise typer.BadParameter(f"one of {', '.join(_COMPRESSIONS)}", param_hint="--compression")
