@@ -7,11 +7,14 @@ import json
 import signal
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 from sqlalchemy import select
 
 from txnstore.cli import produce as produce_command
+from txnstore.cli.output import TRY_AGAIN_LATER, CommandFailed
+from txnstore.clients.model.errors import KafkaError
 from txnstore.clients.producer.producer import Producer
 from txnstore.db.opening import open_store
 from txnstore.db.store import server_now_ms
@@ -285,6 +288,39 @@ def test_what_the_store_refuses_is_one_line(run, done, answer):
     assert done("consume", "orders") == ""
     assert [row["topic"] for row in answer("topics", "list")] == ["orders"]
     assert answer("info")["counts"]["open_transactions"] == 0
+
+
+def test_a_record_that_waited_in_vain_is_told_with_the_last_trouble_unless_that_has_passed():
+    """That all brokers are down says nothing; and what its partition took since shows that it is over."""
+
+    def of_partition(number):
+        return SimpleNamespace(partition=lambda: number)
+
+    def failure_of(number, *happened):
+        reports, place = produce_command._Reports(), produce_command._Place("standard input", 1)
+        for what in (*happened, KafkaError(KafkaError._MSG_TIMED_OUT)):
+            if isinstance(what, int):
+                reports.add(place, None, of_partition(what))
+            elif what == KafkaError._MSG_TIMED_OUT:
+                reports.add(place, what, of_partition(number))
+            else:
+                reports.note_trouble(what)
+        with pytest.raises(CommandFailed) as caught:
+            reports.raise_failure()
+        assert caught.value.code == TRY_AGAIN_LATER
+        return str(caught.value)
+
+    away = KafkaError(KafkaError._TRANSPORT, "no connection to PostgreSQL")
+    all_down = KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down: no connection to PostgreSQL")
+    bare = "standard input, line 1: Local: Message timed out"
+    told = f"{bare}; the last trouble was: no connection to PostgreSQL"
+    assert failure_of(0) == bare
+    assert failure_of(0, all_down) == bare
+    assert failure_of(0, away, all_down) == told
+    assert failure_of(0, away, 0) == bare
+    assert failure_of(0, away, 1) == told, "that may be in another database"
+    assert failure_of(0, 0, away) == told
+    assert failure_of(0, away, 0, away) == told
 
 
 def test_no_thread_is_left(run, done):

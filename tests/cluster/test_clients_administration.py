@@ -373,7 +373,8 @@ def test_a_record_that_waited_in_vain_for_a_database_names_it(site, monkeypatch)
     assert isinstance(failed, CommandFailed)
     assert (written["0"].exit_code, failed.code) == (0, TRY_AGAIN_LATER)
     label = label_of_address(parse_url(site.urls[1]))
-    assert f"line 1: Local: Message timed out: the database '{label}' cannot be reached" in str(failed)
+    told = f"line 1: Local: Message timed out; the last trouble was: the database '{label}' cannot be reached"
+    assert told in str(failed)
     assert "0 records were written before" in str(failed)
 
 

@@ -55,18 +55,25 @@ class _Reports:
     def __init__(self) -> None:
         self.delivered = 0
         self._trouble = ""
+        self._delivered_since: set[int | None] = set()
+        """The partitions for which the last trouble has passed."""
         self._failure: CommandFailed | None = None
 
     def note_trouble(self, error: KafkaError) -> None:
-        self._trouble = error.str()
+        # That all brokers are down comes after why.
+        if error != KafkaError._ALL_BROKERS_DOWN:
+            self._trouble = error.str()
+            self._delivered_since.clear()
 
-    def add(self, place: _Place, error: KafkaError | None, _: Message) -> None:
+    def add(self, place: _Place, error: KafkaError | None, message: Message) -> None:
         if error is None:
             self.delivered += 1
+            self._delivered_since.add(message.partition())
         elif self._failure is None:
-            if error == KafkaError._MSG_TIMED_OUT and self._trouble:
-                # What it waited for: which of several databases is away, for example.
-                error = KafkaError(error.code(), f"{error.str()}: {self._trouble}")
+            has_passed = not self._trouble or message.partition() in self._delivered_since
+            if error == KafkaError._MSG_TIMED_OUT and not has_passed:
+                # What it may have waited for: which of several databases is away, for example.
+                error = KafkaError(error.code(), f"{error.str()}; the last trouble was: {self._trouble}")
             self._failure = _failed_at(place, KafkaException(error))
 
     def raise_failure(self) -> None:
