@@ -234,7 +234,7 @@ def _make_log() -> None:
         _column(
             "running_max_timestamp_ms",
             Int64,
-            "The largest timestamp once this was appended; for lookups by time.",
+            "The partition's largest timestamp once this was appended; for lookups by time.",
         ),
         _column(
             "commit_number",

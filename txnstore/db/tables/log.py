@@ -33,7 +33,11 @@ record_batches: Final = table(
     column("base_offset", Int64, "The offset of the batch's first record."),
     column("base_timestamp_ms", Int64, "The first record's timestamp, or the append's if timestamp_type is 1."),
     column("max_timestamp_ms", Int64, "The largest timestamp in the batch."),
-    column("running_max_timestamp_ms", Int64, "The largest timestamp once this was appended; for lookups by time."),
+    column(
+        "running_max_timestamp_ms",
+        Int64,
+        "The partition's largest timestamp once this was appended; for lookups by time.",
+    ),
     column(
         "commit_number",
         Int64,
