@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import multiprocessing
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -10,9 +14,37 @@ from sqlalchemy import ForeignKey, create_engine, select, update
 from sqlalchemy.ext.asyncio import async_sessionmaker
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship, sessionmaker
 
+from tests.outbox.conftest import engine_url
 from tests.outbox.steps import records, values, waiting
 from txnstore import KafkaException, Outbox
 from txnstore.outbox import Change, ChangeKind
+
+PATIENCE_SECONDS = 60.0
+#: Commits once all else has ended: what is registered first runs last.
+PROGRAM_THAT_ENDS = """
+import atexit, sys
+
+@atexit.register
+def commit():
+    with Session(engine) as session, session.begin():
+        session.add(Order(amount=1))
+
+from sqlalchemy import create_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from txnstore import Outbox
+
+class Base(DeclarativeBase):
+    pass
+
+class Order(Base):
+    __tablename__ = "orders"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    amount: Mapped[int]
+
+engine = create_engine(sys.argv[1])
+Base.metadata.create_all(engine)
+Outbox(sys.argv[2]).open().watch(Order, "orders", value=lambda order, change: str(order.amount))
+"""
 
 
 class Base(DeclarativeBase):
@@ -256,20 +288,125 @@ def test_what_passes_by_the_session_is_not_seen(store, outbox, sessions, watch):
     assert len(made(outbox, store)) == 1
 
 
-def test_a_watch_ends_and_all_of_them_with_their_outbox(store, outbox, sessions, watch):
+def committed(sessions):
+    with sessions() as session:
+        return [order.amount for order in session.scalars(select(Order).order_by(Order.id))]
+
+
+def add(sessions, amount, **columns):
+    with sessions.begin() as session:
+        session.add(Order(amount=amount, **columns))
+
+
+def test_a_watch_that_was_stopped_makes_no_records_nor_asks_for_any(store, outbox, sessions, watch):
     watch.stop()
     watch.stop()
-    outbox.watch(Order, "orders", value=as_json, sessions=sessions)
+    add(sessions, 1)
     outbox.close()
+    add(sessions, 2)
+    assert (committed(sessions), waiting(store)) == ([1, 2], 0)
+
+
+@pytest.mark.parametrize("way", ["close", "with"])
+def test_once_the_outbox_is_closed_nothing_is_committed_without_its_record(store, engine, sessions, way):
+    outbox = Outbox(engine, sequencer=False)
+    arguments = {"value": as_json, "when": lambda order, change: order.amount < 10, "sessions": sessions}
+    watch = outbox.watch(Order, "orders", **arguments)
+    add(sessions, 1)
+    if way == "close":
+        outbox.close()
+    else:
+        with outbox:
+            pass
+    with sessions() as session:
+        session.add(Order(amount=2))
+        with pytest.raises(RuntimeError, match=r"records of Order .*'orders' has been closed.*insert.*stop\(\)"):
+            session.commit()
+        session.rollback()
+        # What would have become no record is flushed as ever.
+        session.add_all([Order(amount=10), Line(order_id=1)])
+        session.commit()
+    with pytest.raises(RuntimeError, match="this delete is not committed"), sessions.begin() as session:
+        session.delete(session.get(Order, 1))
+    assert (committed(sessions), waiting(store)) == ([1, 10], 1)
+    watch.stop()
+    add(sessions, 3)
+    assert (committed(sessions), waiting(store)) == ([1, 10, 3], 1)
+
+
+def test_who_watches_the_same_again_takes_over_from_an_outbox_that_is_closed(store, engine, sessions):
+    """One watch for one: of two, the other one still wants its records."""
+    first, second = (Outbox(engine, sequencer=False) for _ in range(2))
+    for _ in range(2):
+        first.watch(Order, "orders", value=as_json, sessions=sessions)
+    first.close()
+    with second:
+        second.watch(Order, "elsewhere", value=as_json, sessions=sessions)
+        second.watch(LargeOrder, "orders", value=as_json, sessions=sessions)
+        second.watch(Order, "orders", value=as_json, sessions=sessionmaker(engine))
+        watches = [second.watch(Order, "orders", value=as_json, sessions=sessions)]
+        with pytest.raises(RuntimeError, match="has been closed"):
+            add(sessions, 1)
+        watches.append(second.watch(Order, "orders", value=as_json, sessions=sessions))
+        add(sessions, 2)
+        assert (committed(sessions), len(made(second, store))) == ([2], 2)
+        for watch in watches:
+            watch.stop()
+        add(sessions, 3)
+        assert (committed(sessions), len(made(second, store))) == ([2, 3], 2)
+
+
+def test_an_outbox_that_is_closed_between_flush_and_commit_has_its_record(store, engine, sessions):
+    outbox = Outbox(engine, sequencer=False)
+    outbox.watch(Order, "orders", value=as_json, sessions=sessions)
     with sessions.begin() as session:
         session.add(Order(amount=1))
-    assert waiting(store) == 0
+        session.flush()
+        outbox.close()
+    assert (committed(sessions), waiting(store)) == ([1], 1)
+
+
+def test_an_outbox_that_nobody_holds_goes_on_watching(store, engine, sessions):
+    Outbox(engine, sequencer=False).watch(Order, "orders", value=as_json, sessions=sessions)
+    gc.collect()
+    add(sessions, 1)
+    assert (committed(sessions), waiting(store)) == ([1], 1)
+
+
+def closes_it(outbox, sessions):
+    add(sessions, 2)
+    outbox.close()
+    with pytest.raises(RuntimeError, match="has been closed"):
+        add(sessions, 3)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_child_of_a_fork_that_closes_the_outbox_closes_it_for_itself(store, outbox, engine, sessions, watch):
+    add(sessions, 1)
+    engine.dispose()
+    child = multiprocessing.get_context("fork").Process(target=closes_it, args=(outbox, sessions))
+    child.start()
+    child.join(PATIENCE_SECONDS)
+    assert child.exitcode == 0
+    add(sessions, 4)
+    assert (committed(sessions), waiting(store)) == ([1, 2, 4], 3)
+
+
+def test_what_is_committed_while_the_program_ends_has_its_record(url, store):
+    """Its finalizers have run by then."""
+    program = [sys.executable, "-c", PROGRAM_THAT_ENDS, engine_url(url), url]
+    subprocess.run(program, check=True, timeout=PATIENCE_SECONDS)
+    assert waiting(store) == 1
 
 
 def test_all_sessions_are_watched_unless_told(store, outbox, sessions, engine):
-    outbox.watch(Order, "orders", value=as_json)
-    with Session(engine) as session, session.begin():
-        session.add(Order(amount=1))
+    watch = outbox.watch(Order, "orders", value=as_json)
+    try:
+        with Session(engine) as session, session.begin():
+            session.add(Order(amount=1))
+    finally:
+        # Sessions of other tests would be refused once the outbox is closed.
+        watch.stop()
     assert made(outbox, store) == [["insert", 1, 1, ["amount"]]]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -21,6 +22,9 @@ _EVENT = "after_flush"
 #: What a flush says of an object: whether it is to be deleted, and whether the flush does nothing by itself for it.
 _WRITTEN: Final = (False, False)
 _DELETED: Final = (True, False)
+
+#: The watches of closed outboxes, the oldest first, by their ids.
+_refusing: Final = weakref.WeakValueDictionary[int, "Watch"]()
 
 
 class ChangeKind(enum.StrEnum):
@@ -41,7 +45,11 @@ class Change:
 
 
 class Watch:
-    """Objects of one model becoming records, until `stop`."""
+    """Objects of one model becoming records, until `stop`.
+
+    Once the outbox is closed a flush that would make a record is refused, until `stop`, or until the same model is
+    watched again, for the same topic and the same sessions.
+    """
 
     def __init__(
         self,
@@ -80,7 +88,10 @@ class Watch:
         self._headers = headers
         self._when = when
         self._sessions = Session if sessions is None else sessions
-        self._is_stopped = False
+        self.what: Final = (model, topic, id(self._sessions))
+        """What it makes records of, for whom, and of whose changes."""
+
+        self._is_stopped = self._is_refusing = False
         try:
             event.listen(self._sessions, _EVENT, self._after_flush)
         except InvalidRequestError:
@@ -88,17 +99,39 @@ class Watch:
                 "sessions must be a Session class, a sessionmaker or a session (of asynchronous ones: the class that"
                 f" they have as sync_session_class), not {type(sessions).__name__}"
             ) from None
+        self._take_over()
 
     def stop(self) -> None:
-        """Stop making records of changes; a second call does nothing."""
+        """Stop making records of changes, and let them be committed without; a second call does nothing."""
         if not self._is_stopped:
             self._is_stopped = True
+            _refusing.pop(id(self), None)
             event.remove(self._sessions, _EVENT, self._after_flush)
+
+    def refuse(self) -> None:
+        """Let no change be flushed from now on that would have to become a record: the outbox is closed."""
+        if not self._is_stopped:
+            self._is_refusing = True
+            _refusing[id(self)] = self
+
+    def _take_over(self) -> None:
+        """Stop one watch of a closed outbox whose records this one makes."""
+        for reference in _refusing.valuerefs():
+            other = reference()
+            if other is not None and other.what == self.what:
+                other.stop()
+                return
 
     def _after_flush(self, session: Session, flush: UOWTransaction) -> None:
         connections: dict[Any, list[dict[str, Any]]] = {}
         for found, change in self._changes(session, flush):
             if self._when is None or self._when(found, change):
+                if self._is_refusing:
+                    raise RuntimeError(
+                        f"the outbox that makes records of {self._model.__name__} for the topic {self._topic!r} has"
+                        f" been closed, and this {change.kind} is not committed without its record: close the outbox"
+                        " after the last commit, or call stop() on its watch to go on without records"
+                    )
                 # Several engines may serve one session: the record goes where the object's row went.
                 connection = session.connection(bind_arguments={"mapper": inspect(found).mapper})
                 connections.setdefault(connection, []).append(self._record(found, change))

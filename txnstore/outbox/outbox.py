@@ -175,6 +175,11 @@ class Outbox:
         As for SQLAlchemy's `after_update`, an object is updated, too, when a loaded collection of its own changes,
         though its row stays as it is: `when=lambda found, change: change.attributes != {"lines"}` leaves that out.
 
+        It lasts until `Watch.stop`, also if the program forgets the outbox.  Once that is closed (in a child of a fork:
+        once the child has closed it), a flush that would make a record raises RuntimeError and is rolled back, so
+        that nothing is committed without its record: close it after the last commit.  Whoever watches the same model
+        again, for the same topic and sessions, takes over; `stop` lets changes go without records.
+
         Args:
             model: a mapped class; its subclasses count as well.
             topic: where the records go.
@@ -215,16 +220,17 @@ class Outbox:
             raise kafka_exception_of(error) from error
 
     def close(self, timeout: float = CLOSE_TIMEOUT_SECONDS) -> None:
-        """Stop watching and end the thread, which moves once more what is committed; a second call does nothing.
+        """End the thread, which moves once more what is committed; a second call does nothing.
 
-        `timeout` is how many seconds that may take.  Rows that are committed later wait for somebody else.
+        `timeout` is how many seconds that may take.  Rows that are committed later wait for somebody else.  What is
+        watched stays watched: a flush of it raises RuntimeError from now on (see `watch`).
         """
         timeout_seconds = check_timeout(timeout)
         if self._closed:
             return
         self._closed = True
         for watch in self._watches:
-            watch.stop()
+            watch.refuse()
         if os.getpid() == self._connection.process_id:
             self._background.close(CLOSE_TIMEOUT_SECONDS if timeout_seconds < 0 else timeout_seconds)
         self._finalizer()
