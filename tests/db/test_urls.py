@@ -129,8 +129,26 @@ def test_another_url_that_cannot_be_understood_is_not_taken_for_several_hosts(te
         parse_url(text)
 
 
+@pytest.mark.parametrize("text", ["sqlite:///", "sqlite+pysqlite:///"])
+def test_a_url_whose_path_is_empty_is_not_taken_for_a_store_in_memory(text):
+    """As of f"sqlite:///{unset}": what is written there nobody else would ever read."""
+    with pytest.raises(InvalidUrl, match=r"names no file.*write sqlite:///path/to/file\.db, or sqlite:// for"):
+        parse_url(text)
+    for more in ("?", "?x", "?x=1", "#"):
+        with contextlib.suppress(InvalidUrl):
+            assert not parse_url(text + more).is_in_memory
+    assert parse_url(text[:-1]).is_in_memory
+    assert parse_url(f"{text}:memory:").is_in_memory
+
+
+@pytest.mark.parametrize("text", ["SQLITE:///", "Sqlite://", "sqlite:///\n"])
+def test_a_url_in_other_letters_is_none_in_memory_either(text):
+    with pytest.raises(InvalidUrl):
+        parse_url(text)
+
+
 @pytest.mark.parametrize(
-    "thing", [None, 7, True, b"sqlite:///x.db", ["sqlite:///x.db"], object(), make_url("sqlite://")]
+    "thing", [None, 7, True, b"sqlite:///x.db", b"sqlite:///", ["sqlite:///x.db"], object(), make_url("sqlite://")]
 )
 def test_what_is_no_text_is_refused(thing):
     with pytest.raises(InvalidUrl, match=f"not {type(thing).__name__}"):

@@ -22,6 +22,10 @@ _KINDS: Final = {
     "postgresql+psycopg": "postgresql",
 }
 _FORMS: Final = "sqlite:///path/to/file.db or postgresql://user:password@host:port/database"
+_NO_FILE: Final = (
+    "the SQLite URL names no file, as it does where what follows its slashes was empty: write"
+    " sqlite:///path/to/file.db, or sqlite:// for a store in memory, which is gone with its process"
+)
 _UNCLEAR: Final = f"the database URL cannot be understood; expected {_FORMS}"
 _SEVERAL_PORTS: Final = (
     "the PostgreSQL URL has several hosts with ports before the database's name, where there is room for one port:"
@@ -64,7 +68,7 @@ class DatabaseUrl:
     @property
     def is_in_memory(self) -> bool:
         """Whether it is an SQLite database in the memory of its connection, which nobody else can open."""
-        return self.kind == "sqlite" and self.url.database in (None, "", ":memory:")
+        return self.kind == "sqlite" and self.url.database in (None, ":memory:")
 
     def __str__(self) -> str:
         """Return the URL with the password, and every option that may hold one, left out."""
@@ -135,6 +139,9 @@ def _parse_sqlite(url: URL) -> DatabaseUrl:
         raise InvalidUrl("an SQLite URL has three slashes before a relative path and four before an absolute one")
     if url.query:
         raise InvalidUrl("an SQLite URL takes no options: only sqlite:///path/to/file.db")
+    if url.database == "":
+        # To SQLAlchemy it is in memory, too, as without a slash.
+        raise InvalidUrl(_NO_FILE)
     return DatabaseUrl("sqlite", url)
 
 

@@ -412,7 +412,7 @@ def _path_of(url: DatabaseUrl) -> str:
     database = url.url.database
     if url.url.query:
         raise InvalidUrl("an SQLite URL takes no options: only sqlite:///path/to/file.db")
-    if database in (None, "", ":memory:"):
+    if url.is_in_memory:
         return _memory_path()
     assert database is not None
     if database.startswith("file:"):

@@ -89,7 +89,7 @@ class SQLiteFacts:
 def read_sqlite_facts(url: DatabaseUrl, *, version_table: str) -> SQLiteFacts:
     """Return what is known of the file at `url`."""
     database = url.url.database
-    if database in (None, "", ":memory:"):
+    if url.is_in_memory:
         return SQLiteFacts("")
     assert database is not None
     path = Path(database).absolute()
