@@ -15,7 +15,7 @@ from tests.clients.callers import application_engine, calling
 from tests.clients.membership.steps import TP
 from tests.clients.producer.enlisting import *  # noqa: F403 - the fixtures
 from tests.clients.producer.enlisting import committed_values, is_there, numbers, rows_of
-from tests.clients.steps import PATIENCE_SECONDS, Refusal, error_of
+from tests.clients.steps import PATIENCE_SECONDS, Refusal, create_topic, error_of
 from txnstore import Consumer, KafkaError, KafkaException, Producer
 from txnstore.clients.producer import enlistment
 from txnstore.errors import UnknownMember
@@ -308,6 +308,39 @@ def test_a_read_that_is_older_than_the_last_commit(producer, url, topic, entry):
         caller.write(f"{entry} again")
         producer.commit_transaction(PATIENCE_SECONDS)
     assert is_there(url, f"{entry} again")
+
+
+@pytest.mark.parametrize("isolation", ["REPEATABLE READ", "SERIALIZABLE"])
+@pytest.mark.parametrize("what", ["a topic that is created", "a topic that it creates", "the producer itself"])
+def test_a_snapshot_that_is_older_than_what_is_written_to_says_so(make_producer, url, entry, isolation, what):
+    """The transaction can be aborted, and goes through if it is begun again."""
+    if url.startswith("sqlite"):
+        pytest.skip("who has SQLite's write lock sees everything")
+    topic = f"topic-{next(numbers)}"
+    with calling(url, "core") as caller:
+        caller.given.execution_options(isolation_level=isolation)
+        if what == "the producer itself":
+            create_topic(url, topic)
+            rows_of(caller, "SELECT count(*) FROM ledger")
+        producer = make_producer()
+        producer.begin_transaction()
+        producer.enlist(caller.given)
+        caller.write(entry)
+        if what == "a topic that is created":
+            create_topic(url, topic)
+        producer.produce(topic, b"1")
+        error = error_of(producer.commit_transaction, PATIENCE_SECONDS)
+        assert (error.code(), error.txn_requires_abort()) == (KafkaError.TRANSACTION_ABORTABLE, True)
+        assert f"{isolation} and sees the database as it was at its first statement" in error.str()
+        assert "begin again" in error.str()
+        producer.abort_transaction(PATIENCE_SECONDS)
+        assert not is_there(url, entry)
+        producer.begin_transaction()
+        producer.enlist(caller.given)
+        caller.write(entry)
+        producer.produce(topic, b"2")
+        producer.commit_transaction(PATIENCE_SECONDS)
+    assert (is_there(url, entry), committed_values(url, topic)) == (True, [b"2"])
 
 
 @pytest.mark.parametrize("call", ["transaction_token", "prepare_transaction"])

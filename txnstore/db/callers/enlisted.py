@@ -32,7 +32,15 @@ from txnstore.db.callers.on_caller_connection import commit_whole_within, joined
 from txnstore.db.schema import stores
 from txnstore.db.statements import HotStatement, run_on_driver
 from txnstore.db.store import CONTENTION_PAUSE_SECONDS, Store
-from txnstore.errors import InvalidRequest, StoreBusy, TransactionPoisoned, TxnStoreError
+from txnstore.errors import (
+    InvalidProducerIdMapping,
+    InvalidRequest,
+    StoreBusy,
+    TransactionAbortable,
+    TransactionPoisoned,
+    TxnStoreError,
+    UnknownTopicOrPartition,
+)
 
 Result = TypeVar("Result")
 Refuse = Callable[[str], BaseException]
@@ -44,8 +52,15 @@ ENDINGS: Final = ("commit", "rollback")
 # The number is given out now, if the caller has written nothing yet: it tells later whether this is still the same
 # database transaction.
 _NAME_OF_TRANSACTION: Final = HotStatement(
-    text("SELECT CAST(pg_catalog.pg_current_xact_id() AS pg_catalog.text)").columns(column("name"))
+    text(
+        "SELECT CAST(pg_catalog.pg_current_xact_id() AS pg_catalog.text),"
+        " pg_catalog.current_setting('transaction_isolation')"
+    ).columns(column("name"), column("isolation"))
 )
+#: Those by which every statement sees the database as the first one of its database transaction did.
+_SNAPSHOTS: Final = ("repeatable read", "serializable")
+#: What is not there: on such a connection perhaps only because it came later.
+_NOT_THERE: Final = (UnknownTopicOrPartition, InvalidProducerIdMapping)
 # In the same message: nobody waits for a lock for ever, unless the caller has set a bound; and the commit, which is
 # the producer's, is as lasting as its other ones.
 _SAME_TRANSACTION: Final = HotStatement(
@@ -140,7 +155,7 @@ class EnlistedConnection:
         self._store = store
         self._is_lasting = store.limits.durability is Durability.FULL
         self._guards = CallerGuards(callers, refuse)
-        self._name = ""
+        self._name = self._isolation = ""
         # The thread that lets go may be another than the one that commits.
         self._lock = threading.Lock()
         self._is_committing = self._is_let_go = self._was_abandoned = False
@@ -158,7 +173,7 @@ class EnlistedConnection:
         self.callers.check_endable()
         with joined_connection(self._store, self.callers) as connection:
             if self.callers.backend_name == "postgresql":
-                self._name = _NAME_OF_TRANSACTION.value(connection)
+                self._name, self._isolation = _NAME_OF_TRANSACTION.row(connection)
             else:
                 self._mark_sqlite(connection)
         self._guards.set()
@@ -191,6 +206,7 @@ class EnlistedConnection:
 
         Raises:
             InvalidRequest, TransactionPoisoned: see `check`.
+            TransactionAbortable: the connection's snapshot is older than what it should write to.
             OutcomeUnknown: the connection broke during COMMIT.
             TxnStoreError: nothing is committed; roll back.
             SQLAlchemyError: what the session had to write was refused, or a hook of the caller's raised.
@@ -329,6 +345,13 @@ class EnlistedConnection:
             self.outcome_unknown = error.outcome_unknown
             if is_ours and not self.outcome_unknown:
                 self._undo()
+            if isinstance(error, _NOT_THERE) and self._isolation in _SNAPSHOTS:
+                raise TransactionAbortable(
+                    f"the enlisted connection is {self._isolation.upper()} and sees the database as it was at its first"
+                    " statement, so that a topic, or a transactional id, that is newer is not there for it: abort, and"
+                    " begin again, on the connection too; create topics, and call init_transactions(), before its first"
+                    f" statement and before enlist() ({error})"
+                ) from None
             raise
         except BaseException as error:
             # Interrupted while the COMMIT was on its way.
