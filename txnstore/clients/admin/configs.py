@@ -217,16 +217,19 @@ def _tell_of_meaningless(names: Iterable[str], logger: logging.Logger) -> None:
 # --- arguments --------------------------------------------------------------------------------------------------------
 
 
-def check_resources(resources: Iterable[ConfigResource]) -> list[ConfigResource]:
-    """Return the resources of a call."""
+def check_resources(
+    resources: Iterable[ConfigResource], refusal: type[TypeError | ValueError] = ValueError
+) -> list[ConfigResource]:
+    """Return the resources of a call; `refusal` is for what is none: confluent-kafka's older calls say ValueError."""
     if isinstance(resources, str | bytes | ConfigResource):
-        raise TypeError(f"{type(resources).__name__!r} object is not a list of ConfigResource objects")
+        error = TypeError if isinstance(resources, ConfigResource) else refusal
+        raise error(f"{type(resources).__name__!r} object is not a list of ConfigResource objects")
     found = list(resources)
     if not found:
         raise ValueError("Expected non-empty list of ConfigResource objects")
     for resource in found:
         if not isinstance(resource, ConfigResource):
-            raise TypeError(f"Expected list of {ConfigResource}, not of {type(resource).__name__}")
+            raise refusal(f"Expected list of {ConfigResource}, not of {type(resource).__name__}")
         if not resource.name:
             raise ValueError(f"Invalid ConfigResource({resource.restype_int},)")
     return found
@@ -234,7 +237,7 @@ def check_resources(resources: Iterable[ConfigResource]) -> list[ConfigResource]
 
 def check_incremental(resources: Iterable[ConfigResource]) -> list[ConfigResource]:
     """Return the resources whose entries are to be changed."""
-    found = check_resources(resources)
+    found = check_resources(resources, TypeError)
     for resource in found:
         if not resource.incremental_configs:
             raise ValueError(
