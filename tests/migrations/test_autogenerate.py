@@ -28,8 +28,8 @@ with engine.connect() as connection:
     context.configure(
         connection=connection,
         target_metadata=attributes["metadata"],
-        include_schemas=True,
-        include_name=include_name,
+        include_schemas=attributes.get("include_schemas", True),
+        include_name=attributes.get("include_name", include_name),
     )
     with context.begin_transaction():
         context.run_migrations()
@@ -185,6 +185,41 @@ def test_a_search_path_that_holds_our_schema_takes_the_application_to_its_own_ve
     command.stamp(config, "base")
     with open_store(txnstore_postgresql_url, create=False) as store:
         assert store.store_uuid == txnstore_postgresql_store.store_uuid
+
+
+@pytest.mark.parametrize("include_schemas", [False, True])
+@pytest.mark.parametrize(
+    ("search_path", "schemas"),
+    [("shop,public", ["shop", "txnstore"]), ("public,txnstore", ["txnstore"]), ("public,shop", ["shop"])],
+)
+def test_the_hook_knows_a_store_to_which_the_search_path_leads(
+    txnstore_postgres_server, application, tmp_path, search_path, schemas, include_schemas
+):
+    """Alembic names no schema of what is found by it; a table of the application's may hide one of ours."""
+    server = txnstore_postgres_server
+    server.create_database("hook_path")
+    url = server.url("hook_path")
+    if search_path.startswith("shop"):
+        # There it would be in ours.
+        application.remove(application.tables["topics"])
+    config = environment(tmp_path, f"{url}?options=-csearch_path%3D{search_path}", application)
+    config.attributes["include_schemas"] = include_schemas
+    config.attributes["include_name"] = lambda *asked: all(include_name(*asked, schema=name) for name in schemas)
+    try:
+        for name in schemas:
+            open_store(url, schema=name).close()
+        command.revision(config, "the application's tables", autogenerate=True)
+        (script,) = (tmp_path / "alembic" / "versions").glob("*.py")
+        upgrade = script.read_text().partition("def downgrade")[0]
+        assert upgrade.count("create_table") == len(application.tables)
+        assert "drop_" not in upgrade
+        command.upgrade(config, "head")
+        command.check(config)
+        config.attributes["include_name"] = functools.partial(include_name, schema="elsewhere")
+        with pytest.raises(CommandError, match="record_batches"):
+            command.check(config)
+    finally:
+        server.drop_database("hook_path")
 
 
 def test_a_missing_change_is_seen_by_the_applications_check(txnstore_empty_url, engine, alembic, application):

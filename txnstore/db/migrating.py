@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from sqlalchemy import Column, Connection, MetaData, Table, Text
+from sqlalchemy import Column, Connection, MetaData, Table, Text, text
 
 from txnstore.db.names import CODE_SCHEMA, DEFAULT_SCHEMA, SQLITE_PREFIX, VERSION_TABLE, StoreName
 
@@ -24,8 +24,12 @@ _DIALECTS: Final = {"sqlite": "sqlite+txnstore", "postgresql": "postgresql+txnst
 #: What registers them.
 _BACKENDS: Final = {"sqlite": "txnstore.db.sqlite.backend", "postgresql": "txnstore.db.postgresql.backend"}
 
-#: The schema of a connection that was told of no other.
+#: PostgreSQL's own schema for a connection that was told of no other.
 _USUAL_SCHEMA: Final = "public"
+_SCHEMA_BY_PATH: Final = text(
+    "SELECT n.nspname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
+    " WHERE c.relname = :name AND pg_catalog.pg_table_is_visible(c.oid)"
+)
 #: How long a fork waits for another thread that migrates: its child could not import what that is just importing.
 FORK_PATIENCE_SECONDS: Final = 1.0
 
@@ -81,17 +85,33 @@ def include_name(
     """Tell the application's own Alembic which names are its own: pass this as `include_name` to `configure`.
 
     With it, autogenerate neither drops nor changes the tables of txnstore.  For a PostgreSQL schema of another name
-    use `functools.partial(include_name, schema=...)`.
+    use `functools.partial(include_name, schema=...)`, also if the application's own tables are in that schema, or the
+    search_path leads there.
     """
     if type_ == "schema":
         return name != schema
     if parent_names.get("schema_name") == schema:
         return False
     table = name if type_ == "table" else parent_names.get("table_name")
-    if schema == _USUAL_SCHEMA and parent_names.get("schema_name") is None:
-        # Alembic names no schema where it is the connection's own, and the application's tables are there as well.
-        return table not in _our_tables()
+    if table is not None and parent_names.get("schema_name") is None and table in _our_tables():
+        # Alembic names no schema of what the connection finds by its search_path: it may be the application's as well.
+        return _schema_by_path(table) != schema
     return not (table or "").startswith(SQLITE_PREFIX)
+
+
+def _schema_by_path(table: str) -> str | None:
+    """Return the schema in which the connection that Alembic compares finds the table; None on SQLite."""
+    from alembic import context
+
+    try:
+        connection = context.get_bind()
+    except (NameError, AttributeError):
+        # No env.py runs, or none any more: Alembic's functions were called by themselves, on nobody knows what.
+        return _USUAL_SCHEMA
+    if connection.dialect.name != "postgresql":
+        return None
+    found: str | None = connection.scalar(_SCHEMA_BY_PATH, {"name": table})
+    return found
 
 
 def _our_tables() -> set[str]:
