@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import copy
 import gc
+import inspect
 import itertools
+import logging
 import multiprocessing
 import os
 import pickle
@@ -17,8 +21,9 @@ from collections import Counter
 import pytest
 
 from tests.clients.steps import NO_MEMBER, PATIENCE_SECONDS, create_topic, read_to_end, values
-from txnstore import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from txnstore import Consumer, KafkaError, KafkaException, Producer, SerializingProducer, TopicPartition
 from txnstore.admin import AdminClient
+from txnstore.aio import AIOConsumer, AIOProducer
 from txnstore.outbox import Outbox
 
 pytestmark = [
@@ -281,10 +286,24 @@ def test_processes_of_multiprocessing_work_at_the_same_time(make_producer, topic
     assert values(read_to_end(url, topic)) == [b"parent", b"parent again"]
 
 
-def test_a_client_cannot_be_sent_to_another_process(make_producer, make_consumer):
-    for client in (make_producer(), make_consumer()):
-        with pytest.raises(TypeError, match="pickle"):
-            pickle.dumps(client)
+@pytest.mark.parametrize(
+    "kind", [Producer, SerializingProducer, Consumer, AdminClient, AIOProducer, AIOConsumer, Outbox]
+)
+@pytest.mark.parametrize("way", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_client_is_neither_sent_to_another_process_nor_copied(url, kind, way):
+    async def on_a_loop():
+        settings = {"bootstrap.servers": url, "error_cb": lambda error: None, "logger": logging.getLogger("own")}
+        client = kind({**settings, "group.id": "readers"} if "Consumer" in kind.__name__ else settings)
+        with pytest.raises(
+            TypeError, match=f"cannot pickle or copy '{kind.__name__}' object: make a client of its own"
+        ):
+            way(client)
+        if hasattr(client, "close"):
+            closing = client.close()
+            if inspect.isawaitable(closing):
+                await closing
+
+    asyncio.run(on_a_loop())
 
 
 def test_a_child_that_ends_as_programs_do_leaves_the_parents_sessions_alone(url, make_producer, make_consumer, topic):

@@ -16,7 +16,7 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 
 from sqlalchemy import Connection, select
 
@@ -44,6 +44,16 @@ _PAUSE_LAST_SECONDS: Final = 0.5
 _AGAIN: Final = (OutcomeUnknown, StoreBusy, StoreUnavailable, WriteConflict)
 
 Result = TypeVar("Result")
+
+
+class OfOneProcess:
+    """What every client is: of the process that made it, whose connections and threads no copy could have."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> NoReturn:
+        name = type(self).__name__
+        raise TypeError(f"cannot pickle or copy {name!r} object: make a client of its own in each process")
 
 
 class StoreConnection:

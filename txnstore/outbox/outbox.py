@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from sqlalchemy import Engine
 
 from txnstore.clients.configuration.configuration import Configuration, producer_configuration
-from txnstore.clients.connection import StoreConnection
+from txnstore.clients.connection import OfOneProcess, StoreConnection
 from txnstore.clients.model.errors import KafkaException, joined_error_of, kafka_exception_of
 from txnstore.db.callers.connections import session_of
 from txnstore.db.callers.engines import address_of_engine
@@ -36,7 +36,7 @@ OutboxConnection = Any
 CLOSE_TIMEOUT_SECONDS: Final = 10.0
 
 
-class Outbox:
+class Outbox(OfOneProcess):
     """Records that are committed with the application's own rows, or not at all; safe to share between threads.
 
     `produce` inserts a row into the table `outbox` within the database transaction that is open on the connection it

@@ -47,7 +47,7 @@ from txnstore.clients.admin.transactions import (
 from txnstore.clients.admin.unsupported import AclBinding, AclBindingFilter, UserScramCredentialAlteration
 from txnstore.clients.callbacks import Callbacks, ErrorReporter, EventQueue, call_first
 from txnstore.clients.configuration.configuration import admin_configuration
-from txnstore.clients.connection import DatabaseLook, StoreConnection
+from txnstore.clients.connection import DatabaseLook, OfOneProcess, StoreConnection
 from txnstore.clients.model.errors import HANDLE_CLOSED_TEXT, KafkaException, kafka_error_of
 from txnstore.clients.model.metadata import (
     ClusterMetadata,
@@ -68,7 +68,7 @@ from txnstore.transactions.protocol import TransactionState
 _CLOSE_SECONDS: Final = 10.0
 
 
-class AdminClient:
+class AdminClient(OfOneProcess):
     """Looks after topics, records, groups and transactions; safe to share between threads.
 
     What changes or describes something returns a future for each item at once; `result()` returns when it is done and

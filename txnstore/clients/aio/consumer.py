@@ -9,6 +9,7 @@ from concurrent.futures import Executor
 from typing import Any, Final, Generic, ParamSpec, Self, TypeVar
 
 from txnstore.clients.aio.calls import AsyncCalls
+from txnstore.clients.connection import OfOneProcess
 from txnstore.clients.consumer.consumer import Consumer
 from txnstore.clients.consumer.whole_transactions import MESSAGES_MAX, ConsumedTransaction
 from txnstore.clients.model.message import Message
@@ -74,7 +75,7 @@ class _ReturningConsumer(Consumer):
         self._core.give_back(messages)
 
 
-class AIOConsumer:
+class AIOConsumer(OfOneProcess):
     """A `Consumer` whose methods are coroutines; made while a loop runs, and used on that loop.
 
     Calls are made one after the other, in threads.  Callbacks may be coroutine functions; they run on the loop, get

@@ -11,6 +11,7 @@ from concurrent.futures import Executor
 from typing import Any, Final, Generic, ParamSpec, Self, TypeVar
 
 from txnstore.clients.aio.calls import AsyncCalls
+from txnstore.clients.connection import OfOneProcess
 from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.model.message import Message
 from txnstore.clients.model.metadata import ClusterMetadata
@@ -36,7 +37,7 @@ _logger = logging.getLogger(__name__)
 _SLICE_SECONDS: Final = 0.1
 
 
-class AIOProducer:
+class AIOProducer(OfOneProcess):
     """A `Producer` whose methods are coroutines; made while a loop runs, and used on that loop.
 
     Callbacks of the configuration may be coroutine functions; they run on the loop.

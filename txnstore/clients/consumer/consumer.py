@@ -9,11 +9,12 @@ from concurrent.futures import Future
 from functools import partial
 from threading import TIMEOUT_MAX
 from types import TracebackType
-from typing import Any, Final, NoReturn, Self
+from typing import Any, Final, Self
 
 from txnstore import bulk
 from txnstore.clients.callbacks import Callbacks
 from txnstore.clients.configuration.configuration import consumer_configuration
+from txnstore.clients.connection import OfOneProcess
 from txnstore.clients.consumer.arguments import (
     check_callback,
     check_count,
@@ -54,7 +55,7 @@ CLOSE_SECONDS: Final = 10.0
 UNSTABLE_PAUSE_SECONDS: Final = 0.02
 
 
-class Consumer(Polls):
+class Consumer(Polls, OfOneProcess):
     """Reads topics of the store, alone or as the member of a group; see `confluent_kafka.Consumer`.
 
     Records are read ahead in the background; `poll()` hands them out and serves the callbacks.  Every call keeps its
@@ -105,9 +106,6 @@ class Consumer(Polls):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("cannot pickle a Consumer: make one in each process")
 
     # --- records ------------------------------------------------------------------------------------------------------
 

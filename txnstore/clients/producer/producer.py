@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from txnstore.clients.callbacks import Callbacks, ErrorReporter
 from txnstore.clients.configuration.configuration import producer_configuration
-from txnstore.clients.connection import DatabaseLook, StoreConnection, unreachable
+from txnstore.clients.connection import DatabaseLook, OfOneProcess, StoreConnection, unreachable
 from txnstore.clients.model.errors import HANDLE_CLOSED_TEXT, KafkaError, KafkaException, kafka_error_of
 from txnstore.clients.model.metadata import ClusterMetadata
 from txnstore.clients.model.topic_partition import TopicPartition
@@ -64,7 +64,7 @@ _log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
 
-class Producer:
+class Producer(OfOneProcess):
     """Writes records to topics; safe to share between threads, not between processes.
 
     `produce` only queues: a thread of the producer's own sends what has waited for `linger.ms` or fills a batch.
