@@ -160,7 +160,14 @@ def test_watching_tells_once_of_a_place_and_goes_on_when_the_database_was_away(r
 
     away = StoreUnavailable("the server is away")
     looks = iter(
-        [[at(3, "first")], [at(3, "second"), at(4, "third")], away, [], [at(3, "fourth")], CommandFailed("enough")]
+        [
+            [at(3, "first")],
+            [at(3, "second"), at(4, "third"), at(4, "beside it")],
+            away,
+            [],
+            [at(3, "fourth")],
+            CommandFailed("enough"),
+        ]
     )
 
     def look(*_):
@@ -174,12 +181,13 @@ def test_watching_tells_once_of_a_place_and_goes_on_when_the_database_was_away(r
     assert [line.split(": ")[1] for line in ended.out.splitlines() if line.startswith("partition")] == [
         "first",
         "third",
+        "beside it",
         "fourth",
     ]
     assert ended.code == 1
     assert [line.rsplit(": ", 1)[1] for line in ended.err.splitlines()] == [
         "1 thing is wrong",
-        "2 things are wrong",
+        "3 things are wrong",
         "the server is away; trying again",
         "nothing is wrong",
         "1 thing is wrong",

@@ -97,13 +97,14 @@ def _watch(look: Callable[[], list[Violation]], cluster: Cluster, interval_secon
             hint(f"txnstore: {error_text(error)}; trying again")
         else:
             # What was seen there may change with every record that is written.
-            places = {(violation.invariant, violation.place): violation for violation in found}
-            for new in [place for place in places if place not in known]:
-                _show_line(places[new]) if as_json else _show(places[new])
+            places = {(violation.invariant, violation.place) for violation in found}
+            for violation in found:
+                if (violation.invariant, violation.place) not in known:
+                    _show_line(violation) if as_json else _show(violation)
             was_sound &= not found
-            if is_first or places.keys() != known:
+            if is_first or places != known:
                 _conclude(cluster, found)
-            known, is_first = set(places), False
+            known, is_first = places, False
         # What was printed may be read by a pipe.
         sys.stdout.flush()
         stop.wait(interval_seconds)
