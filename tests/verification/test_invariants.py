@@ -15,7 +15,15 @@ from tests.crash.scenarios import FIRST
 from tests.crash.worlds import NEW_OFFSET, OLD_OFFSET
 from tests.crash.worlds import Place as Worlds
 from tests.participants import test_verified
-from tests.verification import test_compacted, test_indexes, test_membership, test_numbers, test_progress, test_watching
+from tests.verification import (
+    test_compacted,
+    test_indexes,
+    test_membership,
+    test_numbers,
+    test_progress,
+    test_tables,
+    test_watching,
+)
 from tests.verification.busy import Busy, append_plainly, make_busy
 from txnstore.db.schema import (
     deleted_partitions,
@@ -617,6 +625,7 @@ AT_REST = {Invariant.NOTHING_OPEN, Invariant.NOTHING_QUEUED, Invariant.ALL_STABL
 #: What is broken in other files by other means than a table of damages, and by which test.
 ELSEWHERE: dict[Invariant, Callable[..., None]] = {
     _I.INDEXES_WHOLE: test_indexes.test_an_index_that_lacks_a_row_is_found_until_it_is_made_anew,
+    _I.TABLES_WHOLE: test_tables.test_what_a_table_has_lost_is_found,
     _I.NUMBERS_AHEAD: test_numbers.test_numbers_that_would_come_again_are_found,
     _I.BRANCHES_KNOWN: test_verified.test_what_is_prepared_and_not_known_is_found_where_it_is_asked_for,
     _I.GROUPS_SOUND: test_membership.test_damage_to_a_group_is_reported,

@@ -421,6 +421,13 @@ class Backend(Protocol):
         """
         ...
 
+    def table_rules(self, connection: Connection, schema: str) -> list[tuple[str, str, frozenset[str]]]:
+        """Return of each table with rows what it is called, which of ours it is, and what it holds each row to.
+
+        That is PRIMARY KEY (columns), NOT NULL column, IDENTITY column, and CHECK or UNIQUE with the rule's name.
+        """
+        ...
+
     def next_key(self, connection: Connection, schema: str, table: str, column: str) -> int | None:
         """Return the key that a table, which gives out its own, gives out next; None: this role may not know it."""
         ...

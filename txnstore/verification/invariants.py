@@ -65,6 +65,14 @@ class Invariant(enum.Enum):
         "what is read by it may miss rows, or see old ones: stop all writers, keep a copy of the database, and REINDEX",
     )
 
+    TABLES_WHOLE = (
+        "each table has the keys, checks and NOT NULL that it was made with, to which the database holds its rows",
+        (
+            "stop all writers, and put back on PostgreSQL, by ALTER TABLE, what `txnstore migrate --sql` prints of it;"
+            " on SQLite move the store into a new file, whose tables have it all: `txnstore copy --even-if-damaged`"
+        ),
+    )
+
     MOVES_LEGAL = ("each entry of the journal may follow the one before it", _JOURNAL)
     JOURNAL_CURRENT = ("the last entry of the journal is what the coordinator's row says", _JOURNAL)
     IDENTITIES_UNIQUE = (

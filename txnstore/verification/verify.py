@@ -35,6 +35,7 @@ from txnstore.verification.outbox import Waiting, outbox_violations
 from txnstore.verification.partitions import Proven, partition_violations
 from txnstore.verification.progress import progress_violations
 from txnstore.verification.reading import Snapshot, in_snapshots, some_of
+from txnstore.verification.tables import table_violations
 
 #: What is compared between databases: clients at work leave something else at the same place in each look.
 _BETWEEN_DATABASES: Final = {
@@ -205,6 +206,7 @@ def verify(
             of_member += of_indexes
             if not of_indexes:
                 watch.sound_indexes.add(member.database_id)
+        of_member += store.read(partial(table_violations, store))
         of_member += store.read(partial(number_violations, store, is_alone=cluster.is_alone))
         of_member += store.read(lambda connection: list(outbox_violations(connection, waiting, now_seconds)))  # noqa: B023 - it runs at once
         found += of_member if cluster.is_alone else [each.in_database(member.label) for each in of_member]
@@ -218,6 +220,7 @@ def verify_store(store: Store, *, told: Callable[[int, int], None] | None = None
         TxnStoreError: the database refused or cannot be reached.
     """
     found = _verify_alone(store, WatchState(), told) + branch_violations(store) + index_violations(store)
+    found += store.read(partial(table_violations, store))
     return found + store.read(partial(number_violations, store))
 
 

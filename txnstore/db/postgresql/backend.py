@@ -200,6 +200,28 @@ _CHECK: Final = text(
     " pg_catalog.pg_namespace n JOIN pg_catalog.pg_class i ON i.relnamespace = n.oid"
     " WHERE e.extname = 'amcheck' AND n.nspname = :schema AND i.relname = :name"
 )
+# A segment is known by the whole that it is a part of. PostgreSQL 18 says attnotnull as well of what rows of before
+# may not meet, and has a constraint for it, which is not validated then.
+_RULES: Final = text("""
+    SELECT c.relname, coalesce(w.relname, c.relname), ARRAY(
+        SELECT concat('NOT NULL ', a.attname) FROM pg_attribute a
+        WHERE a.attrelid = c.oid AND a.attnum > 0 AND a.attnotnull AND NOT a.attisdropped AND NOT EXISTS (
+            SELECT FROM pg_constraint k
+            WHERE k.conrelid = c.oid AND k.contype = 'n' AND k.conkey[1] = a.attnum AND NOT k.convalidated
+        )
+        UNION ALL SELECT concat('IDENTITY ', a.attname) FROM pg_attribute a
+        WHERE a.attrelid = c.oid AND a.attidentity <> '' AND NOT a.attisdropped
+        UNION ALL SELECT concat(CASE k.contype WHEN 'c' THEN 'CHECK ' ELSE 'UNIQUE ' END, k.conname)
+        FROM pg_constraint k WHERE k.conrelid = c.oid AND k.contype IN ('c', 'u') AND k.convalidated
+        UNION ALL SELECT concat('PRIMARY KEY (', string_agg(a.attname, ', ' ORDER BY o.place), ')')
+        FROM pg_constraint k, unnest(k.conkey) WITH ORDINALITY AS o (attnum, place), pg_attribute a
+        WHERE k.conrelid = c.oid AND k.contype = 'p' AND a.attrelid = c.oid AND a.attnum = o.attnum
+        GROUP BY k.oid
+    )
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    LEFT JOIN pg_inherits i ON i.inhrelid = c.oid LEFT JOIN pg_class w ON w.oid = i.inhparent
+    WHERE n.nspname = :schema AND c.relkind = 'r' ORDER BY c.relname
+""")
 _MAY_READ_SEQUENCE: Final = text("SELECT pg_catalog.has_sequence_privilege(CAST(:sequence AS regclass), 'SELECT')")
 _SET_SEQUENCE: Final = text("SELECT pg_catalog.setval(CAST(:sequence AS regclass), :key, false)")
 
@@ -555,6 +577,11 @@ class PostgreSQLBackend:
         """Let amcheck compare an index with its table; one that has gone meanwhile is right."""
         for statement in connection.execute(_CHECK, {"schema": schema, "name": name}).scalars().all():
             connection.exec_driver_sql(statement)
+
+    def table_rules(self, connection: Connection, schema: str) -> list[tuple[str, str, frozenset[str]]]:
+        """Return what the catalogue says of tables and segments; any role may read it."""
+        rows = connection.execute(_RULES, {"schema": schema})
+        return [(name, of_table, frozenset(rules)) for name, of_table, rules in rows]
 
     def next_key(self, connection: Connection, schema: str, table: str, column: str) -> int | None:
         """Return what the column's sequence gives out next, if this role may read it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 import re
 import shutil
@@ -78,6 +79,14 @@ UNKNOWN_AT_COMMIT: Final = ("SQLITE_IOERR", "SQLITE_CORRUPT", "SQLITE_NOTADB", "
 
 #: What SQLite says, without a code of its own, when somebody has changed our tables.
 MISSING: Final = re.compile(r"^no such (table|column): |^table \S+ has no column named ")
+# Of a table the statement that made it, and each column.
+_COLUMNS: Final = text(
+    'SELECT m.name, m.sql, x.name, x."notnull", x.pk FROM main.sqlite_master m JOIN pragma_table_xinfo(m.name) x'
+    " WHERE m.type = 'table' AND substr(m.name, 1, :length) = :prefix ORDER BY m.name, x.pk"
+)
+_COMMENT: Final = re.compile(r"--[^\n]*|/\*.*?\*/", re.DOTALL)
+_NAMED_RULE: Final = re.compile(r'\bCONSTRAINT\s+"?(\w+)"?\s+(CHECK|UNIQUE)\b', re.IGNORECASE)
+_GENERATED: Final = re.compile(r"\bAUTOINCREMENT\b", re.IGNORECASE)
 # A table without an index: of each name one row is kept by SQLite itself.
 _LAST_KEY: Final = text("SELECT seq FROM sqlite_sequence WHERE name = :of_table")
 _FORGET_KEY: Final = text("DELETE FROM sqlite_sequence WHERE name = :of_table")
@@ -354,6 +363,28 @@ class SQLiteBackend:
         found = run_on_driver(connection, f'PRAGMA integrity_check("{quoted}")').rows
         if [tuple(row) for row in found] != [("ok",)]:
             raise StoreDamaged("; ".join(str(row[0]) for row in found[:3]))
+
+    def table_rules(self, connection: Connection, schema: str) -> list[tuple[str, str, frozenset[str]]]:
+        """Return what stands in the statements that made the tables, and what SQLite makes of their columns."""
+        del schema
+        found = []
+        rows = connection.execute(_COLUMNS, {"length": len(SQLITE_PREFIX), "prefix": SQLITE_PREFIX})
+        for (name, sql), columns in itertools.groupby(rows, lambda row: (row[0], row[1])):
+            made_by = _COMMENT.sub("", sql)
+            rules = {f"{kind.upper()} {rule}" for rule, kind in _NAMED_RULE.findall(made_by)}
+            key = []
+            for *_, column, takes_no_null, place_in_key in columns:
+                if takes_no_null:
+                    rules.add(f"NOT NULL {column}")
+                if place_in_key:
+                    key.append(column)
+            if key:
+                rules.add(f"PRIMARY KEY ({', '.join(key)})")
+                if _GENERATED.search(made_by):
+                    rules.add(f"IDENTITY {key[0]}")
+            table = name.removeprefix(SQLITE_PREFIX)
+            found.append((table, table, frozenset(rules)))
+        return found
 
     def next_key(self, connection: Connection, schema: str, table: str, column: str) -> int:
         """Return the one after the last that AUTOINCREMENT gave out."""
