@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import signal
 import threading
+from contextlib import closing
 
 import psycopg
 import pytest
 
 from txnstore.db.backend import Limits
 from txnstore.db.opening import open_store
+from txnstore.db.postgresql import connections
+from txnstore.db.postgresql.backend import connect_driver
+from txnstore.db.postgresql.connections import PostgreSQLConnection
+from txnstore.db.url import parse_url
 from txnstore.errors import OutcomeUnknown, StatementTimedOut, StoreBusy, StoreUnavailable
 from txnstore.log.append import append
 from txnstore.testing.postgres_server import connection_string
@@ -205,6 +210,57 @@ def test_a_network_that_swallows_everything_is_noticed_when_connecting(proxy, op
     proxy.swallow_everything()
     with pytest.raises(StoreUnavailable):
         open_proxied(options="?connect_timeout=2")
+
+
+@pytest.fixture
+def asked_soon(monkeypatch):
+    """Let a server that is silent be asked soon whether it is there; returns what it has said so far."""
+    said = []
+
+    def noting(connection):
+        said.append(ask(connection))
+        return said[-1]
+
+    ask = PostgreSQLConnection._server_is_there
+    monkeypatch.setattr(connections, "ASK_SECONDS", 0.1)
+    monkeypatch.setattr(connections, "SAY_SECONDS", 2)
+    monkeypatch.setattr(PostgreSQLConnection, "_server_is_there", noting)
+    return said
+
+
+@pytest.mark.parametrize("statement_timeout_ms", [0, 3_600_000])
+@pytest.mark.parametrize("run", [PostgreSQLConnection.execute, PostgreSQLConnection.read_last])
+def test_a_server_that_is_gone_is_noticed_however_long_a_statement_may_take(
+    postgresql_url, proxy, asked_soon, run, statement_timeout_ms
+):
+    with closing(connect_driver(parse_url(proxy.url(postgresql_url)))) as connection:
+        connection.expect_answers_within(Limits(statement_timeout_ms=statement_timeout_ms))
+        proxy.swallow_everything()
+        with pytest.raises(psycopg.OperationalError, match="did not answer in time"):
+            run(connection, "SELECT 1")
+    assert asked_soon == [False]
+    proxy.heal()
+
+
+@pytest.mark.parametrize("run", [PostgreSQLConnection.execute, PostgreSQLConnection.read_last])
+def test_a_statement_that_takes_long_is_waited_for_while_its_server_is_there(
+    postgresql_url, administrator, lock_head, asked_soon, in_background, until, run
+):
+    with closing(connect_driver(parse_url(postgresql_url))) as connection:
+        connection.expect_answers_within(Limits(statement_timeout_ms=0))
+        change = "UPDATE txnstore.partition_heads SET segment = segment"
+        running = in_background(lambda: run(connection, f"{change} RETURNING 1"))
+        until(lambda: len(asked_soon) > 1)
+        assert running.is_running
+        lock_head()
+        running.result()
+    assert all(asked_soon)
+
+
+def test_a_server_that_lets_nobody_else_in_is_there(postgresql_url, proxy):
+    with closing(connect_driver(parse_url(proxy.url(postgresql_url)))) as connection:
+        proxy.refuse_connections()
+        assert connection._server_is_there()
 
 
 def test_a_slow_answer_is_not_a_lost_one(direct, proxy, open_proxied, in_background):

@@ -1,7 +1,8 @@
 """Connections to PostgreSQL: given up when the server is silent, and kept for telling readers of commits.
 
 The server itself ends what takes too long, and says so.  If it says nothing either, it was stopped, or something on
-the way swallows what is sent and keeps the connection open: no timeout of TCP notices that.
+the way swallows what is sent and keeps the connection open: no timeout of TCP notices that.  Where a statement may take
+for hours, silence says nothing; then somebody asks now and then, by another connection, whether the server is there.
 
 After a commit NOTIFY tells waiting readers, many commits in one.  It is a statement of its own on a connection of its
 own, sent by the writer if nothing is under way there, else by a thread: within the appending transaction it would take
@@ -48,6 +49,9 @@ Connect = Callable[[], "PostgreSQLConnection"]
 
 #: Until a database transaction says how long its statements may take; LISTEN and NOTIFY take no time.
 ANSWER_TIMEOUT_MS: Final = 10_000
+#: After so long without an answer the server is asked whether it is there, again and again, and has so long to say so.
+ASK_SECONDS: Final = 60.0
+SAY_SECONDS: Final = 30
 #: How long a listener waits for a lock, of a channel or of a table that it reads. A stranger may hold it for hours, and
 #: a session whose client has given up would go on waiting.
 LOCK_WAIT_MS: Final = 1_000
@@ -177,13 +181,15 @@ class PostgreSQLConnection(psycopg.Connection[Any]):
         if poll is None or self.pgconn.flush():
             return self.wait(generators.execute(self.pgconn))
         answers: list[pq.abc.PGresult] = []
+        heard = asked = time.monotonic()
         while True:
             # Before each result, also the end of them: what has not come yet is waited for, and all of Python with it.
             while self.pgconn.is_busy():
-                if not poll.poll(None if self._silence_seconds is None else 1000 * self._silence_seconds):
-                    self.pgconn.finish()
-                    raise psycopg.OperationalError("the server did not answer in time")
-                self.pgconn.consume_input()
+                if poll.poll(1000 * min(ASK_SECONDS, self._silence_seconds or ASK_SECONDS)):
+                    heard = time.monotonic()
+                    self.pgconn.consume_input()
+                else:
+                    asked = self._bear_silence(heard, asked)
             result = self.pgconn.get_result()
             if result is None:
                 return answers
@@ -198,22 +204,49 @@ class PostgreSQLConnection(psycopg.Connection[Any]):
         return super().wait(self._bounded(gen), *arguments, **options)
 
     def _bounded(self, steps: Generator[Any, Any, Result]) -> Generator[Any, Any, Result]:
-        heard = time.monotonic()
+        heard = asked = time.monotonic()
         try:
             wanted = next(steps)
             while True:
                 # False at intervals, while the socket is not ready.
                 ready = yield wanted
-                now = time.monotonic()
                 if ready:
-                    heard = now
-                elif self._silence_seconds is not None and now - heard >= self._silence_seconds:
-                    self.pgconn.finish()
-                    raise psycopg.OperationalError("the server did not answer in time")
+                    heard = time.monotonic()
+                else:
+                    asked = self._bear_silence(heard, asked)
                 wanted = steps.send(ready)
         except StopIteration as end:
             result: Result = end.value
             return result
+
+    def _bear_silence(self, heard: float, asked: float) -> float:
+        """Return when the server was last asked whether it is there, `asked` or now, if its answer may still come.
+
+        Raises:
+            psycopg.OperationalError: the connection is given up.
+        """
+        now = time.monotonic()
+        if self._silence_seconds is None or now - heard < self._silence_seconds:
+            if now - max(heard, asked) < ASK_SECONDS:
+                return asked
+            if self._server_is_there():
+                return time.monotonic()
+        self.pgconn.finish()
+        raise psycopg.OperationalError("the server did not answer in time")
+
+    def _server_is_there(self) -> bool:
+        """Return whether the server takes another connection, or says why not; one that was stopped says nothing."""
+        parameters: dict[str, Any] = self.info.get_parameters() | {"connect_timeout": str(SAY_SECONDS)}
+        if self.info.password:
+            parameters["password"] = self.info.password
+        try:
+            psycopg.connect(**parameters).close()
+        except psycopg.errors.ConnectionTimeout:
+            return _has_input(self.pgconn.socket)
+        except psycopg.Error:
+            # Also where it went away: then this connection breaks by itself.
+            return True
+        return True
 
 
 def _has_input(descriptor: int) -> bool:
