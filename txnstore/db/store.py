@@ -499,6 +499,10 @@ class Store:
     def _commit(self, connection: Connection, deadline: float) -> None:
         self._while_contended(lambda: self.backend.commit(connection), deadline)
 
+    def translated(self, error: DBAPIError) -> TxnStoreError:
+        """Return our error for what a statement of this database has raised."""
+        return self._named(self.backend.translate(error, Stage.STATEMENT))
+
     def _named(self, error: TxnStoreError) -> TxnStoreError:
         """Return the error; of several databases it says which one it is about."""
         return error if self.label is None else type(error)(f"the database {self.label!r}: {error}")

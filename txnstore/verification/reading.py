@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, Table, bindparam, exists, select, tuple_
+from sqlalchemy.exc import DBAPIError
 
 from txnstore.db.schema import record_batches
 from txnstore.db.statements import HotStatement
@@ -144,8 +145,21 @@ def in_snapshots(members: Sequence[Store], work: Callable[[Sequence[Connection]]
 
     def nested(connections: tuple[Connection, ...]) -> Result:
         if len(connections) == len(members):
+            return worked(connections)
+        # It is all tried again, by the first: what broke may be a snapshot that was taken before.
+        return members[len(connections)].read(
+            lambda connection: taken((*connections, connection)), retry_timeout_ms=0 if connections else None
+        )
+
+    def worked(connections: tuple[Connection, ...]) -> Result:
+        try:
             return work(connections)
-        return members[len(connections)].read(lambda connection: taken((*connections, connection)))
+        except DBAPIError as error:
+            # The last one would take it for its own.
+            for member, connection in zip(members, connections, strict=True):
+                if connection.invalidated:
+                    raise member.translated(error) from None
+            raise
 
     def taken(connections: tuple[Connection, ...]) -> Result:
         # It is taken by the first statement: not only once those before it have been read, which may take minutes.

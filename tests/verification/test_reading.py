@@ -1,0 +1,44 @@
+"""What is read of several databases at once, and which one it is said of that it broke."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import select
+
+from txnstore.db.opening import open_store
+from txnstore.db.schema import stores
+from txnstore.db.statements import HotStatement
+from txnstore.errors import StoreUnavailable
+from txnstore.verification.reading import in_snapshots
+
+STATEMENT = select(stores.c.store_uuid)
+
+
+@pytest.mark.parametrize("is_hot", [True, False])
+def test_the_database_that_broke_is_named(txnstore_postgresql_url, txnstore_sqlite_url, is_hot):
+    with open_store(txnstore_postgresql_url) as first, open_store(txnstore_sqlite_url) as second:
+        first.label, second.label = "first", "second"
+        first.limits = replace(first.limits, retry_timeout_ms=0)
+
+        def work(connections):
+            connections[0].connection.driver_connection.pgconn.finish()
+            return HotStatement(STATEMENT).rows(connections[0]) if is_hot else connections[0].execute(STATEMENT).all()
+
+        with pytest.raises(StoreUnavailable, match=r"^the database 'first'"):
+            in_snapshots([first, second], work)
+
+
+def test_all_of_them_are_read_again_where_one_was_away_for_a_moment(txnstore_postgresql_url, txnstore_sqlite_url):
+    with open_store(txnstore_postgresql_url) as first, open_store(txnstore_sqlite_url) as second:
+        tries = []
+
+        def work(connections):
+            tries.append(None)
+            if len(tries) == 1:
+                connections[0].connection.driver_connection.pgconn.finish()
+            return [connection.execute(STATEMENT).scalar_one() for connection in connections]
+
+        assert in_snapshots([first, second], work) == [first.store_uuid, second.store_uuid]
+        assert len(tries) == 2
