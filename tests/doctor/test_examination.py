@@ -23,8 +23,6 @@ from txnstore.db.identity import check_original
 from txnstore.db.opening import open_store
 from txnstore.db.postgresql import facts as postgresql_facts
 from txnstore.db.postgresql.facts import PostgreSQLFacts, Standby
-from txnstore.db.roles import grants
-from txnstore.db.roles.rights import Kind
 from txnstore.db.schema import maintenance_duties, stores
 from txnstore.db.sqlite import facts as sqlite_facts
 from txnstore.db.sqlite.facts import SQLiteFacts, file_system_of
@@ -576,23 +574,6 @@ def test_what_bites_a_database_is_found(store_url, monkeypatch, plant):
         assert any(text in each for each in told), told
     monkeypatch.undo()
     assert check not in seen(store_url)
-
-
-def test_a_role_that_was_granted_to_be_a_coordinator_lacks_nothing(store_url, txnstore_postgres_server):
-    role = f"txnstore_doctor_coordinator_{os.getpid()}"
-    txnstore_postgres_server.create_role(role, "secret")
-    url = make_url(store_url)._replace(username=role, password="secret").render_as_string(hide_password=False)
-    try:
-        with open_store(store_url) as store:
-            grants.apply(store, grants.grant(store, Kind.COORDINATOR, role))
-        assert "rights" not in found(url)
-        with connected(store_url) as connection:
-            connection.execute(f"REVOKE SELECT ON txnstore.store_version FROM {role}")
-        assert found(url)["rights"].seen == "this role has no right to SELECT on store_version"
-    finally:
-        with connected(store_url) as connection:
-            connection.execute(f"DROP OWNED BY {role}")
-        txnstore_postgres_server.drop_role(role)
 
 
 def test_the_rights_that_a_role_lacks_are_found_and_what_it_may_not_see_is_said(store_url, txnstore_postgres_server):

@@ -41,6 +41,8 @@ def doctor(
     """Say what would bite in a database, before it bites: what was seen, what comes of it, and what to do.
 
     It changes nothing, and needs no store there. It exits with 1 if there is a problem. Advice alone does not fail.
+    As a role of `roles grant` it looks for the rights of that kind of role; what the kind is meant to lack is no
+    problem.
     """
     examinations = [examine(url, schema=schema) for url in _wanted(context, urls, url_option)]
     if as_json:
@@ -79,7 +81,8 @@ def _show(examination: Examination) -> None:
     if count := examination.count(Grade.UNKNOWN):
         counts.append(_count(count, "check could not look", "checks could not look"))
     where = {True: "a store", False: "no store yet", None: "a store or none"}[examination.has_store]
-    hint(f"{examination.url}, {where}: {', '.join(counts)}")
+    who = f", seen as {examination.role}" if examination.role else ""
+    hint(f"{examination.url}, {where}{who}: {', '.join(counts)}")
 
 
 def _count(count: int, one: str, several: str) -> str:

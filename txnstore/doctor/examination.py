@@ -31,6 +31,9 @@ class Examination:
     has_store: bool | None
     """Whether tables of txnstore are there; None: nobody could look."""
 
+    role: str = ""
+    """What `txnstore roles grant` has made of the role that looked, as `a producer`; empty: nothing."""
+
     def count(self, grade: Grade) -> int:
         """Return how many findings there are of this grade."""
         return sum(finding.grade is grade for finding in self.findings)
@@ -64,7 +67,7 @@ def _examine_sqlite(address: DatabaseUrl) -> Examination:
 def _examine_postgresql(address: DatabaseUrl, schema: str) -> Examination:
     # Its driver is slow to import.
     from txnstore.db.postgresql.facts import read_postgresql_facts
-    from txnstore.doctor.postgresql import POSTGRESQL_CHECKS
+    from txnstore.doctor.postgresql import POSTGRESQL_CHECKS, kinds_of, kinds_text
 
     try:
         facts = read_postgresql_facts(address, schema, version_table=VERSION_TABLE)
@@ -74,4 +77,5 @@ def _examine_postgresql(address: DatabaseUrl, schema: str) -> Examination:
         return Examination(address, found, has_store=None)
     known = facts.relations
     has_store = None if known is None else any(relation.name == "stores" for relation in known)
-    return Examination(address, findings(POSTGRESQL_CHECKS, facts), has_store)
+    role = kinds_text(kinds) if (kinds := kinds_of(facts)) else ""
+    return Examination(address, findings(POSTGRESQL_CHECKS, facts), has_store, role)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from txnstore.db.backend import Limits
 from txnstore.db.names import VERSION_TABLE, VIEWS
 from txnstore.db.postgresql.backend import OLDEST_SERVER_VERSION
-from txnstore.db.postgresql.facts import PostgreSQLFacts
+from txnstore.db.postgresql.commit_function import NAME, NAME_WITHIN
+from txnstore.db.postgresql.facts import PostgreSQLFacts, Relation
+from txnstore.db.roles.grants import kind_of_policy, views_for
+from txnstore.db.roles.rights import CALLS_FUNCTIONS, Kind, Right, rights_of
 from txnstore.db.schema import metadata
 from txnstore.doctor.checks import (
     COPY_CONSEQUENCE,
@@ -271,17 +274,56 @@ def _rights(facts: PostgreSQLFacts) -> Iterator[str]:
     if facts.may_use_schema is False:
         yield f"this role may not use the schema {facts.schema}"
         return
+    kinds = kinds_of(facts)
+    who = f"this role, {kinds_text(kinds)}," if kinds else "this role"
     refused: dict[str, list[str]] = {}
     for relation in facts.relations or ():
         # Only the owner of the tables migrates them.
-        wanted = _READ_ONLY if relation.name == VERSION_TABLE else relation.missing_rights
-        missing = ", ".join(right for right in relation.missing_rights if right in wanted)
+        everything: Sequence[Right] = _READ_ONLY if relation.name == VERSION_TABLE else relation.missing_rights
+        wanted: Iterable[Right] = _granted(facts, relation.name) if kinds else everything
+        missing = ", ".join(_missing(relation, wanted))
         if relation.name in _RIGHTS_OF and missing:
             refused.setdefault(missing, []).append(relation.name)
     for rights, names in refused.items():
-        yield f"this role has no right to {rights} on {', '.join(names)}"
-    if facts.refused_functions:
-        yield f"this role may not call {', '.join(facts.refused_functions)}"
+        yield f"{who} has no right to {rights} on {', '.join(names)}"
+    refused_functions = facts.refused_functions or ()
+    if kinds:
+        called = () if kinds.isdisjoint(CALLS_FUNCTIONS) else (NAME, NAME_WITHIN)
+        refused_functions = [name for name in refused_functions if name in called]
+    if refused_functions:
+        yield f"{who} may not call {', '.join(refused_functions)}"
+
+
+def kinds_of(facts: PostgreSQLFacts) -> frozenset[Kind]:
+    """Return what this role was granted to be; it is meant to lack the rest."""
+    return frozenset(kind for name, _ in facts.policies if (kind := kind_of_policy(name)) is not None)
+
+
+def kinds_text(kinds: frozenset[Kind]) -> str:
+    """Return kinds of a role for people."""
+    return f"a {' and '.join(sorted(kinds))}"
+
+
+def _granted(facts: PostgreSQLFacts, name: str) -> Iterator[Right]:
+    """Return what the kinds of this role may do with a table or view."""
+    for policy, limits in facts.policies:
+        kind = kind_of_policy(policy)
+        if kind is None:
+            continue
+        yield from rights_of(kind).get(name, ())
+        if name in views_for(kind, facts.server_version, is_limited=limits is not None):
+            yield from _READ_ONLY
+
+
+def _missing(relation: Relation, wanted: Iterable[Right]) -> Iterable[str]:
+    """Return those of the rights that this role does not have, once each."""
+    missing = []
+    for right in wanted:
+        name, columns = right if isinstance(right, tuple) else (right, ())
+        lacking = [column for column in columns if f"{name} {column}" not in relation.column_rights]
+        if name in relation.missing_rights and (lacking or not columns):
+            missing.append(f"{name} ({', '.join(lacking)})" if lacking else name)
+    return dict.fromkeys(missing)
 
 
 def _tables(facts: PostgreSQLFacts) -> Iterator[str]:
@@ -558,10 +600,12 @@ POSTGRESQL_CHECKS: Final = (
     Check(
         "rights",
         Grade.PROBLEM,
-        "USAGE on the schema, rights on tables and views, EXECUTE on functions",
+        "USAGE on the schema, rights on tables and views, EXECUTE on functions, as far as what `txnstore roles grant`"
+        " has made of the role needs them",
         "What needs them is refused (PermissionDenied).",
-        "GRANT them to the role, if its programs are to do more than it may.",
-        ("relations",),
+        "Of a kind of `txnstore roles`: grant that again, as after a migration. Otherwise GRANT them to the role, if"
+        " its programs are to do more than it may.",
+        ("relations", "policies"),
         _rights,
     ),
     Check(

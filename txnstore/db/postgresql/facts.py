@@ -97,6 +97,13 @@ _RELATIONS: Final = """
             SELECT p FROM pg_catalog.unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS p
             WHERE NOT pg_catalog.has_table_privilege(c.oid, p) AND (p = 'SELECT' OR c.relkind <> 'v')
                 AND NOT c.relispartition
+        ),
+        ARRAY(
+            SELECT p || ' ' || a.attname
+            FROM pg_catalog.unnest(ARRAY['SELECT', 'INSERT', 'UPDATE']) AS p, pg_catalog.pg_attribute a
+            WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND NOT c.relispartition
+                AND NOT pg_catalog.has_table_privilege(c.oid, p)
+                AND pg_catalog.has_column_privilege(c.oid, a.attnum, p)
         )
     FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
     LEFT JOIN pg_catalog.pg_stat_all_tables s ON s.relid = c.oid
@@ -147,6 +154,14 @@ _SCHEMA: Final = """
 _FUNCTIONS: Final = """
     SELECT p.proname FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
     WHERE n.nspname = %s AND NOT pg_catalog.has_function_privilege(p.oid, 'EXECUTE') ORDER BY p.proname
+"""
+# As row-level security takes them: also those of the roles whose rights this one has.
+_POLICIES: Final = """
+    SELECT DISTINCT p.polname, pg_catalog.obj_description(p.oid, 'pg_policy')
+    FROM pg_catalog.pg_policy p JOIN pg_catalog.pg_class c ON c.oid = p.polrelid
+    JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    CROSS JOIN pg_catalog.unnest(p.polroles) AS role(oid)
+    WHERE n.nspname = %s AND c.relname = 'topics' AND pg_catalog.pg_has_role(role.oid, 'USAGE') ORDER BY p.polname
 """
 # Whoever has done some of a duty notes when; in a new store nobody had to yet, and of one that moves nobody has to.
 _UNMAINTAINED: Final = """
@@ -210,6 +225,9 @@ class Relation:
 
     missing_rights: Sequence[str]
     """Of SELECT, INSERT, UPDATE and DELETE, what this role may not."""
+
+    column_rights: Sequence[str] = ()
+    """What it may of these with single columns, as `UPDATE next_offset`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +304,9 @@ class PostgreSQLFacts:
 
     refused_functions: Sequence[str] | None = None
     """Functions of the schema that this role may not call."""
+
+    policies: Sequence[tuple[str, str | None]] = ()
+    """Those of the table of topics that are for this role, with their comments; empty for a superuser."""
 
     table_version: str | None = None
     """What stands in the version table."""
@@ -402,6 +423,8 @@ class _Asked:
             facts.rooms = [RelationRoom(*row) for row in found]
         if (found := self.rows("refused_functions", _FUNCTIONS, facts.schema)) is not None:
             facts.refused_functions = [name for (name,) in found]
+        if not facts.is_superuser:
+            facts.policies = self.rows("policies", _POLICIES, facts.schema) or ()
         self._inside(version_table, {relation.name for relation in facts.relations or ()})
 
     def _inside(self, version_table: str, names: set[str]) -> None:

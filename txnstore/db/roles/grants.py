@@ -90,7 +90,11 @@ def list_grants(store: Store) -> list[Grant]:
         policies = _our_policies(connection, store.schema)
         return [
             Grant(Kind.OWNER, owner, ""),
-            *(Grant(_kind_in(name), role, about or "") for table, name, role, about in policies if table == "topics"),
+            *(
+                Grant(kind, role, about or "")
+                for table, name, role, about in policies
+                if table == "topics" and (kind := kind_of_policy(name)) is not None
+            ),
         ]
 
     return store.read(work)
@@ -98,11 +102,18 @@ def list_grants(store: Store) -> list[Grant]:
 
 def _our_policies(connection: Connection, schema: str) -> list[tuple[str, str, str, str | None]]:
     found = connection.execute(_POLICIES, {"schema": schema}).all()
-    return [(*row,) for row in found if re.match(rf"{_POLICY_PREFIX}_({'|'.join(Kind)})_", row[1])]
+    return [(*row,) for row in found if kind_of_policy(row[1]) is not None]
 
 
-def _kind_in(policy: str) -> str:
-    return policy.split("_")[1]
+def kind_of_policy(policy: str) -> Kind | None:
+    """Return the kind of role that a policy of this name was made for; None: `grant` did not make it."""
+    found = re.match(rf"{_POLICY_PREFIX}_({'|'.join(Kind)})_", policy)
+    return None if found is None else Kind(found[1])
+
+
+def views_for(kind: Kind, server_version: int, *, is_limited: bool) -> Sequence[str]:
+    """Return the views that a role of a kind is given; before PostgreSQL 15 a view shows the rows of its owner."""
+    return () if is_limited and server_version < _HAS_INVOKER_VIEWS else VIEWS_OF.get(kind, ())
 
 
 # --- what is to be done -----------------------------------------------------------------------------------------------
@@ -263,8 +274,9 @@ class _Statements:
                 yield f"ALTER TABLE {self._named(table)} ENABLE ROW LEVEL SECURITY"
 
     def _grant_views(self, kind: Kind, bounds: RoleScope | None, server_version: int) -> Iterator[str]:
+        shown = views_for(kind, server_version, is_limited=bounds is not None)
         for view in VIEWS_OF.get(kind, ()):
-            if bounds is not None and server_version < _HAS_INVOKER_VIEWS:
+            if view not in shown:
                 # An earlier grant without limits is taken back.
                 yield f"REVOKE ALL ON {self._named(view)} FROM {_quoted(self.role)}"
                 yield f"-- Before PostgreSQL 15 a view shows the rows of its owner: not for {_comment_of(self.role)}."
