@@ -109,7 +109,7 @@ BAD_LINES = [
     ('{"headers": {"a": 1}}', "its header is neither"),
     ('{"partition": -1}', "its partition"),
     ('{"partition": true}', "its partition"),
-    ('{"partition": 7}', "nknown partition"),
+    ('{"partition": 7}', "topic orders has 1 partition, numbered from 0: there is no partition 7"),
     ('{"timestamp": 1.5}', "its timestamp"),
     ('{"timestamp": 9223372036854775808}', "its timestamp"),
     ('{"timestamp": NaN}', "its timestamp"),
@@ -130,6 +130,24 @@ def test_a_bad_line_ends_the_run_and_aborts_the_transaction(run, done):
     without = run("produce", "orders", "-j", stdin=b'{"value": "before"}\nnonsense')
     assert without.err.endswith("; 1 record was written before\n")
     assert done("consume", "orders") == "before\n"
+
+
+def test_a_partition_that_is_not_there_is_told_with_those_that_are_and_what_was_written(run, done):
+    done("topics", "create", "orders", "-p", "2")
+    lines = [{"value": str(number), "partition": int(2 <= number <= 5)} for number in range(1, 8)]
+    done("produce", "orders", "-j", stdin="\n".join(map(json.dumps, lines)).encode())
+    # The topic is looked up when all of them wait for it.
+    slowly = ["-X", "linger.ms=30000"]
+    ended = run("produce", "new", "-j", *slowly, stdin="\n".join(map(json.dumps, lines)).encode())
+    assert ended.code == 1
+    assert ended.err.splitlines()[-1] == (
+        "txnstore: standard input, line 2: topic new has 1 partition, numbered from 0: there is no partition 1;"
+        " 3 records were written, and 4 were not"
+    )
+    assert done("consume", "new") == "1\n6\n7\n"
+    assert "topic orders has 2 partitions, numbered from 0: there is no partition 9; 0 records were" in (
+        run("produce", "orders", "-p", "9", stdin=b"v\n").err
+    )
 
 
 def test_a_transaction_is_seen_as_a_whole(run, done):
@@ -276,7 +294,7 @@ def test_what_the_store_refuses_is_one_line(run, done, answer):
         (["consume", "orders", "-g", "\ud800"], "group"),
         (["produce", "a b"], "characters"),
         (["produce", ""], "empty"),
-        (["produce", "orders", "-p", "1"], "nknown partition"),
+        (["produce", "orders", "-p", "1"], "has 1 partition, numbered from 0: there is no partition 1; 0 records were"),
         (["produce", "orders", "-X", "compression.type=soon"], "compression.codec"),
         (["produce", "orders", "-t", "\ud800"], "transactional"),
         (["produce", "orders", "-t", "x", "--transaction-timeout", "901"], "transaction"),

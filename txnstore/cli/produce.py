@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Final, NamedTuple
 
@@ -49,15 +49,24 @@ class _Place(NamedTuple):
         return f"{self.name}, line {self.line}"
 
 
+class _NotWritten(Exception):
+    """A record was not written."""
+
+    def __init__(self, place: _Place, error: KafkaError, partition: int | None) -> None:
+        super().__init__(str(place))
+        self.place, self.error, self.partition = place, error, partition
+
+
 class _Reports:
     """What became of the records."""
 
     def __init__(self) -> None:
         self.delivered = 0
+        self.failed = 0
         self._trouble = ""
         self._delivered_since: set[int | None] = set()
         """The partitions for which the last trouble has passed."""
-        self._failure: CommandFailed | None = None
+        self._failure: _NotWritten | None = None
 
     def note_trouble(self, error: KafkaError) -> None:
         # That all brokers are down comes after why.
@@ -69,12 +78,14 @@ class _Reports:
         if error is None:
             self.delivered += 1
             self._delivered_since.add(message.partition())
-        elif self._failure is None:
+            return
+        self.failed += 1
+        if self._failure is None:
             has_passed = not self._trouble or message.partition() in self._delivered_since
             if error == KafkaError._MSG_TIMED_OUT and not has_passed:
                 # What it may have waited for: which of several databases is away, for example.
                 error = KafkaError(error.code(), f"{error.str()}; the last trouble was: {self._trouble}")
-            self._failure = _failed_at(place, KafkaException(error))
+            self._failure = _NotWritten(place, error, message.partition())
 
     def raise_failure(self) -> None:
         if self._failure is not None:
@@ -131,7 +142,7 @@ def produce(
     """Write records: one for each line, as it is, or with a key, or as JSON.
 
     A record counts as written once it is durable; the number of them is printed at the end, to the standard error.
-    Without a transaction the records before an error stay written.
+    Without a transaction what was written by the time that an error is seen stays written.
     """
     parse = _parser(json_lines=json_lines, key_separator=key_separator, headers=header or [])
     settings: dict[str, Any] = {"message.timeout.ms": _DELIVERY_MS} | key_values(config or [])
@@ -194,6 +205,9 @@ class _Writing:
         except KeyboardInterrupt:
             hint(self._given_up())
             raise
+        except _NotWritten as failed:
+            text = f"{failed.place}: {self._reason(failed)}; {self._given_up()}"
+            raise CommandFailed(text, code=exit_code(KafkaException(failed.error))) from None
         except (CommandFailed, KafkaException) as error:
             raise CommandFailed(f"{error_text(error)}; {self._given_up()}", code=exit_code(error)) from None
         hint(f"{_records(self._reports.delivered)} written to {self._topic}")
@@ -225,13 +239,16 @@ class _Writing:
                 self._producer.poll(_QUEUE_SECONDS)
                 self._reports.raise_failure()
             except KafkaException as error:
-                raise _failed_at(place, error) from None
+                raise _NotWritten(place, error.args[0], self._partition_of(record)) from None
             else:
                 return
 
+    def _partition_of(self, record: InputRecord) -> int | None:
+        return self._partition if record.partition is None else record.partition
+
     def _produce(self, record: InputRecord, place: _Place) -> None:
         options: dict[str, Any] = {}
-        partition = self._partition if record.partition is None else record.partition
+        partition = self._partition_of(record)
         if partition is not None:
             options["partition"] = partition
         if record.timestamp_ms is not None:
@@ -254,6 +271,17 @@ class _Writing:
             self._reports.raise_failure()
         self._reports.raise_failure()
 
+    def _reason(self, failed: _NotWritten) -> str:
+        if failed.error == KafkaError._UNKNOWN_PARTITION:
+            with suppress(KafkaException):
+                if count := len(self._producer.list_topics(self._topic, _CALL_SECONDS).topics[self._topic].partitions):
+                    partitions = "1 partition" if count == 1 else f"{count} partitions"
+                    return (
+                        f"topic {self._topic} has {partitions}, numbered from 0: there is no partition"
+                        f" {failed.partition}"
+                    )
+        return failed.error.str()
+
     def _given_up(self) -> str:
         """End what was begun, and say what came of it."""
         producer = self._producer
@@ -265,11 +293,9 @@ class _Writing:
                 return "it is not known whether it was committed" if self._is_committing else _NOTHING_COMMITTED
             return _NOTHING_COMMITTED
         producer.flush(_CALL_SECONDS)
-        return f"{_records(self._reports.delivered)} written before"
-
-
-def _failed_at(place: _Place, error: KafkaException) -> CommandFailed:
-    return CommandFailed(f"{place}: {error_text(error)}", code=exit_code(error))
+        written, failed = f"{_records(self._reports.delivered)} written", self._reports.failed
+        # Records of other partitions go on while one fails: what was written may stand behind it.
+        return f"{written}, and {failed} {'was' if failed == 1 else 'were'} not" if failed else f"{written} before"
 
 
 def _parser(*, json_lines: bool, key_separator: str | None, headers: list[str]) -> Parse:
