@@ -111,6 +111,18 @@ def test_an_empty_log_is_drawn(done, tmp_path):
     ET.fromstring((tmp_path / "empty.svg").read_text())
 
 
+def test_that_there_are_other_partitions_is_said_where_none_was_named(run, done):
+    done("topics", "create", "orders", "-p", "3")
+    done("topics", "create", "single")
+    told = "this is partition 0 of the 3 that orders has; --partition shows another\n"
+    for command in (["timeline"], ["dump", "log"], ["dump", "index"], ["dump", "producers"]):
+        for options in ([], ["--json"]):
+            ended = run(*command, "orders", *options)
+            assert (ended.code, ended.err) == (0, told), (command, ended)
+        assert run(*command, "orders", "-p", "0").err == ""
+        assert run(*command, "single").err == ""
+
+
 def test_bad_calls(run, done):
     done("topics", "create", "orders")
     for arguments, code in (

@@ -9,7 +9,16 @@ from typing import Annotated, Any, Final
 import typer
 from sqlalchemy import Connection, bindparam, select
 
-from txnstore.cli.options import Schema, Url, complete_topic, complete_transactional_id, examples, opened
+from txnstore.cli.options import (
+    PartitionShown,
+    Schema,
+    Url,
+    complete_topic,
+    complete_transactional_id,
+    examples,
+    opened,
+    partition_shown,
+)
 from txnstore.cli.output import CommandFailed, json_text, printable, tell_and_exit
 from txnstore.cli.records import as_json as json_bytes
 from txnstore.cli.records import headers_as_json
@@ -60,7 +69,6 @@ _JOURNAL: Final = (
 _JOURNAL_OF: Final = _JOURNAL.where(transaction_log.c.transactional_id == bindparam("of_transactional_id"))
 
 _Topic = Annotated[str, typer.Argument(metavar="TOPIC", autocompletion=complete_topic, help="The topic.")]
-_Partition = Annotated[int, typer.Option("--partition", "-p", min=0, help="The partition.")]
 _FromOffset = Annotated[
     int, typer.Option("--from", metavar="OFFSET", min=0, max=2**63 - 1, help="The offset to begin with.")
 ]
@@ -71,7 +79,7 @@ _Json = Annotated[bool, typer.Option("--json", help="Print each as a line of JSO
 def log(
     topic: _Topic,
     *,
-    partition: _Partition = 0,
+    partition: PartitionShown = None,
     records: Annotated[
         bool, typer.Option("--records/--batches", help="Print every record, or only the batches.")
     ] = True,
@@ -82,10 +90,11 @@ def log(
 ) -> None:
     """Print the log of a partition: its record batches, their records, and the markers that end transactions."""
     with opened(url, schema) as cluster:
-        store = at_leader_of(cluster, topic, partition, lambda leader: leader)
-        partition_id, bounds = store.read(lambda connection: _found(connection, topic, partition))
+        number = partition_shown(cluster, topic, partition)
+        store = at_leader_of(cluster, topic, number, lambda leader: leader)
+        partition_id, bounds = store.read(lambda connection: _found(connection, topic, number))
         if not as_json:
-            _print(f"Dumping {topic}-{partition}")
+            _print(f"Dumping {topic}-{number}")
             _print(f"Log starting offset: {bounds.log_start_offset}")
         position = 0
         damaged = 0
@@ -105,14 +114,14 @@ def log(
                     _print(f"| {_record_line(record)}")
             position += row.size_bytes
     if damaged:
-        raise CommandFailed(f"{topic}-{partition}: {damaged} record batches are damaged")
+        raise CommandFailed(f"{topic}-{number}: {damaged} record batches are damaged")
 
 
 @app.command(name="index", epilog=examples("txnstore dump index orders --partition 1"))
 def index(
     topic: _Topic,
     *,
-    partition: _Partition = 0,
+    partition: PartitionShown = None,
     from_offset: _FromOffset = 0,
     as_json: _Json = False,
     url: Url = None,
@@ -120,8 +129,7 @@ def index(
 ) -> None:
     """Print the index of finished transactions of a partition: aborted ones, as Kafka's does, and committed ones."""
 
-    def page(connection: Connection, position: int) -> _FactsAndNext:
-        partition_id, _ = _found(connection, topic, partition)
+    def page(connection: Connection, partition_id: int, position: int) -> _FactsAndNext:
         rows = finished_since(connection, partition_id, position)
         facts = [
             {
@@ -144,15 +152,14 @@ def index(
 def producers(
     topic: _Topic,
     *,
-    partition: _Partition = 0,
+    partition: PartitionShown = None,
     as_json: _Json = False,
     url: Url = None,
     schema: Schema = DEFAULT_SCHEMA,
 ) -> None:
     """Print what a partition remembers of its producers, as Kafka's producer snapshot does."""
 
-    def page(connection: Connection, after_id: int) -> _FactsAndNext:
-        partition_id, _ = _found(connection, topic, partition)
+    def page(connection: Connection, partition_id: int, after_id: int) -> _FactsAndNext:
         states = producers_of_partition(connection, partition_id, after_id=after_id, count_max=_PAGE_ENTRIES)
         facts = [
             {
@@ -338,16 +345,18 @@ def _print_all(  # noqa: PLR0917 - where, and what
     url: str | None,
     schema: str,
     topic: str,
-    partition: int,
-    page: Callable[[Connection, int], _FactsAndNext],
+    partition: int | None,
+    page: Callable[[Connection, int, int], _FactsAndNext],
     position: int,
     *,
     as_json: bool,
 ) -> None:
     """Print page after page, from a position on; each one says where the next begins, or that it is the last."""
     with opened(url, schema) as cluster:
-        store = at_leader_of(cluster, topic, partition, lambda leader: leader)
-        for facts in _facts_of_pages(store, page, position):
+        number = partition_shown(cluster, topic, partition)
+        store = at_leader_of(cluster, topic, number, lambda leader: leader)
+        partition_id, _ = store.read(lambda connection: _found(connection, topic, number))
+        for facts in _facts_of_pages(store, lambda connection, here: page(connection, partition_id, here), position):
             if as_json:
                 _print_json(facts)
                 continue

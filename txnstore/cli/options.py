@@ -87,6 +87,10 @@ Participants = Annotated[
         ),
     ),
 ]
+PartitionShown = Annotated[
+    int | None,
+    typer.Option("--partition", "-p", metavar="N", min=0, show_default=False, help="The partition; default: 0."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
@@ -143,6 +147,23 @@ def opened(url: str | None, schema: str, *, limits: Limits | None = None) -> Clu
     assert url is not None
     limits = limits or Limits(retry_timeout_ms=_RETRY_TIMEOUT_MS)
     return open_cluster(url, schema=schema, create=False, limits=limits)
+
+
+def partition_shown(cluster: Cluster, topic: str, number: int | None) -> int:
+    """Return the partition that a command shows; where none was named, the others that there are get a hint.
+
+    Raises:
+        UnknownTopicOrPartition: there is no such topic.
+    """
+    from txnstore.cli.output import hint
+    from txnstore.log.topics import get_topic
+
+    if number is not None:
+        return number
+    count = len(cluster.controller.read(lambda connection: get_topic(connection, topic)).partition_ids)
+    if count > 1:
+        hint(f"this is partition 0 of the {count} that {topic} has; --partition shows another")
+    return 0
 
 
 def reached(cluster: Cluster, left_out: list[TxnStoreError]) -> Iterator[Store]:

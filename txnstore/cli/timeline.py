@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 from sqlalchemy import Connection, bindparam, func, select, union
 
-from txnstore.cli.options import Json, Schema, Url, complete_topic, examples, opened
+from txnstore.cli.options import Json, PartitionShown, Schema, Url, complete_topic, examples, opened, partition_shown
 from txnstore.cli.output import CommandFailed, printable, say, show_json
 from txnstore.clients.brokers import at_leader_of
 from txnstore.db.names import DEFAULT_SCHEMA
@@ -249,7 +249,7 @@ _SVG_COUNT: Final = 200
 def timeline(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", autocompletion=complete_topic, help="The topic.")],
     *,
-    partition: Annotated[int, typer.Option("--partition", "-p", min=0, help="The partition.")] = 0,
+    partition: PartitionShown = None,
     from_offset: Annotated[
         int | None,
         typer.Option(
@@ -273,12 +273,13 @@ def timeline(
     if count is None:
         count = _SVG_COUNT if svg_file is not None else _screen_columns()
     with opened(url, schema) as cluster:
+        number = partition_shown(cluster, topic, partition)
         found = at_leader_of(
             cluster,
             topic,
-            partition,
+            number,
             lambda leader: leader.read(
-                lambda connection: read_timeline(connection, topic, partition, from_offset=from_offset, count=count)
+                lambda connection: read_timeline(connection, topic, number, from_offset=from_offset, count=count)
             ),
         )
     if svg_file is not None:
@@ -287,7 +288,7 @@ def timeline(
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else "this is not a path"
             raise CommandFailed(f"{svg_file}: {reason}") from None
-        say(f"{svg_file} shows the offsets {found.first_offset} to {found.end_offset - 1} of {topic}-{partition}")
+        say(f"{svg_file} shows the offsets {found.first_offset} to {found.end_offset - 1} of {topic}-{number}")
         return
     if as_json:
         show_json(found.as_json())
