@@ -83,6 +83,20 @@ def test_resetting_shows_first_and_does_it_when_told(run, done, answer, lag):
     assert done("consume", "orders", "-g", "billing") == "d\n"
 
 
+def test_that_an_offset_outside_the_log_was_not_taken_is_said(run, done):
+    done("topics", "create", "orders", "-p", "2")
+    done("produce", "orders", "-p", "1", stdin=b"a\nb\nc\n")
+    reset = ["groups", "reset-offsets", "billing", "--topic", "orders:1"]
+    past_the_end = "warning: orders-1: offset 99 is past the end; 3 takes its place\n"
+    assert run(*reset, "--to-offset", "99").err.startswith(past_the_end + "nothing was changed")
+    assert run(*reset, "--to-offset", "99", "--execute").err == past_the_end
+    assert run(*reset, "--to-offset", "99", "--execute", "--json").err == past_the_end
+    before_the_start = "warning: orders-1: offset -4 is before the log start; 0 takes its place\n"
+    assert run(*reset, "--shift-by", "-7", "--execute").err == before_the_start
+    for inside in (["--to-offset", "3"], ["--to-offset", "0"], ["--to-latest"], ["--to-datetime", "2100-01-01"]):
+        assert run(*reset, *inside, "--execute").err == ""
+
+
 def test_a_group_is_given_a_beginning_in_chosen_partitions(answer, done):
     done("topics", "create", "orders", "-p", "3")
     (row,) = answer("groups", "reset-offsets", "new", "--topic", "orders:2", "--to-latest", "--execute")

@@ -178,6 +178,8 @@ _RESET_COLUMNS: Final = (
     Column("new_offset", "NEW OFFSET"),
     Column("order", "ORDER"),
 )
+#: What a row of a reset holds besides.
+_NOT_SHOWN: Final = frozenset({"partition_id", "wanted_offset"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,8 +293,8 @@ def reset_offsets(
 ) -> None:
     """Move a group without members to other offsets; without --execute nothing is changed.
 
-    An offset outside the log becomes its nearest end: the log start or the last stable offset, in commit order the
-    high watermark.
+    An offset outside the log becomes its nearest end, with a warning: the log start or the last stable offset, in
+    commit order the high watermark.
     """
     given = (to_earliest, to_latest, to_datetime is not None, to_offset is not None, shift_by is not None)
     if sum(given) != 1:
@@ -327,10 +329,16 @@ def reset_offsets(
                 store.write(partial(change, store), wakes_readers=True) if execute else store.read(partial(plan, store))
             ),
         )
-    shown = [{name: value for name, value in row.items() if name != "partition_id"} for row in rows]
+    shown = [{name: value for name, value in row.items() if name not in _NOT_SHOWN} for row in rows]
     names_order = order is not None or any(row["order"] == Order.COMMIT.value for row in rows)
     columns = [column for column in _RESET_COLUMNS if names_order or column.key != "order"]
     show_rows(shown, columns, as_json=as_json)
+    for row in rows:
+        wanted, new_offset = row["wanted_offset"], row["new_offset"]
+        if wanted != new_offset:
+            beyond = "past the end" if wanted > new_offset else "before the log start"
+            name = PartitionName(row["topic"], row["partition"])
+            hint(f"warning: {name}: offset {wanted} is {beyond}; {new_offset} takes its place")
     if not execute:
         hint("nothing was changed: this is what --execute would do")
 
@@ -439,11 +447,12 @@ def _plan(
             "partition": aim.partition.partition,
             "partition_id": partition_id,
             "committed_offset": aim.committed,
-            "new_offset": new_offset,
+            "new_offset": offsets[0],
+            "wanted_offset": offsets[1],
             "order": aim.order.value,
         }
         for partition_id, aim in aims.items()
-        if (new_offset := found[partition_id]) is not None
+        if (offsets := found[partition_id]) is not None
     ]
 
 
@@ -453,14 +462,16 @@ def _end_offset(bounds: Bounds, order: Order) -> int:
 
 def _aimed(
     target: _Target, aims: Mapping[int, _Aim], connection: Connection, partition_ids: list[int]
-) -> dict[int, int | None]:
-    """Return where each partition is to go on, within its log; None: it is left as it is."""
-    found: dict[int, int | None] = {}
+) -> dict[int, tuple[int, int] | None]:
+    """Return where each partition is to go on, within its log and as it was asked for; None: it is left as it is."""
+    found: dict[int, tuple[int, int] | None] = {}
     for partition_id, bounds in read_bounds(connection, partition_ids).items():
         aim = aims[partition_id]
         wanted = target(connection, bounds, aim.committed, aim.order)
-        end_offset = _end_offset(bounds, aim.order)
-        found[partition_id] = None if wanted is None else min(max(wanted, bounds.log_start_offset), end_offset)
+        found[partition_id] = None
+        if wanted is not None:
+            within = min(max(wanted, bounds.log_start_offset), _end_offset(bounds, aim.order))
+            found[partition_id] = (within, wanted)
     return found
 
 
