@@ -42,6 +42,34 @@ _MICROSECONDS: Final = 1_000_000
 _RECENT_SECONDS: Final = 5.0
 
 
+class Traffic:
+    """What a client has written to the log, or read from it."""
+
+    __slots__ = ("records", "requests", "size_bytes")
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self.requests = self.records = self.size_bytes = 0
+
+
+_NO_TRAFFIC: Final = Traffic()
+
+
+def traffic_facts(*, written: Traffic = _NO_TRAFFIC, read: Traffic = _NO_TRAFFIC) -> dict[str, int]:
+    """Return librdkafka's counters of requests, records (its messages) and bytes."""
+    requests = written.requests + read.requests
+    return {
+        "tx": requests,
+        "tx_bytes": written.size_bytes,
+        "rx": requests,
+        "rx_bytes": read.size_bytes,
+        "txmsgs": written.records,
+        "txmsg_bytes": written.size_bytes,
+        "rxmsgs": read.records,
+        "rxmsg_bytes": read.size_bytes,
+    }
+
+
 class Statistics:
     """The statistics of one client; holds no client, so that one can be dropped."""
 
@@ -84,6 +112,7 @@ class Statistics:
                 "ts": int(now_seconds * _MICROSECONDS),
                 "time": int(time.time()),
                 "age": int((now_seconds - self._began_seconds) * _MICROSECONDS),
+                "simple_cnt": 0,
                 "brokers": broker_facts(self._connection),
                 **self._collect(),
             }

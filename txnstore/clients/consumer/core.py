@@ -45,7 +45,7 @@ from txnstore.clients.model.message import Message, error_message
 from txnstore.clients.model.topic_partition import OFFSET_STORED, TopicPartition
 from txnstore.clients.outlet import new_outlet
 from txnstore.clients.overdue_help import ASK_SECONDS_MIN, end_overdue
-from txnstore.clients.statistics import Statistics
+from txnstore.clients.statistics import Statistics, traffic_facts
 from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.clients.upkeep import FIRST_LOOK_SECONDS, LOOK_SECONDS
 from txnstore.clients.worker import Duties, Worker, WorkerClosed
@@ -547,7 +547,11 @@ class ConsumerCore:
             return {
                 "msg_cnt": self.subscription.buffered_records,
                 "msg_size": self.subscription.buffered_bytes,
+                "msg_max": 0,
+                "msg_size_max": 0,
+                "metadata_cache_cnt": len(self.directory.entries),
                 "topics": topics,
+                **traffic_facts(read=self.subscription.traffic),
             }
 
     # --- open transactions that hold the reader back -----------------------------------------------------------------

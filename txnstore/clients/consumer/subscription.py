@@ -27,6 +27,7 @@ from txnstore.clients.model.errors import KafkaError, kafka_error_of
 from txnstore.clients.model.message import Message, end_of_partition, error_message
 from txnstore.clients.model.topic_partition import OFFSET_INVALID, OFFSET_STORED
 from txnstore.clients.outlet import Outlet, new_outlet
+from txnstore.clients.statistics import Traffic
 from txnstore.deadline import to_its_end
 from txnstore.errors import CorruptBatch, TxnStoreError, UnsupportedCompression
 from txnstore.log.bounds import Bounds
@@ -88,6 +89,8 @@ class Subscription:
         """What the application has paused and not resumed: it stays so while it is not assigned."""
         self.buffered_records = 0
         self.buffered_bytes = 0
+        self.traffic = Traffic()
+        """What was read, page by page; records that were dropped unread by the application as well."""
         self.wants_more = False
         """Set when a chunk has been handed out completely, so that there may be room to read on."""
 
@@ -493,9 +496,13 @@ class Subscription:
         partition.is_at_end = page.next_position >= page.end_position
         partition.ended_in = page.snapshot if partition.is_at_end else -1
         partition.is_hungry = not moved and position.position < page.end_position
+        traffic = self.traffic
+        traffic.requests += 1
         for chunk in page.chunks:
             partition.waiting.append(chunk)
             self._count(partition, chunk)
+            traffic.records += chunk.record_count
+            traffic.size_bytes += chunk.size_bytes
         if moved and not page.chunks:
             self._step_over(partition, page.next_position)
             if self._positions.in_commit_order and partition.eof_reported_at == position.position:

@@ -22,6 +22,7 @@ from txnstore.backoff import Backoff
 from txnstore.clients.connection import StoreConnection
 from txnstore.clients.producer.queue import Batch
 from txnstore.clients.producer.thread import Alarm, SenderStopped, SenderThread
+from txnstore.clients.statistics import Traffic, traffic_facts
 from txnstore.clients.worker import Worker, WorkerClosed
 from txnstore.db.cluster.cluster import Cluster, repaired
 from txnstore.db.identity import going_back
@@ -108,6 +109,7 @@ class ProducerSession:
         self._sequences: dict[int, int] = {}
         self._added = AddedPartitions()
         self._last_offsets: dict[int, int] = {}
+        self._written = Traffic()
         self.transaction_timeout_seconds = math.inf
         """How long a transaction may stay open."""
 
@@ -200,6 +202,25 @@ class ProducerSession:
             appended = repaired(cluster, database_id, lambda store: self._write(cluster, store, request))
         request.added.has_begun = True
         return appended
+
+    def note_written(self, request: ProduceRequest) -> None:
+        """Count a request that is in the log."""
+        written = self._written
+        written.requests += 1
+        for item in request.appends:
+            written.records += item.batch.record_count
+            written.size_bytes += item.batch.size_bytes
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the producer's statistics say of what it has written, and as whom."""
+        return {
+            **traffic_facts(written=self._written),
+            "eos": {
+                "idemp_state": "Assigned" if self.identity != NO_PRODUCER else "Init",
+                "producer_id": self.identity.producer_id,
+                "producer_epoch": self.identity.epoch,
+            },
+        }
 
     def note_places(self, appended: Sequence[Appended]) -> TxnStoreError | None:
         """Take note of where batches stand now, each once.

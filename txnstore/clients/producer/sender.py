@@ -44,7 +44,6 @@ from txnstore.errors import (
     UnsupportedCompression,
 )
 from txnstore.log.append import Appended
-from txnstore.model import NO_PRODUCER
 
 if TYPE_CHECKING:
     from txnstore.clients.configuration.configuration import Configuration
@@ -179,19 +178,16 @@ class Sender:
             wait_within(self._changed, lambda: not self._lanes.is_giving_up, timeout_seconds)
 
     def facts(self) -> dict[str, Any]:
-        """Return what the producer's statistics say of queue and identity."""
-        session = self.session
+        """Return what the producer's statistics say of queue, log and identity."""
         with self._lock:
             return {
                 "msg_cnt": self._accumulator.record_count,
                 "msg_size": self._accumulator.size_bytes,
                 "msg_max": self._accumulator.records_max,
                 "msg_size_max": self._accumulator.size_bytes_max,
-                "eos": {
-                    "idemp_state": "Assigned" if session.identity != NO_PRODUCER else "Init",
-                    "producer_id": session.identity.producer_id,
-                    "producer_epoch": session.identity.epoch,
-                },
+                "metadata_cache_cnt": len(self._topics.directory.entries),
+                "topics": {},
+                **self.session.facts(),
             }
 
     # --- sending; on the thread only --------------------------------------------------------------------------------
@@ -581,6 +577,7 @@ class Sender:
                 self._reports.add(DeliveryReport(batch))
         if self.thread.backoff.is_pausing:
             self.thread.backoff.succeeded()
+        self.session.note_written(request)
         if (gone_back := self.session.note_places(appended)) is not None:
             self.thread.report_fatal(kafka_error_of(gone_back, fatal=True))
         self._help.wrote(request.partition_ids)
