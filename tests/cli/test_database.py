@@ -42,6 +42,23 @@ def test_migrate_refuses_what_would_be_gone_with_it(txnstore, tmp_path, url, cod
     assert not file.exists()
 
 
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:"])
+def test_a_database_in_memory_is_not_told_to_be_migrated(txnstore, url):
+    ended = txnstore("info", "--url", url)
+    assert (ended.code, ended.out) == (1, "")
+    assert ended.err.startswith(f"txnstore: {url} names no file: ")
+    assert "migrate" not in ended.err
+
+
+@pytest.mark.parametrize("command", ["migrate", "info"])
+def test_a_file_that_is_no_database_is_called_so(txnstore, tmp_path, command):
+    file = tmp_path / "notes.txt"
+    file.write_bytes(b"no database, but longer than a header of one has to be" * 100)
+    ended = txnstore("--url", f"sqlite:///{file}", command)
+    assert (ended.code, ended.out) == (1, "")
+    assert ": the file is no SQLite database, or an encrypted one; nothing was changed\n" in ended.err
+
+
 def test_migrate_says_from_which_version_it_came(txnstore, url, code_of_version):
     code_of_version(SCHEMA_VERSION + 3)
     ended = txnstore("migrate", url)

@@ -196,6 +196,8 @@ def test_an_option_with_an_impossible_value_is_refused_and_not_tried_again(optio
         ("postgresql://alice:x@host/shop?sslmode=verify-full&sslpassword=y", "postgresql://alice:***@host/shop"),
         ("sqlite:////srv/shop.db", "sqlite:////srv/shop.db"),
         ("sqlite+pysqlite:///shop.db", "sqlite+pysqlite:///shop.db"),
+        ("sqlite:///:memory:", "sqlite:///:memory:"),
+        ("sqlite://", "sqlite://"),
     ],
 )
 def test_a_url_is_understood_and_shown_without_its_secrets(text, shown):

@@ -72,6 +72,9 @@ class DatabaseUrl:
 
     def __str__(self) -> str:
         """Return the URL with the password, and every option that may hold one, left out."""
+        if self.is_in_memory and self.url.database:
+            # As it is written: its colons would be shown percent-encoded.
+            return f"{self.url.drivername}:///{self.url.database}"
         return self.url.set(query={}).render_as_string(hide_password=True)
 
     def __repr__(self) -> str:

@@ -94,6 +94,7 @@ _ENTER_KEY: Final = text("INSERT INTO sqlite_sequence (name, seq) VALUES (:of_ta
 
 #: Which of these it is, `txnstore doctor` can tell.
 _UNWRITABLE: Final = ": this user may not write to the file or its folder, or their file system is mounted read-only"
+_NO_DATABASE: Final = ": the file is no SQLite database, or an encrypted one"
 
 #: The first one with STRICT tables.
 OLDEST_VERSION: Final = (3, 37, 0)
@@ -242,7 +243,7 @@ class SQLiteBackend:
             return OutcomeUnknown(f"{detail}: whether the change was made will show at the next write")
         for prefix, kind in ERRORS_BY_NAME.items():
             if name.startswith(prefix):
-                why = _UNWRITABLE if kind is StoreReadOnly else ""
+                why = _UNWRITABLE if kind is StoreReadOnly else _NO_DATABASE if prefix == "SQLITE_NOTADB" else ""
                 return kind(f"{detail}{why}; nothing was changed")
         if name == "SQLITE_CONSTRAINT_TRIGGER" and str(error.orig).startswith(CLOSED):
             return StoreMoved(f"{error.orig}; nothing was changed")
