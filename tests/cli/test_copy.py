@@ -59,7 +59,7 @@ def test_a_copy_that_stopped_is_cancelled_or_goes_on(txnstore, urls, monkeypatch
     ended = txnstore("topics", "list", "--url", urls[0])
     assert (ended.code, "it is being copied to" in ended.err) == (1, True)
     assert txnstore("copy", "--cancel", urls[0]).out.endswith(": open again\n")
-    assert txnstore("copy", "--cancel", urls[0]).out.endswith(": is not closed\n")
+    assert txnstore("copy", "--cancel", urls[0]).out.endswith(": open already: no copy has closed it\n")
     assert txnstore("topics", "list", "--url", urls[0]).code == 0
     ended = txnstore("copy", *urls)
     assert (ended.code, "a copy that was cancelled" in ended.err) == (1, True)

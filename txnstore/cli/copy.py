@@ -63,7 +63,7 @@ def copy(
             raise typer.BadParameter("only FROM is opened again: leave out TO", param_hint="--cancel")
         with _opened(from_url, schema) as source:
             was_closed = cancel(source)
-            say(f"{source.url}: {'open again' if was_closed else 'is not closed'}")
+            say(f"{source.url}: {'open again' if was_closed else 'open already: no copy has closed it'}")
         return
     if to_url is None:
         raise typer.BadParameter("where to? Give TO", param_hint="TO")

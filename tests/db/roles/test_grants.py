@@ -214,11 +214,11 @@ def test_what_cannot_be_granted_is_refused(bare, kind, bounds, why):
 
 
 def test_roles_for_whom_nothing_can_be_done_are_refused(bare):
-    for call in (
-        lambda role: grants.grant(bare.store, Kind.PRODUCER, role),
-        lambda role: grants.revoke(bare.store, role),
+    for call, otherwise in (
+        (lambda role: grants.grant(bare.store, Kind.PRODUCER, role), "make it first"),
+        (lambda role: grants.revoke(bare.store, role), "there is nothing to take from it"),
     ):
-        with pytest.raises(InvalidRequest, match="has no role 'nobody-there'"):
+        with pytest.raises(InvalidRequest, match=f"has no role 'nobody-there'; {otherwise}"):
             call("nobody-there")
         with pytest.raises(InvalidRequest, match="superuser"):
             call("postgres")

@@ -132,7 +132,7 @@ def grant(store: Store, kind: Kind, role: str, bounds: RoleScope | None = None) 
         _check_bounds(kind, bounds)
 
     def work(connection: Connection) -> list[str]:
-        _check_role(connection, store.schema, role)
+        _check_role(connection, store.schema, role, otherwise="make it first: CREATE ROLE ... LOGIN")
         if bounds is not None and connection.execute(databases.select()).fetchmany(2)[1:]:
             raise InvalidRequest(
                 "the store has several databases, and a role that does not see all of a transaction there could end it"
@@ -167,7 +167,7 @@ def revoke(store: Store, role: str) -> list[str]:
     """
 
     def work(connection: Connection) -> list[str]:
-        _check_role(connection, store.schema, role)
+        _check_role(connection, store.schema, role, otherwise="there is nothing to take from it")
         policies = connection.execute(_POLICIES, {"schema": store.schema}).all()
         ours = _our_policies(connection, store.schema)
         # Policies of others are a reason to leave row-level security on, as are bounds of other roles.
@@ -218,12 +218,11 @@ def _check_bounds(kind: Kind, bounds: RoleScope) -> None:
             raise InvalidRequest("a limit is a name, a prefix followed by *, or * alone")
 
 
-def _check_role(connection: Connection, schema: str, role: str) -> None:
+def _check_role(connection: Connection, schema: str, role: str, *, otherwise: str) -> None:
+    """Refuse a role that nothing can be granted to, or taken from; `otherwise` is what follows if there is none."""
     is_superuser = connection.execute(_ROLE, {"role": role}).scalar_one_or_none()
     if is_superuser is None:
-        raise InvalidRequest(
-            f"the server has no role {role[:_IDENTIFIER_BYTES]!r}; make it first: CREATE ROLE ... LOGIN"
-        )
+        raise InvalidRequest(f"the server has no role {role[:_IDENTIFIER_BYTES]!r}; {otherwise}")
     if is_superuser:
         raise InvalidRequest(f"the role {role!r} is a superuser: nothing limits it, and nothing is granted to it")
     if connection.execute(_OWNER, {"schema": schema}).scalar_one_or_none() == role:
