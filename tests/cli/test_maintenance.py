@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import os
 import re
 import shlex
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
+from sqlalchemy.engine import make_url
 
 from tests.tools.readmes import block_of
 from txnstore.cli import maintenance as command
@@ -151,6 +153,26 @@ def test_cron_starts_it_as_it_stands_there(txnstore, abandoned, monkeypatch):
     ended = txnstore(*arguments)
     assert ended.code == 0
     assert "1 timed out transactions aborted" in ended.out
+
+
+@pytest.mark.parametrize("kind", ["producer", "consumer", "monitor"])
+def test_of_a_role_that_may_not_the_driver_says_nothing_beside_the_error(
+    start, txnstore, txnstore_postgres_server, txnstore_postgresql_url, kind
+):
+    role = f"txnstore_maintains_nothing_{os.getpid()}"
+    txnstore_postgres_server.create_role(role, "secret")
+    try:
+        granted = txnstore("roles", "grant", kind, role, "--apply", "--url", txnstore_postgresql_url)
+        assert granted.code == 0, granted
+        as_role = make_url(txnstore_postgresql_url)._replace(username=role, password="secret")
+        process = start("maintain", as_role.render_as_string(hide_password=False), "--once")
+        _, err = process.communicate(timeout=300)
+        assert process.returncode == 1
+        assert "permission denied" in err
+        assert "error ignored" not in err
+    finally:
+        txnstore("roles", "revoke", role, "--apply", "--url", txnstore_postgresql_url)
+        txnstore_postgres_server.drop_role(role)
 
 
 def test_it_makes_no_tables_and_no_file(txnstore, txnstore_empty_url, tmp_path):

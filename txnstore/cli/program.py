@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Collection, Sequence
@@ -161,6 +162,8 @@ def _txnstore(
 
 def run(arguments: Sequence[str] | None) -> None:
     """Run the command and exit; see `txnstore.cli.main`."""
+    # The driver warns of what fails behind an error, which is told of by itself.
+    logging.getLogger("psycopg").addFilter(_is_no_echo)
     try:
         try:
             program_with(_named(sys.argv[1:] if arguments is None else arguments))(args=arguments, prog_name="txnstore")
@@ -176,6 +179,11 @@ def run(arguments: Sequence[str] | None) -> None:
         if not isinstance(error, BrokenPipeError):
             report(CommandFailed(f"the output cannot be written: {error.strerror or error}"))
         sys.exit(FAILED)
+
+
+def _is_no_echo(record: logging.LogRecord) -> bool:
+    """Return whether a record of the driver's tells anything beside the error that is on its way to the user."""
+    return not str(record.msg).startswith("error ignored ")
 
 
 def _write_no_more() -> None:
