@@ -507,13 +507,13 @@ def test_a_transaction_of_which_a_partition_goes_to_another_database_does_not_co
     log.commit({0: [1, 1], 1: [1, 1]})
     reader = Reader(log, {0: 0, 1: 0} if was_there else {0: 0})
     reader.resolve()
-    reader.subscription.find("t", 0).leader = 0
+    next(iter(reader.subscription)).leader = 0
     if not was_there:
         reader.read(1)
         assert len(reader.take(1)) == 1
         reader.subscription.add("t", 1, 0)
         reader.resolve()
-    second = reader.subscription.find("t", 1)
+    *_, second = reader.subscription
     second.leader = 0
     if share != "of no other":
         reader.read(3)

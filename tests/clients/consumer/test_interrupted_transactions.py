@@ -21,6 +21,7 @@ from tests.clients.consumer.test_interrupted_reading import FILES, is_left_alone
 from tests.clients.moments import attempt, every_interrupt
 from tests.databases import on_sqlite_alone
 from txnstore import OFFSET_BEGINNING, TopicPartition
+from txnstore.clients.consumer.assigned_partition import AssignedPartition
 from txnstore.clients.consumer.whole_transactions import next_transaction
 from txnstore.deadline import Deadline
 
@@ -54,6 +55,11 @@ class Application:
             gathered=subscription.let_go,
             give_back=subscription.give_back,
         )
+
+    def find(self, number: int) -> AssignedPartition:
+        partition = self.subscription.find("t", number)
+        assert partition is not None
+        return partition
 
     def read(self, batches_max: int = 100) -> None:
         self.reader.resolve()
@@ -209,7 +215,7 @@ def test_what_is_kept_comes_whole_and_once_after_an_interrupt_of_a_call_that_giv
         attempt(interrupt, partial(touch, application))
         if application.subscription.find("t", 2) is None:
             application.subscription.add("t", 2, 0)
-        application.subscription.resume(application.subscription.find("t", 2))
+        application.subscription.resume(application.find(2))
         whole_from = len(application.found)
         application.finish()
         check_found(log, application.found, whole_from=whole_from)
@@ -223,7 +229,7 @@ def test_records_of_a_batch_in_no_transaction_are_none_of_one_that_comes_in_betw
     application.read()
     assert application.take_whole()
     assert application.take_whole()
-    application.subscription.seek(application.subscription.find("t", 0), 0)
+    application.subscription.seek(application.find(0), 0)
     application.finish()
     assert application.found == [
         (1, [(0, 0)]),
@@ -243,7 +249,7 @@ def test_a_decision_that_is_interrupted_is_made_before_anything_is_handed_out(do
         application = Application(log, {0: 0, 1: 0})
         application.read()
         subscription = application.subscription
-        second = subscription.find("t", 1)
+        second = application.find(1)
         if does == "resume":
             subscription.pause(second)
         touches = {
