@@ -32,7 +32,7 @@ def test_the_database_that_broke_is_named(txnstore_postgresql_url, txnstore_sqli
 
 def test_all_of_them_are_read_again_where_one_was_away_for_a_moment(txnstore_postgresql_url, txnstore_sqlite_url):
     with open_store(txnstore_postgresql_url) as first, open_store(txnstore_sqlite_url) as second:
-        tries = []
+        tries: list[None] = []
 
         def work(connections):
             tries.append(None)
