@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import traceback
+from types import SimpleNamespace
 from urllib.parse import quote
 
 import pytest
@@ -230,8 +231,15 @@ def test_every_option_that_libpq_asks_to_hide_is_in_no_text_of_the_url():
         url = parse_url(f"postgresql://alice@host/shop?{name}=Secret")
         assert "Secret" not in f"{url} {url!r} {url.url} {url.url!r}"
         assert url.secret_options == {name: "Secret"}
-    # Whichever libpq this is.
-    assert "oauth_client_secret" in secret_option_names()
+
+
+def test_an_option_is_known_to_be_secret_whichever_libpq_this_is(monkeypatch):
+    newer = [SimpleNamespace(keyword=b"new_secret", dispchar=b"*"), SimpleNamespace(keyword=b"new", dispchar=b"")]
+    for found, extra in (([], set()), (newer, {"new_secret"})):
+        monkeypatch.setattr(Conninfo, "get_defaults", lambda found=found: found)
+        names = secret_option_names()
+        assert {"oauth_client_secret", "password", "sslpassword"} | extra <= names
+        assert "new" not in names
 
 
 @given(st.text(max_size=60))
