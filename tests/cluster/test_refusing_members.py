@@ -293,6 +293,10 @@ def test_what_cannot_be_explained_is_not_taken_for_hanging_and_that_is_said(benc
         assert list(left_out) == [number]
         with pytest.raises(WrongCluster if error is None else type(error), match=r"99|busy|right"):
             raise left_out[number]
+    if error is not None:
+        # Now its coordinator says that it knows nothing of it.
+        (one,) = each_open(bench.cluster, {})
+        assert one.is_hanging
 
 
 def test_a_store_that_was_closed_is_no_reason_to_go_on(bench: Bench):

@@ -325,7 +325,7 @@ def test_who_ends_a_prepared_branch_the_other_way_is_told_of_and_the_producer_go
         if end == "commit":
             with pytest.raises(KafkaException, match=r"/savings somebody else has ended") as raised:
                 producer.commit_transaction(TIMEOUT)
-            error = raised.value.args[0]
+            error: KafkaError = raised.value.args[0]
             assert (error.code(), error.retriable(), error.fatal()) == (KafkaError._INCONSISTENT, False, False)
             # Nor does a second try make it whole.
             with pytest.raises(KafkaException, match="not valid in state"):
@@ -447,7 +447,7 @@ def error_once_decided(producer) -> KafkaError:
     while True:
         with pytest.raises(KafkaException) as raised:
             producer.commit_transaction(0.5)
-        error = raised.value.args[0]
+        error: KafkaError = raised.value.args[0]
         if "decided: commit" in error.str() or time.monotonic() > deadline:
             return error
 
