@@ -29,6 +29,7 @@ from txnstore.errors import (
     StoreBusy,
     StoreClosed,
     StoreCopied,
+    StoreUnavailable,
     TxnStoreError,
     WrongCluster,
 )
@@ -335,3 +336,40 @@ def test_one_that_refuses_is_left_alone_for_a_while_as_one_that_is_away_is(
         cluster.warn_of(left_out)
     told = [vars(record) for record in caplog.records if "left out" in record.getMessage()]
     assert [(each["event"], each["database"]) for each in told] == [("database_refuses", bench.cluster.label_of(2))]
+
+
+def test_a_member_that_was_only_busy_is_no_half_answer_and_is_asked_again_at_once(
+    sqlite_bench: Bench, monkeypatch: pytest.MonkeyPatch
+):
+    """Where nobody is told what was left out, who is busy is an error; and the next one does not hear of it."""
+    sqlite_bench.cluster.warn_of({2: StoreUnavailable("away"), 3: WrongCluster("another one")})
+    with pytest.raises(StoreBusy, match="busy"):
+        sqlite_bench.cluster.warn_of({2: StoreUnavailable("away"), 3: StoreBusy("busy")})
+
+    with sqlite_bench.site.open() as cluster:
+
+        def busy(_: object) -> None:
+            raise StoreBusy("busy")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(cluster, "_open_member", busy)
+            with pytest.raises(StoreBusy):
+                cluster.own(2)
+        assert cluster.own(2).database_id == 2
+
+
+def test_of_several_addresses_the_one_that_refuses_says_more_than_those_that_are_away(
+    sqlite_bench: Bench, monkeypatch: pytest.MonkeyPatch
+):
+    with sqlite_bench.site.open() as cluster:
+        errors = iter([StoreUnavailable("away"), WrongCluster("another one"), StoreUnavailable("away")])
+
+        def fail(_: object) -> None:
+            raise next(errors)
+
+        monkeypatch.setattr(cluster, "_addresses", [cluster._addresses[0]] * 4)
+        for address in cluster._addresses:
+            monkeypatch.setattr(address, "database_id", None)
+        monkeypatch.setattr(cluster, "_open_member", fail)
+        with pytest.raises(WrongCluster, match="another one"):
+            cluster.own(2)

@@ -356,6 +356,42 @@ def test_who_watches_the_same_again_takes_over_from_an_outbox_that_is_closed(sto
         assert (committed(sessions), len(made(second, store))) == ([2, 3], 2)
 
 
+def test_whoever_watches_the_same_already_takes_over_from_an_outbox_that_is_closed(store, engine, sessions):
+    """As where an application makes its outbox anew, and closes the old one then; one watch for one here, too."""
+    first, second = (Outbox(engine, sequencer=False) for _ in range(2))
+    for _ in range(2):
+        first.watch(Order, "orders", value=as_json, sessions=sessions)
+    with second:
+        second.watch(LargeOrder, "orders", value=as_json, sessions=sessions).stop()
+        watch = second.watch(Order, "orders", value=as_json, sessions=sessions)
+        first.close()
+        first.close()
+        with pytest.raises(RuntimeError, match="has been closed"):
+            add(sessions, 1)
+        other = second.watch(Order, "orders", value=as_json, sessions=sessions)
+        add(sessions, 2)
+        assert (committed(sessions), len(made(second, store))) == ([2], 2)
+        watch.stop()
+        other.stop()
+
+
+def test_an_interrupted_close_is_made_up_for_by_the_next_one(engine, sessions, monkeypatch):
+    outbox = Outbox(engine, sequencer=False)
+    watch = outbox.watch(Order, "orders", value=as_json, sessions=sessions)
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(watch, "refuse", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            outbox.close()
+    outbox.close()
+    with pytest.raises(RuntimeError, match="has been closed"):
+        add(sessions, 1)
+    watch.stop()
+
+
 def test_an_outbox_that_is_closed_between_flush_and_commit_has_its_record(store, engine, sessions):
     outbox = Outbox(engine, sequencer=False)
     outbox.watch(Order, "orders", value=as_json, sessions=sessions)

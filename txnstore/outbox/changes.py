@@ -23,8 +23,8 @@ _EVENT = "after_flush"
 _WRITTEN: Final = (False, False)
 _DELETED: Final = (True, False)
 
-#: The watches of closed outboxes, the oldest first, by their ids.
-_refusing: Final = weakref.WeakValueDictionary[int, "Watch"]()
+#: The watches that are not stopped, the oldest first, by their ids.
+_watching: Final = weakref.WeakValueDictionary[int, "Watch"]()
 
 
 class ChangeKind(enum.StrEnum):
@@ -80,7 +80,7 @@ class Watch:
         for name, function in (("key", key), ("value", value), ("headers", headers), ("when", when)):
             if not callable(function) and (function is not None or name == "value"):
                 raise TypeError(f"{name} must be a function, not {type(function).__name__}")
-        self._produce_all = produce_all
+        self.produce_all = produce_all
         self._model = model
         self._topic = topic
         self._key = key
@@ -91,7 +91,7 @@ class Watch:
         self.what: Final = (model, topic, id(self._sessions))
         """What it makes records of, for whom, and of whose changes."""
 
-        self._is_stopped = self._is_refusing = False
+        self._is_stopped = self.is_refusing = self._has_taken_over = False
         try:
             event.listen(self._sessions, _EVENT, self._after_flush)
         except InvalidRequestError:
@@ -99,26 +99,39 @@ class Watch:
                 "sessions must be a Session class, a sessionmaker or a session (of asynchronous ones: the class that"
                 f" they have as sync_session_class), not {type(sessions).__name__}"
             ) from None
-        self._take_over()
+        _watching[id(self)] = self
+        self.take_over()
 
     def stop(self) -> None:
         """Stop making records of changes, and let them be committed without; a second call does nothing."""
         if not self._is_stopped:
             self._is_stopped = True
-            _refusing.pop(id(self), None)
+            _watching.pop(id(self), None)
             event.remove(self._sessions, _EVENT, self._after_flush)
 
     def refuse(self) -> None:
-        """Let no change be flushed from now on that would have to become a record: the outbox is closed."""
-        if not self._is_stopped:
-            self._is_refusing = True
-            _refusing[id(self)] = self
+        """Let no change be flushed from now on that would have to become a record: the outbox is closed.
 
-    def _take_over(self) -> None:
-        """Stop one watch of a closed outbox whose records this one makes."""
-        for reference in _refusing.valuerefs():
-            other = reference()
-            if other is not None and other.what == self.what:
+        Not if somebody watches the same by now: that one takes over.
+        """
+        if self._is_stopped:
+            return
+        self.is_refusing = True
+        watching = _all_watching()
+        for later in watching[watching.index(self) + 1 :]:
+            # Those of the same outbox are closed together.
+            if later.produce_all != self.produce_all:
+                later.take_over()
+
+    def take_over(self) -> None:
+        """Stop one earlier watch of a closed outbox whose records this one makes; one for one."""
+        if self._has_taken_over or self.is_refusing:
+            return
+        for other in _all_watching():
+            if other is self:
+                return
+            if other.is_refusing and other.what == self.what:
+                self._has_taken_over = True
                 other.stop()
                 return
 
@@ -126,7 +139,7 @@ class Watch:
         connections: dict[Any, list[dict[str, Any]]] = {}
         for found, change in self._changes(session, flush):
             if self._when is None or self._when(found, change):
-                if self._is_refusing:
+                if self.is_refusing:
                     raise RuntimeError(
                         f"the outbox that makes records of {self._model.__name__} for the topic {self._topic!r} has"
                         f" been closed, and this {change.kind} is not committed without its record: close the outbox"
@@ -136,7 +149,7 @@ class Watch:
                 connection = session.connection(bind_arguments={"mapper": inspect(found).mapper})
                 connections.setdefault(connection, []).append(self._record(found, change))
         for connection, records in connections.items():
-            self._produce_all(connection, records)
+            self.produce_all(connection, records)
 
     def _changes(self, session: Session, flush: UOWTransaction) -> Iterator[tuple[Any, Change]]:
         """Yield what the flush has done: inserts in the order of `session.add`, then updates, then deletions.
@@ -168,6 +181,10 @@ class Watch:
             "value": self._value(found, change),
             "headers": None if self._headers is None else self._headers(found, change),
         }
+
+
+def _all_watching() -> list[Watch]:
+    return [watch for reference in _watching.valuerefs() if (watch := reference()) is not None]
 
 
 def _insert_order(found: Any) -> int:

@@ -178,7 +178,7 @@ class Outbox(OfOneProcess):
         It lasts until `Watch.stop`, also if the program forgets the outbox.  Once that is closed (in a child of a fork:
         once the child has closed it), a flush that would make a record raises RuntimeError and is rolled back, so
         that nothing is committed without its record: close it after the last commit.  Whoever watches the same model
-        again, for the same topic and sessions, takes over; `stop` lets changes go without records.
+        later, for the same topic and sessions, takes over; `stop` lets changes go without records.
 
         Args:
             model: a mapped class; its subclasses count as well.
@@ -201,6 +201,9 @@ class Outbox(OfOneProcess):
             self.produce_all, model, topic, key=key, value=value, headers=headers, when=when, sessions=sessions
         )
         self._watches.append(watch)
+        if self._closed:
+            # Another thread has closed it meanwhile.
+            watch.refuse()
         return watch
 
     def sequence(self) -> int:
@@ -226,11 +229,11 @@ class Outbox(OfOneProcess):
         watched stays watched: a flush of it raises RuntimeError from now on (see `watch`).
         """
         timeout_seconds = check_timeout(timeout)
-        if self._closed:
-            return
         self._closed = True
         for watch in self._watches:
             watch.refuse()
+        if not self._finalizer.alive:
+            return
         if os.getpid() == self._connection.process_id:
             self._background.close(CLOSE_TIMEOUT_SECONDS if timeout_seconds < 0 else timeout_seconds)
         self._finalizer()

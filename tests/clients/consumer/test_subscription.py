@@ -173,6 +173,17 @@ def test_a_partition_has_its_turn_again_after_an_interrupt_that_came_between_two
     assert offsets(taken(subscription, 1)) == [1]
 
 
+def test_a_partition_goes_with_all_that_is_buffered_of_it_or_stays_with_it_whenever_an_interrupt_comes(make):
+    for _, interrupt in every_interrupt({"consumer/subscription.py"}, is_no_moment_for_signals):
+        subscription = make(0, 1)
+        fill(subscription, 0, chunk(0, 4), next_offset=5)
+        attempt(interrupt, partial(subscription.remove, "t", 0))
+        if subscription.find("t", 0) is not None:
+            subscription.remove("t", 0)
+        assert subscription.buffered_records == subscription.buffered_bytes == 0, interrupt.where
+        assert taken(subscription, 1) == [], interrupt.where
+
+
 def test_while_enough_is_buffered_no_partition_is_looked_at(make):
     subscription = make(0, 1, records_low=2)
     fill(subscription, 0, chunk(0, 9), next_offset=10)

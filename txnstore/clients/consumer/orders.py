@@ -224,7 +224,7 @@ class AtomicOrder:
     def _next_of(self, transaction: Committed, assigned: Assigned) -> AssignedPartition | None:
         """Return where the transaction goes on; it is over if that is nowhere and nothing is awaited."""
         is_over = is_whole = True
-        for partition, was_there in self._partners.items():
+        for partition, was_there in list(self._partners.items()):
             head = partition.head
             is_part = head is not None and _is_part(head, transaction)
             if partition.leader not in (None, self._leader):

@@ -118,9 +118,11 @@ class Subscription:
     def remove(self, topic: str, number: int) -> AssignedPartition | None:
         """Remove a partition with everything that is buffered of it, and return it."""
         self.return_kept()
-        partition = self._partitions.pop((topic, number), None)
+        partition = self._partitions.get((topic, number))
         if partition is not None:
             self._drop_buffer(partition)
+            # No interrupt comes in between: what is not assigned has nothing to hand out.
+            del self._partitions[topic, number]
             self._arrange(partition)
             self.withheld.discard(partition)
             for messages, begins in self.gathered.values():

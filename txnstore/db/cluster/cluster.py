@@ -102,7 +102,6 @@ class Cluster:
         self.parallel = True
         """Whether several members are written to at once, in threads."""
         self._databases: dict[int, Database] = {}
-        """Those that there are."""
         self._stores: dict[int, Store] = {CONTROLLER_ID: controller}
         """Those that are open."""
         self._addresses = list(addresses)
@@ -328,10 +327,8 @@ class Cluster:
         """
         try:
             yield
-        except StoreClosed:
-            raise
         except TxnStoreError as error:
-            if self._databases.keys() == {database_id}:
+            if isinstance(error, StoreClosed) or self._databases.keys() == {database_id}:
                 raise
             left_out[database_id] = error
 
@@ -339,10 +336,12 @@ class Cluster:
         """Log which members were left out, where nobody is told otherwise.
 
         Raises:
-            TxnStoreError: all were.
+            TxnStoreError: all were; or one was only busy, and would answer if it were asked again.
         """
-        if self._databases and left_out.keys() >= self._databases.keys():
-            raise next(iter(left_out.values()))
+        errors = list(left_out.values())
+        busy = [error for error in errors if error.retriable and not isinstance(error, StoreUnavailable)]
+        if busy or (self._databases and left_out.keys() >= self._databases.keys()):
+            raise [*busy, *errors][0]
         for database_id, error in left_out.items():
             label = self.label_of(database_id)
             if isinstance(error, StoreUnavailable | MissingMember):
@@ -403,7 +402,7 @@ class Cluster:
             return self._executor
 
     def _find(self, database_id: int) -> Store:
-        """Open what may be the member, until it is found."""
+        """Open what may be the member, until it is found; who refuses is not away, whatever else is."""
         self._refuse_while_paused(database_id)
         label = self._databases[database_id].label
         left = self._addresses[1:]
@@ -418,7 +417,7 @@ class Cluster:
             try:
                 self._open_member(address)
             except TxnStoreError as error:
-                failure = failure or error
+                failure = error if failure is None or isinstance(failure, StoreUnavailable) else failure
         if (store := self._stores.get(database_id)) is not None:
             self._pauses.pop(database_id, None)
             return store
@@ -427,10 +426,11 @@ class Cluster:
                 f"what was asked for lives in the database {label!r} of the cluster, but no URL of the list leads"
                 " there: add its URL to bootstrap.servers"
             )
-        cause = failure.__cause__
-        if isinstance(failure, StoreUnavailable):
+        cause, is_away = failure.__cause__, isinstance(failure, StoreUnavailable)
+        if is_away:
             failure, cause = StoreUnavailable(f"the database {label!r} cannot be reached; nothing was changed"), failure
-        self._pause(database_id, failure)
+        if is_away or not (failure.retriable or failure.outcome_unknown):
+            self._pause(database_id, failure)  # what was busy, or may have been done, is no answer to anybody else
         raise failure from cause
 
     def _open_member(self, address: Address) -> None:
