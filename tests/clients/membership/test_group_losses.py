@@ -323,7 +323,8 @@ def test_others_take_over_from_an_application_that_does_not_poll_and_its_next_po
     crew.until([b], lambda: b.partitions == [0, 1, 2, 3])
     assert a.calls == []
     assert a.refused("commit", offsets=[TP("t", had[0], 1)], asynchronous=False).code() == KafkaError.UNKNOWN_MEMBER_ID
-    crew.until([a, b], lambda: len(a.partitions) == len(b.partitions) == 2)
+    # Until it is told of the loss it has two partitions as well.
+    crew.until([a, b], lambda: len(a.moves) > 1 and len(a.partitions) == len(b.partitions) == 2)
     assert a.error_codes == [KafkaError._MAX_POLL_EXCEEDED]
     assert a.errors[0].str().startswith("Application maximum poll interval (4000ms) exceeded by ")
     assert not a.errors[0].fatal()
