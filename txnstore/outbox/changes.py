@@ -47,8 +47,8 @@ class Change:
 class Watch:
     """Objects of one model becoming records, until `stop`.
 
-    Once the outbox is closed a flush that would make a record is refused, until `stop`, or until the same model is
-    watched again, for the same topic and the same sessions.
+    Once the outbox is closed a flush that would make a record is refused, until `stop`, or until a watch of another
+    outbox that began later takes over: of the same model, for the same topic and the same sessions.
     """
 
     def __init__(
