@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from sqlalchemy import func, select
 
 from tests.tools.journal import ENTRIES, add_old_entries
 from txnstore.db import portions as portions_module
-from txnstore.db.portions import BYTES_AT_ONCE, FIRST_BYTES, FIRST_ROWS, HELD_SECONDS, LEAST_BYTES, LEAST_ROWS, Portions
+from txnstore.db.portions import (
+    BYTES_AT_ONCE,
+    FIRST_BYTES,
+    FIRST_ROWS,
+    HELD_SECONDS,
+    LEAST_BYTES,
+    LEAST_ROWS,
+    Portions,
+    undisturbed_seconds,
+)
 from txnstore.db.schema import maintenance_duties, transaction_log
 from txnstore.db.store import ROWS_AT_ONCE
 from txnstore.errors import StoreBusy
@@ -207,7 +222,58 @@ def test_portions_grow_while_they_are_quick_and_shrink_as_soon_as_others_wait(st
     assert portions.is_over
 
 
-def test_who_has_a_process_of_its_own_gets_on_however_busy_the_machine_is(store):
+def test_a_slow_commit_makes_no_portion_smaller(store, monkeypatch):
+    """It waits for the disk, as others' do, however little there is to write."""
+    seconds = Seconds()
+    portions = Portions(monotonic_seconds=seconds)
+    commit = store.backend.commit
+
+    def commit_slowly(connection):
+        seconds.now += 10 * HELD_SECONDS
+        commit(connection)
+
+    monkeypatch.setattr(store.backend, "commit", commit_slowly)
+    for _ in range(3):
+        portions.write(store, lambda _: None)
+    assert seconds.now > 100.0
+    assert (portions.rows, portions.size_bytes) == (ROWS_AT_ONCE, BYTES_AT_ONCE)
+
+
+@contextmanager
+def one_processor_for_two():
+    """Somebody else wants the processor that this process has, all the time."""
+    own = os.sched_getaffinity(0)
+    program = "print(flush=True)\nwhile True: pass"
+    os.sched_setaffinity(0, {min(own)})
+    try:
+        with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as other:
+            try:
+                assert other.stdout is not None
+                assert other.stdout.readline()
+                yield
+            finally:
+                other.kill()
+    finally:
+        os.sched_setaffinity(0, own)
+
+
+@pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="needs Linux's count of who waits")
+def test_time_in_which_somebody_else_has_the_processor_is_not_a_portion_s():
+    with one_processor_for_two():
+        began, work_began, ran = time.monotonic(), undisturbed_seconds(), time.thread_time()
+        while time.thread_time() < ran + 0.2:
+            pass
+        passed, worked = time.monotonic() - began, undisturbed_seconds() - work_began
+        # Who else is at work on the machine makes the first one longer, never the second.
+        assert passed > worked + 0.1
+        assert worked < 0.3
+        # What is waited for else counts: a lock, or the disk.
+        work_began = undisturbed_seconds()
+        threading.Event().wait(0.05)
+        assert undisturbed_seconds() - work_began > 0.04
+
+
+def test_who_has_a_process_of_its_own_gets_on_however_slow_the_disk_is(store):
     seconds = Seconds()
     portions = Portions(monotonic_seconds=seconds)
 
