@@ -224,6 +224,44 @@ def test_the_lists_of_a_client_that_lives_long_go_on_without_a_member_that_was_o
         assert told == [cluster.label_of(2)] * 5
 
 
+@contextmanager
+def silent(store: Store, waited_ms: list[int]) -> Iterator[None]:
+    """Let a database be away, and note how long each caller would have tried it."""
+
+    def wait(_: object, retry_timeout_ms: int | None) -> None:
+        waited_ms.append(store.limits.retry_timeout_ms if retry_timeout_ms is None else retry_timeout_ms)
+        raise StoreUnavailable(f"the database {store.label!r}: it is away")
+
+    store._attempt = wait  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        del store._attempt
+
+
+@pytest.mark.parametrize(
+    "call", ["list_transactions", "list_open_transactions", "list_pending_offsets", "find_hanging_transactions"]
+)
+@pytest.mark.parametrize("timeout_seconds", [None, 6])
+def test_members_that_were_open_and_are_away_leave_a_listing_the_time_to_come(
+    bench: Bench, call: str, timeout_seconds: float | None, caplog: pytest.LogCaptureFixture
+):
+    """Each is asked once, be it for what it coordinates, and they share what the call may take."""
+    group_id = bench.name_at(1, "group")
+    for producer in (bench.producer_at(2), bench.producer_at(3)):
+        producer.send(bench.partition_at(1), b"a")
+        producer.send_offsets(group_id, {bench.partition_at(1): 1})
+    bench.clock.advance(3_600_000_000)
+    waited_ms: list[int] = []
+    with AdminClient({"bootstrap.servers": ",".join(bench.site.urls)}) as admin:
+        _, second, third = admin._connection.cluster().stores()
+        with silent(second, waited_ms), silent(third, waited_ms):
+            getattr(admin, call)(request_timeout=timeout_seconds).result(PATIENCE_SECONDS)
+    assert len(waited_ms) == 2
+    assert sum(waited_ms) <= 1000 * (timeout_seconds or 30)
+    assert {getattr(record, "database", None) for record in caplog.records} >= {second.label, third.label}
+
+
 @TROUBLES
 def test_where_no_database_can_be_asked_that_is_the_answer(sqlite_bench: Bench, trouble: Trouble):
     with AdminClient({"bootstrap.servers": ",".join(sqlite_bench.site.urls)}) as admin:

@@ -258,7 +258,12 @@ def _hanging(connection: Connection, page: Sequence[Row[Any]]) -> list[HangingIn
 
 
 def hanging_in_cluster(
-    cluster: Cluster, left_out: LeftOut, max_timeout_ms: int, partition_ids: Collection[int] | None = None
+    cluster: Cluster,
+    left_out: LeftOut,
+    max_timeout_ms: int,
+    partition_ids: Collection[int] | None = None,
+    *,
+    retry_timeout_ms: int | None = None,
 ) -> list[HangingInPartition]:
     """Return what hangs, in these partitions or in all, wherever they live; see `hanging_transactions`.
 
@@ -269,15 +274,15 @@ def hanging_in_cluster(
     def work(connection: Connection) -> list[HangingInPartition]:
         return hanging_transactions(connection, max_timeout_ms, partition_ids)
 
-    for store, suspects in cluster.read_all(work, left_out):
+    for store, suspects in cluster.read_all(work, left_out, retry_timeout_ms=retry_timeout_ms):
         away = [one for one in suspects if coordinator_of_producer(one.producer_id) != store.database_id]
-        explained = _explained(cluster, left_out, away)
+        explained = _explained(cluster, left_out, away, retry_timeout_ms)
         found += [one for one in suspects if one not in away or (one.producer_id, one.partition) not in explained]
     return sorted(found, key=lambda one: (one.partition, one.start_offset))
 
 
 def _explained(
-    cluster: Cluster, left_out: LeftOut, suspects: Iterable[HangingInPartition]
+    cluster: Cluster, left_out: LeftOut, suspects: Iterable[HangingInPartition], retry_timeout_ms: int | None
 ) -> set[tuple[int, PartitionName]]:
     """Return producers with the partitions that their coordinators will end, or may, for all that is known."""
     by_coordinator: dict[int, list[HangingInPartition]] = {}
@@ -294,7 +299,7 @@ def _explained(
 
         if database_id not in left_out:
             with cluster.leaving_out(database_id, left_out):
-                explained |= cluster.own(database_id).read(read)
+                explained |= cluster.own(database_id).read(read, retry_timeout_ms=retry_timeout_ms)
                 continue
         explained |= {(one.producer_id, one.partition) for one in those}
     return explained

@@ -176,7 +176,11 @@ class OpenTransaction:
 
 
 def each_open(
-    cluster: Cluster, left_out: LeftOut, partition_ids: Collection[int] | None = None
+    cluster: Cluster,
+    left_out: LeftOut,
+    partition_ids: Collection[int] | None = None,
+    *,
+    retry_timeout_ms: int | None = None,
 ) -> Iterator[OpenTransaction]:
     """Yield what is open in these partitions, or in all, by partition and offset; each page is a snapshot of its own.
 
@@ -186,21 +190,23 @@ def each_open(
         TxnStoreError: the database cannot be read.
     """
     if cluster.is_alone:
-        yield from each_open_in(cluster.controller, partition_ids)
+        yield from each_open_in(cluster.controller, partition_ids, retry_timeout_ms=retry_timeout_ms)
         return
     for store in cluster.stores(left_out):
         with cluster.leaving_out(store.database_id, left_out):
-            for page in _pages(store, partition_ids):
-                yield from _explained(cluster, left_out, store, page)
+            for page in _pages(store, partition_ids, retry_timeout_ms):
+                yield from _explained(cluster, left_out, store, page, retry_timeout_ms)
 
 
-def each_open_in(store: Store, partition_ids: Collection[int] | None = None) -> Iterator[OpenTransaction]:
+def each_open_in(
+    store: Store, partition_ids: Collection[int] | None = None, *, retry_timeout_ms: int | None = None
+) -> Iterator[OpenTransaction]:
     """Yield the same as one database knows it.
 
     Raises:
         TxnStoreError: the database cannot be read.
     """
-    for page in _pages(store, partition_ids):
+    for page in _pages(store, partition_ids, retry_timeout_ms):
         yield from page
 
 
@@ -241,7 +247,11 @@ class HeldOffsets:
 
 
 def each_held(
-    cluster: Cluster, left_out: LeftOut, partition_ids: Collection[int] | None = None
+    cluster: Cluster,
+    left_out: LeftOut,
+    partition_ids: Collection[int] | None = None,
+    *,
+    retry_timeout_ms: int | None = None,
 ) -> Iterator[HeldOffsets]:
     """Yield what transactions hold of groups' offsets, by group and partition; each page is a snapshot of its own.
 
@@ -253,15 +263,18 @@ def each_held(
     wanted = None if partition_ids is None else set(partition_ids)
     for store in cluster.stores(left_out):
         with cluster.leaving_out(store.database_id, left_out):
-            for found in _pages_of_held(store):
+            for found in _pages_of_held(store, retry_timeout_ms):
                 page = [_held_from_view(row) for row in found if wanted is None or row.partition_id in wanted]
-                yield from _held_with_owners(cluster, left_out, store, page)
+                yield from _held_with_owners(cluster, left_out, store, page, retry_timeout_ms)
 
 
-def _pages_of_held(store: Store) -> Iterator[Sequence[Row[Any]]]:
+def _pages_of_held(store: Store, retry_timeout_ms: int | None) -> Iterator[Sequence[Row[Any]]]:
     after: dict[str, Any] = {"after_group_id": "", "after_partition_id": -1, "after_producer_id": -1}
     while True:
-        found = store.read(lambda connection, after=after: connection.execute(_NEXT_HELD, after).all())  # type: ignore[misc]
+        found = store.read(
+            lambda connection, after=after: connection.execute(_NEXT_HELD, after).all(),  # type: ignore[misc]
+            retry_timeout_ms=retry_timeout_ms,
+        )
         yield found
         if len(found) < PAGE_ROWS:
             return
@@ -288,7 +301,7 @@ def _held_from_view(row: Row[Any]) -> HeldOffsets:
 
 
 def _held_with_owners(
-    cluster: Cluster, left_out: LeftOut, store: Store, page: Sequence[HeldOffsets]
+    cluster: Cluster, left_out: LeftOut, store: Store, page: Sequence[HeldOffsets], retry_timeout_ms: int | None
 ) -> Iterator[HeldOffsets]:
     """Yield the page with what the coordinators know that live in other databases."""
     elsewhere: dict[int, set[int]] = defaultdict(set)
@@ -300,7 +313,8 @@ def _held_with_owners(
         of = {"producer_ids": sorted(elsewhere[database_id])}
         with cluster.leaving_out(database_id, left_out):
             owners = cluster.own(database_id).read(
-                lambda connection, of=of: connection.execute(_OWNERS_OF_GROUPS, of).all()  # type: ignore[misc]
+                lambda connection, of=of: connection.execute(_OWNERS_OF_GROUPS, of).all(),  # type: ignore[misc]
+                retry_timeout_ms=retry_timeout_ms,
             )
             known |= {(row.producer_id, row.group_id): row for row in owners}
     for one in page:
@@ -319,18 +333,22 @@ def _held_with_owners(
         )
 
 
-def _pages(store: Store, partition_ids: Collection[int] | None) -> Iterator[list[OpenTransaction]]:
+def _pages(
+    store: Store, partition_ids: Collection[int] | None, retry_timeout_ms: int | None
+) -> Iterator[list[OpenTransaction]]:
     if partition_ids is None:
-        yield from _pages_between(store, (-1, -1), (OFFSET_MAX, OFFSET_MAX))
+        yield from _pages_between(store, (-1, -1), (OFFSET_MAX, OFFSET_MAX), retry_timeout_ms)
         return
     for partition_id in sorted(partition_ids):
-        yield from _pages_between(store, (partition_id, -1), (partition_id, OFFSET_MAX))
+        yield from _pages_between(store, (partition_id, -1), (partition_id, OFFSET_MAX), retry_timeout_ms)
 
 
-def _pages_between(store: Store, after: tuple[int, int], last: tuple[int, int]) -> Iterator[list[OpenTransaction]]:
+def _pages_between(
+    store: Store, after: tuple[int, int], last: tuple[int, int], retry_timeout_ms: int | None
+) -> Iterator[list[OpenTransaction]]:
     """Yield what begins behind a partition and offset, and up to others."""
     while after < last:
-        page, after = store.read(partial(_page, after, last))
+        page, after = store.read(partial(_page, after, last), retry_timeout_ms=retry_timeout_ms)
         if page:
             yield page
 
@@ -372,7 +390,7 @@ _STATE_OF: Final = {state.kafka_name: state for state in RUNNING}
 
 
 def _explained(
-    cluster: Cluster, left_out: LeftOut, store: Store, page: list[OpenTransaction]
+    cluster: Cluster, left_out: LeftOut, store: Store, page: list[OpenTransaction], retry_timeout_ms: int | None
 ) -> Iterator[OpenTransaction]:
     """Yield the page with what the coordinators know that live in other databases."""
     elsewhere: dict[int, set[int]] = defaultdict(set)
@@ -385,7 +403,8 @@ def _explained(
         producer_ids = elsewhere[database_id]
         with cluster.leaving_out(database_id, left_out):
             known |= cluster.own(database_id).read(
-                lambda connection, producer_ids=producer_ids: _owners(connection, producer_ids)  # type: ignore[misc]
+                lambda connection, producer_ids=producer_ids: _owners(connection, producer_ids),  # type: ignore[misc]
+                retry_timeout_ms=retry_timeout_ms,
             )
             away.remove(database_id)
     for one in page:

@@ -410,13 +410,10 @@ def find_hanging(
     def found_in_cluster() -> list[listing.HangingInPartition]:
         from txnstore.transactions.listing import hanging_in_cluster
 
-        ids = None
-        if partitions is not None:
-            ids = cluster.controller.read(
-                lambda connection: [partition_id_of(connection, partition) for partition in partitions]
-            )
+        ids = _ids_of(cluster, call, partitions)
         left_out: LeftOut = {}
-        hanging = hanging_in_cluster(cluster, left_out, max_timeout_ms, ids)
+        each_ms = call.retry_ms_of_each(cluster)
+        hanging = hanging_in_cluster(cluster, left_out, max_timeout_ms, ids, retry_timeout_ms=each_ms)
         cluster.warn_of(left_out)
         return hanging
 
@@ -446,6 +443,7 @@ def find_open(
     from txnstore.transactions.open_transactions import each_open
 
     left_out: LeftOut = {}
+    ids, each_ms = _ids_of(cluster, call, partitions), call.retry_ms_of_each(cluster)
     listed = [
         OpenTransactionListing(
             public_partition(found.partition),
@@ -467,7 +465,7 @@ def find_open(
             found.is_hanging,
             found.freed_by,
         )
-        for found in each_open(cluster, left_out, _ids_of(cluster, call, partitions))
+        for found in each_open(cluster, left_out, ids, retry_timeout_ms=each_ms)
     ]
     cluster.warn_of(left_out)
     return listed
@@ -480,6 +478,7 @@ def find_pending_offsets(
     from txnstore.transactions.open_transactions import each_held
 
     left_out: LeftOut = {}
+    ids, each_ms = _ids_of(cluster, call, partitions), call.retry_ms_of_each(cluster)
     listed = [
         PendingOffsetsListing(
             found.group_id,
@@ -496,7 +495,7 @@ def find_pending_offsets(
             found.producer_epoch,
             found.freed_by,
         )
-        for found in each_held(cluster, left_out, _ids_of(cluster, call, partitions))
+        for found in each_held(cluster, left_out, ids, retry_timeout_ms=each_ms)
     ]
     cluster.warn_of(left_out)
     return listed

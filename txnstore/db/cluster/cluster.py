@@ -292,12 +292,12 @@ class Cluster:
         return [self._stores[database_id] for database_id in sorted(self._stores)]
 
     def stores(self, left_out: LeftOut | None = None) -> Iterator[Store]:
-        """Return the stores of all members but of those that are away, or refuse; see `leaving_out`.
+        """Return the stores of all members but of those that are left out, or are away, or refuse; see `leaving_out`.
 
         Raises:
             StoreClosed: the cluster has been closed.
         """
-        for database_id in list(self._databases):
+        for database_id in (number for number in list(self._databases) if number not in (left_out or ())):
             with self.leaving_out(database_id, {} if left_out is None else left_out):
                 self._refuse_while_paused(database_id)
                 yield self.own(database_id)
