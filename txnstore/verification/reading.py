@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, Table, bindparam, exists, select, tuple_
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    ExceptionContext,
+    Row,
+    Select,
+    Table,
+    bindparam,
+    event,
+    exists,
+    select,
+    tuple_,
+)
 from sqlalchemy.exc import DBAPIError
 
 from txnstore.db.schema import record_batches
@@ -152,14 +165,15 @@ def in_snapshots(members: Sequence[Store], work: Callable[[Sequence[Connection]]
         )
 
     def worked(connections: tuple[Connection, ...]) -> Result:
-        try:
-            return work(connections)
-        except DBAPIError as error:
-            # The last one would take it for its own.
-            for member, connection in zip(members, connections, strict=True):
-                if connection.invalidated:
-                    raise member.translated(error) from None
-            raise
+        with _noting_failures(connections) as failed:
+            try:
+                return work(connections)
+            except DBAPIError as error:
+                # The last one would take it for its own.
+                for member, connection in zip(members, connections, strict=True):
+                    if failed and connection is failed[-1]:
+                        raise member.translated(error) from None
+                raise
 
     def taken(connections: tuple[Connection, ...]) -> Result:
         # It is taken by the first statement: not only once those before it have been read, which may take minutes.
@@ -167,6 +181,24 @@ def in_snapshots(members: Sequence[Store], work: Callable[[Sequence[Connection]]
         return nested(connections)
 
     return nested(())
+
+
+@contextmanager
+def _noting_failures(connections: Sequence[Connection]) -> Iterator[list[Connection]]:
+    """Yield those of the connections on which something has failed, in that order; an error does not tell its own."""
+    failed: list[Connection] = []
+
+    def note(context: ExceptionContext) -> None:
+        # Other threads may be at work on the same databases.
+        failed.extend(connection for connection in connections if connection is context.connection)
+
+    for connection in connections:
+        event.listen(connection.engine, "handle_error", note)
+    try:
+        yield failed
+    finally:
+        for connection in connections:
+            event.remove(connection.engine, "handle_error", note)
 
 
 def some_of(violations: Iterable[Violation]) -> list[Violation]:
