@@ -34,6 +34,7 @@ from txnstore.errors import (
     TransactionalIdNotFound,
 )
 from txnstore.log.append import Append, Appended, find_appended
+from txnstore.log.topics import names_of_partitions
 from txnstore.model import ProducerIdentity
 from txnstore.transactions import protocol, rows
 from txnstore.transactions.protocol import (
@@ -312,6 +313,20 @@ class EndRequest:
     offsets: Sequence[SentOffsets] = ()
     writers: Collection[int] | None = None
     transaction_group: str | None = None
+
+    def names_what_is_there(self, store: Store) -> bool:
+        """Return whether there are, by now, the transactional id and all partitions that it names.
+
+        Raises:
+            TxnStoreError: the database is busy or away.
+        """
+        partition_ids = {item.partition_id for item in self.appends}.union(*(sent.offsets for sent in self.offsets))
+
+        def work(connection: Connection) -> bool:
+            names = names_of_partitions(connection, partition_ids)
+            return names.keys() == partition_ids and rows.read_row(connection, self.transactional_id).row is not None
+
+        return store.read(work, retry_timeout_ms=0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import sqlite3
 import threading
 
 import pytest
-from sqlalchemy import event, text
+from sqlalchemy import delete, event, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -18,7 +18,10 @@ from tests.clients.producer.enlisting import committed_values, is_there, numbers
 from tests.clients.steps import PATIENCE_SECONDS, Refusal, create_topic, error_of
 from txnstore import Consumer, KafkaError, KafkaException, Producer
 from txnstore.clients.producer import enlistment
+from txnstore.db.opening import open_store
+from txnstore.db.schema import transactions
 from txnstore.errors import UnknownMember
+from txnstore.log.topics import delete_topic
 from txnstore.transactions.outcome import end_within
 
 # --- the caller's own endings -----------------------------------------------------------------------------------------
@@ -341,6 +344,34 @@ def test_a_snapshot_that_is_older_than_what_is_written_to_says_so(make_producer,
         producer.produce(topic, b"2")
         producer.commit_transaction(PATIENCE_SECONDS)
     assert (is_there(url, entry), committed_values(url, topic)) == (True, [b"2"])
+
+
+@pytest.mark.parametrize("isolation", ["REPEATABLE READ", "SERIALIZABLE"])
+@pytest.mark.parametrize("what", ["the topic", "the producer itself"])
+def test_what_was_deleted_is_not_taken_for_newer_than_a_snapshot(make_producer, url, entry, isolation, what):
+    """To begin again would be in vain, for ever."""
+    if url.startswith("sqlite"):
+        pytest.skip("who has SQLite's write lock sees everything")
+    topic = f"topic-{next(numbers)}"
+    create_topic(url, topic)
+    producer = make_producer()
+    with producer.transaction():
+        producer.produce(topic, b"1")
+    with open_store(url) as store:
+        if what == "the topic":
+            store.write(lambda connection: delete_topic(connection, topic))
+        else:
+            store.write(lambda connection: connection.execute(delete(transactions)))
+    with calling(url, "core") as caller:
+        caller.given.execution_options(isolation_level=isolation)
+        producer.begin_transaction()
+        producer.enlist(caller.given)
+        caller.write(entry)
+        producer.produce(topic, b"2")
+        error = error_of(producer.commit_transaction, PATIENCE_SECONDS)
+    unknown = KafkaError.UNKNOWN_TOPIC_OR_PART if what == "the topic" else KafkaError.INVALID_PRODUCER_ID_MAPPING
+    assert (error.code(), "begin again" in error.str()) == (unknown, False)
+    assert not is_there(url, entry)
 
 
 @pytest.mark.parametrize("call", ["transaction_token", "prepare_transaction"])

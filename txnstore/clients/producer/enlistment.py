@@ -590,8 +590,7 @@ class Enlistment:
         with self._changed:
             self._progress.is_written = True
             self._progress.enter(_S.COMMITTING)
-        taken = enlisted.taken
-        changes = EVERYTHING
+        taken, changes = enlisted.taken, EVERYTHING
 
         def end(connection: Connection) -> Ended:
             nonlocal changes
@@ -608,8 +607,9 @@ class Enlistment:
             return ended
 
         seconds = max(COMMIT_SECONDS_MIN, deadline.left_seconds())
+        is_there = partial(ending.request.names_what_is_there, enlisted.store)
         try:
-            taken.commit(end, at_once=end_at_once, timeout_seconds=seconds)
+            taken.commit(end, at_once=end_at_once, is_there=is_there, timeout_seconds=seconds)
         except BaseException as error:  # noqa: BLE001 - whatever it is, what it means is decided there
             self._asked_in_vain(enlisted, ending, error)
         ending.ended = taken.result

@@ -197,12 +197,14 @@ class EnlistedConnection:
         *,
         timeout_seconds: float,
         at_once: Callable[[Connection, CommitWhole | None], Result | None] = lambda *_: None,
+        is_there: Callable[[], bool] = lambda: True,
     ) -> Result:
         """Run `last` and commit; return what it returned.
 
         Whatever a session of the ORM has to write is written before.  Afterwards the connection is the caller's again.
         `at_once` is asked first to do the same: it does all of it, or returns None and has changed nothing.  It is
-        given the function of the database that commits a whole transaction, where there is one.
+        given the function of the database that commits a whole transaction, where there is one.  `is_there` is asked
+        where the connection's snapshot does not have what is written to: whether the database has it by then.
 
         Raises:
             InvalidRequest, TransactionPoisoned: see `check`.
@@ -214,7 +216,7 @@ class EnlistedConnection:
         self.check()
 
         def commit_now() -> None:
-            self._commit_now(at_once, last, time.monotonic() + timeout_seconds)
+            self._commit_now(at_once, last, is_there, time.monotonic() + timeout_seconds)
 
         try:
             with self._lock:
@@ -320,6 +322,7 @@ class EnlistedConnection:
         self,
         at_once: Callable[[Connection, CommitWhole | None], object],
         last: Callable[[Connection], object],
+        is_there: Callable[[], bool],
         deadline: float,
     ) -> None:
         stage, is_ours = Stage.STATEMENT, False
@@ -345,7 +348,7 @@ class EnlistedConnection:
             self.outcome_unknown = error.outcome_unknown
             if is_ours and not self.outcome_unknown:
                 self._undo()
-            if isinstance(error, _NOT_THERE) and self._isolation in _SNAPSHOTS:
+            if isinstance(error, _NOT_THERE) and self._isolation in _SNAPSHOTS and _may_be_there(is_there):
                 raise TransactionAbortable(
                     f"the enlisted connection is {self._isolation.upper()} and sees the database as it was at its first"
                     " statement, so that a topic, or a transactional id, that is newer is not there for it: abort, and"
@@ -412,6 +415,14 @@ class EnlistedConnection:
             " savepoint that was set before enlist() has ended: what it held is not part of this commit; abort the"
             " transaction and leave commit and rollback to the producer"
         )
+
+
+def _may_be_there(is_there: Callable[[], bool]) -> bool:
+    try:
+        return is_there()
+    except TxnStoreError:
+        # To begin again tells.
+        return True
 
 
 def check_not_two_phase(callers: CallersConnection) -> None:
