@@ -138,6 +138,30 @@ def test_who_has_the_rights_of_another_role_is_of_its_kind(
         txnstore_postgres_server.drop_role(group)
 
 
+@pytest.mark.parametrize("is_direct", [True, False], ids=["the owner", "a role with the owner's rights"])
+def test_an_owner_is_of_no_kind_whatever_other_rights_he_has(
+    store_url, superuser, role, looked, txnstore_postgres_server, is_direct
+):
+    group, owners = (f"txnstore_doctor_{name}_{os.getpid()}" for name in ("group", "owners"))
+    for name in (group, owners):
+        txnstore_postgres_server.create_role(name, "secret")
+    owner = role if is_direct else owners
+    try:
+        with open_store(store_url) as store:
+            grants.apply(store, grants.grant(store, Kind.PRODUCER, group))
+            grants.apply(store, grants.grant(store, Kind.OWNER, owner))
+        superuser.execute(f"GRANT {group}, {owners} TO {role}")
+        assert looked() == ([], "")
+        superuser.execute(f"REVOKE DELETE ON txnstore.topics FROM {owner}")
+        assert looked() == (["this role has no right to DELETE on topics"], "")
+    finally:
+        superuser.execute(f"GRANT DELETE ON txnstore.topics TO {owner}")
+        superuser.execute(f"REASSIGN OWNED BY {owner} TO CURRENT_USER")
+        for name in (group, owners):
+            superuser.execute(f"DROP OWNED BY {name}")
+            txnstore_postgres_server.drop_role(name)
+
+
 def test_the_superuser_is_of_no_kind(store_url, granted):
     granted(Kind.MONITOR)
     assert examine(store_url).role == ""

@@ -155,13 +155,15 @@ _FUNCTIONS: Final = """
     SELECT p.proname FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
     WHERE n.nspname = %s AND NOT pg_catalog.has_function_privilege(p.oid, 'EXECUTE') ORDER BY p.proname
 """
-# As row-level security takes them: also those of the roles whose rights this one has.
+# As row-level security takes them: also those of the roles whose rights this one has. None of them bounds who has the
+# owner's.
 _POLICIES: Final = """
     SELECT DISTINCT p.polname, pg_catalog.obj_description(p.oid, 'pg_policy')
     FROM pg_catalog.pg_policy p JOIN pg_catalog.pg_class c ON c.oid = p.polrelid
     JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
     CROSS JOIN pg_catalog.unnest(p.polroles) AS role(oid)
-    WHERE n.nspname = %s AND c.relname = 'topics' AND pg_catalog.pg_has_role(role.oid, 'USAGE') ORDER BY p.polname
+    WHERE n.nspname = %s AND c.relname = 'topics' AND pg_catalog.pg_has_role(role.oid, 'USAGE')
+        AND NOT pg_catalog.pg_has_role(c.relowner, 'USAGE') ORDER BY p.polname
 """
 # Whoever has done some of a duty notes when; in a new store nobody had to yet, and of one that moves nobody has to.
 _UNMAINTAINED: Final = """
@@ -306,7 +308,7 @@ class PostgreSQLFacts:
     """Functions of the schema that this role may not call."""
 
     policies: Sequence[tuple[str, str | None]] = ()
-    """Those of the table of topics that are for this role, with their comments; empty for a superuser."""
+    """Those of the table of topics that are for this role, with their comments; empty for the owner or a superuser."""
 
     table_version: str | None = None
     """What stands in the version table."""
