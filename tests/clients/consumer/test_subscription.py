@@ -220,6 +220,7 @@ def test_what_was_read_for_a_partition_that_is_gone_is_dropped_even_if_it_is_bac
     subscription.deliver(position, page(chunk(0, 3), next_offset=4))
     assert subscription.next_message() is None
     assert subscription.buffered_records == 0
+    assert (subscription.traffic.requests, subscription.traffic.records) == (0, 0)
 
 
 def test_what_two_have_read_counts_once(make):

@@ -90,7 +90,8 @@ class Subscription:
         self.buffered_records = 0
         self.buffered_bytes = 0
         self.traffic = Traffic()
-        """What was read, page by page; records that were dropped unread by the application as well."""
+        """What was read, page by page; records that were dropped unread by the application as well, but no page
+        that came after it had moved."""
         self.wants_more = False
         """Set when a chunk has been handed out completely, so that there may be room to read on."""
 
