@@ -7,6 +7,7 @@ import json
 import signal
 import sys
 import threading
+from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,9 @@ from sqlalchemy import select
 
 from txnstore.cli import produce as produce_command
 from txnstore.clients.model.errors import KafkaError
-from txnstore.clients.producer.producer import Producer
+from txnstore.clients.producer.producer import CLOSE_TIMEOUT_SECONDS, Producer
+from txnstore.clients.producer.progress import TransactionProgress
+from txnstore.clients.producer.state import TransactionCall
 from txnstore.db.opening import open_store
 from txnstore.db.store import server_now_ms
 from txnstore.log.append import Append, append
@@ -156,6 +159,28 @@ def test_a_transaction_is_seen_as_a_whole(run, done):
     # The offsets behind the records are their markers'.
     assert done("consume", "orders", "-f", "%o ") == "0 1 3 "
     assert done("consume", "orders", "-o", "-2") == "b\nc\n"
+
+
+def test_giving_up_a_transaction_takes_no_longer_than_closing_the_producer(run, done, monkeypatch):
+    """As where one of several databases does not answer: the abort was waited for twice."""
+    waited_seconds = []
+    wait = TransactionProgress.wait
+
+    def wait_in_vain(progress, work, wait_seconds, *, resumable):
+        if progress.current is not TransactionCall.ABORT:
+            return wait(progress, work, wait_seconds, resumable=resumable)
+        waited_seconds.append(wait_seconds)
+        return wait(progress, Future(), 0, resumable=resumable)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TransactionProgress, "wait", wait_in_vain)
+        ended = run("produce", "orders", "-t", "load", "--json-lines", stdin=b'{"value": "a"}\nnonsense\n')
+    assert ended.code == 1
+    assert "standard input, line 2: it is not JSON; nothing was committed" in ended.err
+    assert len(waited_seconds) == 1
+    assert waited_seconds[0] <= CLOSE_TIMEOUT_SECONDS
+    done("produce", "orders", "-t", "load", stdin=b"b\n")
+    assert done("consume", "orders") == "b\n"
 
 
 def test_what_is_open_is_not_shown_and_told_of(url, run, done):

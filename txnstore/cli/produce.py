@@ -283,14 +283,15 @@ class _Writing:
         return failed.error.str()
 
     def _given_up(self) -> str:
-        """End what was begun, and say what came of it."""
+        """Say what came of what was begun; closing the producer aborts a transaction, and waits for that."""
         producer = self._producer
         if self._is_transactional:
-            try:
-                producer.abort_transaction(_CALL_SECONDS)
-            except KafkaException:
-                # It was never begun, times out by itself, or its end was asked for already.
-                return "it is not known whether it was committed" if self._is_committing else _NOTHING_COMMITTED
+            if self._is_committing:
+                try:
+                    producer.abort_transaction(_CALL_SECONDS)
+                except KafkaException:
+                    # Its end was asked for already.
+                    return "it is not known whether it was committed"
             return _NOTHING_COMMITTED
         producer.flush(_CALL_SECONDS)
         written, failed = f"{_records(self._reports.delivered)} written", self._reports.failed
