@@ -161,6 +161,12 @@ def test_a_transaction_is_seen_as_a_whole(run, done):
     assert done("consume", "orders", "-o", "-2") == "b\nc\n"
 
 
+@pytest.mark.parametrize("timeout_seconds", [30, 60, 90])
+def test_a_transaction_may_be_told_to_take_less_or_more_time(done, timeout_seconds):
+    done("produce", "orders", "-t", "load", "--transaction-timeout", str(timeout_seconds), stdin=b"a\n")
+    assert done("consume", "orders") == "a\n"
+
+
 def test_giving_up_a_transaction_takes_no_longer_than_closing_the_producer(run, done, monkeypatch):
     """As where one of several databases does not answer: the abort was waited for twice."""
     waited_seconds = []

@@ -145,10 +145,13 @@ def produce(
     Without a transaction what was written by the time that an error is seen stays written.
     """
     parse = _parser(json_lines=json_lines, key_separator=key_separator, headers=header or [])
-    settings: dict[str, Any] = {"message.timeout.ms": _DELIVERY_MS} | key_values(config or [])
+    timeout_ms = transaction_timeout * 1000
+    # A record is tried for no longer than its transaction may take.
+    delivery_ms = _DELIVERY_MS if transactional_id is None else min(_DELIVERY_MS, timeout_ms)
+    settings: dict[str, Any] = {"message.timeout.ms": delivery_ms} | key_values(config or [])
     settings |= {"bootstrap.servers": url, "txnstore.schema": schema}
     if transactional_id is not None:
-        settings |= {"transactional.id": transactional_id, "transaction.timeout.ms": transaction_timeout * 1000}
+        settings |= {"transactional.id": transactional_id, "transaction.timeout.ms": timeout_ms}
     check_topic_name(topic)
     # So that neither a wrong URL nor an empty database gets tables.
     with opened(url, schema) as cluster:
