@@ -235,7 +235,11 @@ class PostgreSQLConnection(psycopg.Connection[Any]):
         raise psycopg.OperationalError("the server did not answer in time")
 
     def _server_is_there(self) -> bool:
-        """Return whether the server takes another connection, or says why not; one that was stopped says nothing."""
+        """Return whether the server takes another connection, or says why not; one that was stopped says nothing.
+
+        A pooler on the way takes it by itself. It is not asked for more: one that has no session left is silent, too,
+        and a statement would be given up that is well on its way.
+        """
         parameters: dict[str, Any] = self.info.get_parameters() | {"connect_timeout": str(SAY_SECONDS)}
         if self.info.password:
             parameters["password"] = self.info.password
