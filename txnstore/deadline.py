@@ -181,6 +181,10 @@ class _IntactFuture(Future[Any]):
     def tell_again(self) -> None:
         """Wake whoever waits, and call back unless that has begun: it is done, but an error came as that was told."""
         with self._condition:
+            # Calls of `wait` and `as_completed`: they are told before that, and each counts what it is told of.
+            for waiter in () if self._has_called_back else self._waiters:
+                if self not in waiter.finished_futures:
+                    (waiter.add_result if self._exception is None else waiter.add_exception)(self)
             self._condition.notify_all()
         if not self._has_called_back:
             self._invoke_callbacks()
@@ -218,8 +222,10 @@ def to_its_end(work: Callable[[], None]) -> None:
         try:
             work()
             is_done = True
-        except BaseException as error:  # noqa: BLE001 - raised below
+        # No call from here on: another one would get past.
+        except Exception as error:  # noqa: BLE001 - raised below
+            first, is_done = first or error, True
+        except BaseException as error:  # noqa: BLE001 - as above
             first = first or error
-            is_done = isinstance(error, Exception)
     if first is not None:
         raise first

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, as_completed, wait
 from typing import Any
 
 import pytest
@@ -99,6 +99,36 @@ def test_who_waits_for_a_result_is_woken_though_that_failed_at_first(monkeypatch
     waiter.join(PATIENCE_SECONDS)
     assert sorted(heard, key=str) == sorted([future, "result"], key=str)
     assert condition.notify_all == notify_all
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("waits", ["wait", "as_completed"])
+def test_who_waits_for_several_futures_is_woken_though_that_failed_at_first(monkeypatch, waits, fails):
+    """Also who waits for one that is done later, and each is told of it once."""
+    first, second = new_future(), new_future()
+    waiting = {
+        "wait": lambda: list(wait([first, second]).done),
+        "as_completed": lambda: list(as_completed([first, second])),
+    }
+    heard: list[Any] = []
+    waiters = [threading.Thread(target=lambda: heard.append(waiting[waits]()), daemon=True) for _ in range(2)]
+    for waiter in waiters:
+        waiter.start()
+    eventually(lambda: len(first._waiters) == len(second._waiters) == 2)
+    refuses: Any = first._waiters[1]
+    name = "add_exception" if fails else "add_result"
+
+    def failing(_: object) -> None:
+        monkeypatch.undo()
+        raise MemoryError
+
+    monkeypatch.setattr(refuses, name, failing)
+    give(first, first.set_exception if fails else first.set_result, ValueError())
+    assert heard == []
+    give(second, second.set_result, "result")
+    for waiter in waiters:
+        waiter.join(PATIENCE_SECONDS)
+    assert [set(futures) for futures in heard] == [{first, second}] * 2
 
 
 def test_who_was_told_of_a_result_is_not_told_again_though_another_could_not_be(monkeypatch):
