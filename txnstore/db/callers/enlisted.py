@@ -32,6 +32,7 @@ from txnstore.db.callers.on_caller_connection import commit_whole_within, joined
 from txnstore.db.schema import stores
 from txnstore.db.statements import HotStatement, run_on_driver
 from txnstore.db.store import CONTENTION_PAUSE_SECONDS, Store
+from txnstore.deadline import to_its_end
 from txnstore.errors import (
     InvalidProducerIdMapping,
     InvalidRequest,
@@ -264,13 +265,16 @@ class EnlistedConnection:
     def abandon(self) -> None:
         """Give the connection back after its COMMIT has got lost: nothing on it counts any more.
 
-        A second call, after an interrupt, drops what the first one has not: never what the owner has begun since.
+        Once it has begun it comes to its end, whatever interrupts it; a second call does nothing, as what is open by
+        then the owner has begun.
         """
-        was_begun, self._was_abandoned = self._was_abandoned, True
+        if not self._was_abandoned:
+            to_its_end(self._drop)
+
+    def _drop(self) -> None:
+        self._was_abandoned = True
         self._guards.remove()
         callers = self.callers
-        if was_begun and callers.is_given_up:
-            return
         with contextlib.suppress(SQLAlchemyError, psycopg.Error, sqlite3.Error):
             if callers.session is not None:
                 callers.session.invalidate()
