@@ -72,6 +72,49 @@ def every_interrupt(
             return
 
 
+class TwoInterrupts(Interrupt):
+    """Ctrl-C at one moment, and again so many moments later: while what the first one left is put in order."""
+
+    def __init__(self, at: int, behind: int, files: AbstractSet[str], is_left_alone: LeftAlone) -> None:
+        super().__init__(at, files, is_left_alone, interrupt)
+        self.first: str | None = None
+        self._behind = behind
+
+    def __enter__(self) -> None:
+        sys.settrace(self._go_on)
+        super().__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
+        sys.settrace(None)
+        if self.first is None:
+            # Nobody was left whom it was on its way to.
+            self.first, self.where = self.where, None
+
+    def _go_on(self, frame: FrameType, event: str, argument: object) -> Any:
+        """Look for the second moment once the first interrupt is on its way: what raises it looks no more."""
+        frame.f_trace_lines = False
+        if event == "exception" and self.first is None and self.where is not None:
+            self.first, self.where = self.where, None
+            self._at = self._count + self._behind
+            sys.setprofile(self._look)
+        return self._go_on
+
+
+def every_two_interrupts(
+    files: AbstractSet[str], is_left_alone: LeftAlone = lambda frame, event: False
+) -> Iterator[TwoInterrupts]:
+    """Yield pairs of interrupts, each first one with one second after the other, until none comes any more."""
+    for at in itertools.count(1):
+        for behind in itertools.count(1):
+            moments = TwoInterrupts(at, behind, files, is_left_alone)
+            yield moments
+            if moments.where is None:
+                break
+        if moments.first is None and behind == 1:
+            return
+
+
 def is_no_moment_for_signals(frame: FrameType, event: str) -> bool:
     """Return whether Python looks for no signal then: it does as its functions begin and as those of C come back."""
     return event in {"return", "c_exception"}
@@ -83,4 +126,5 @@ def attempt(interrupt: Interrupt, call: Callable[[], object]) -> None:
         with interrupt:
             call()
     except KeyboardInterrupt:
-        assert interrupt.where is not None
+        where = interrupt.first if isinstance(interrupt, TwoInterrupts) else interrupt.where
+        assert where is not None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -16,13 +16,16 @@ import pytest
 
 from tests.clients.consumer.log_writer import PATIENCE_SECONDS
 from tests.clients.consumer.test_atomic import ATOMIC
-from tests.clients.consumer.test_atomic_order import Log, Reader, check
+from tests.clients.consumer.test_atomic_order import POSITIONS, Log, Reader, check
 from tests.clients.consumer.test_interrupted_reading import FILES, is_left_alone
-from tests.clients.moments import attempt, every_interrupt
+from tests.clients.moments import attempt, every_interrupt, every_two_interrupts
 from tests.databases import on_sqlite_alone
 from txnstore import OFFSET_BEGINNING, TopicPartition
 from txnstore.clients.consumer.assigned_partition import AssignedPartition
+from txnstore.clients.consumer.core import ConsumerCore
+from txnstore.clients.consumer.opening import Chunk
 from txnstore.clients.consumer.whole_transactions import next_transaction
+from txnstore.clients.model.message import Message, RecordSource, message_of
 from txnstore.deadline import Deadline
 
 Places = list[tuple[int, int]]
@@ -34,6 +37,13 @@ def is_no_moment(frame, event):
     return is_left_alone(frame, event) or frame.f_code.co_name == "<genexpr>"
 
 
+class Core(SimpleNamespace):
+    """What a call finds of its consumer, without threads; what it does once it is interrupted is the consumer's own."""
+
+    gathered, let_go = ConsumerCore.gathered, ConsumerCore.let_go
+    give_back, _give_back = ConsumerCore.give_back, ConsumerCore._give_back
+
+
 class Application:
     """A program that reads with several calls, and goes on after Ctrl-C; it has no time to wait."""
 
@@ -43,7 +53,7 @@ class Application:
         #: What came at once, each with the number of the commit that it was said to be of.
         self.found: list[tuple[int | None, Places]] = []
         self.subscription = subscription = self.reader.subscription
-        self._core: Any = SimpleNamespace(
+        self._core: Any = Core(
             order=self.reader.order,
             subscription=subscription,
             arrived=threading.RLock(),
@@ -52,8 +62,7 @@ class Application:
             look_for_database=lambda: None,
             polled=lambda goes_on: None,
             read_on=lambda: None,
-            gathered=subscription.let_go,
-            give_back=subscription.give_back,
+            withholds_what_was_read=False,
         )
 
     def find(self, number: int) -> AssignedPartition:
@@ -77,7 +86,7 @@ class Application:
             message = self.subscription.next_message()
             messages += [] if message is None else [message]
         except BaseException:
-            self.subscription.give_back(messages)
+            self._core.give_back(messages)
             raise
         self._note(messages, None)
         return bool(messages)
@@ -87,7 +96,7 @@ class Application:
         try:
             self.subscription.take(messages, 3)
         except BaseException:
-            self.subscription.give_back(messages)
+            self._core.give_back(messages)
             raise
         for message in messages:
             self._note([message], None)
@@ -314,3 +323,74 @@ def test_a_consumer_gets_transactions_over_two_partitions_whole_after_an_interru
             assert [sorted(piece) for piece in found] == list(values.values()), interrupt.where
     # Something was interrupted.
     assert interrupt.where is None
+
+
+#: Whose moments are tried in pairs: what lies below, and decides who is next, is tried as one.
+GOING_BACK = {
+    "consumer/core.py",
+    "consumer/subscription.py",
+    "consumer/whole_transactions.py",
+    "txnstore/deadline.py",
+}
+
+
+def is_no_second_moment(frame, event):
+    # As what was gathered is about to be given back, nobody else knows of it.
+    return is_no_moment(frame, event) or (event == "call" and frame.f_code is ConsumerCore.give_back.__code__)
+
+
+@pytest.mark.parametrize(
+    "interrupted",
+    ["poll", *(pytest.param(call, marks=pytest.mark.slow) for call in ("consume", "consume_transaction"))],
+)
+def test_two_interrupts_take_no_record_with_them(interrupted):
+    """The second one comes while that is put in order which the first one has left."""
+    for moments in every_two_interrupts(GOING_BACK, is_no_second_moment):
+        log = Log(2)
+        log.commit({0: [1]})
+        log.commit({0: [2], 1: [1]})
+        write_plain(log, 1, 2)
+        application = Application(log)
+        application.read()
+        assert application.take_whole()
+        attempt(moments, partial(CALLS[interrupted], application))
+        check_stored(application)
+        application.finish()
+        check(log, application.seen(), were_paused=False)
+    assert moments.first is None
+
+
+@pytest.mark.parametrize("interrupted", ["poll", "consume"])
+def test_an_interrupt_while_messages_are_made_in_python_takes_none_with_it(interrupted):
+    """The row is taken by then, and in no list; the second one comes while it is given back."""
+    for moments in every_two_interrupts(GOING_BACK | {"model/message.py"}, is_no_second_moment):
+        log = Log(1)
+        write_plain(log, 0, 3)
+        write_plain(log, 0, 2)
+        application = Application(log)
+        application.read()
+        for partition in application.subscription:
+            for chunk in partition.waiting:
+                assert isinstance(chunk, Chunk)
+                chunk.open = partial(made_one_by_one, chunk.source, chunk.first_offset, chunk.last_offset)
+        attempt(moments, partial(CALLS[interrupted], application))
+        check_stored(application)
+        application.finish()
+        check(log, application.seen(), were_paused=False)
+    assert moments.first is None
+
+
+def check_stored(application: Application) -> None:
+    """Nothing is stored that the application has not got: a commit by now would skip it."""
+    seen = set(application.seen())
+    for partition in application.subscription:
+        for place, first, last, _, is_within in application.log.batches[partition.number]:
+            for offset in range(first, last + 1):
+                position = POSITIONS.at(place, offset) if is_within else POSITIONS.at(offset)
+                assert position >= partition.stored or (partition.number, offset) in seen
+
+
+def made_one_by_one(source: RecordSource | None, first: int, last: int) -> Iterator[Message]:
+    rows = ((offset, 1000, None, b"", ()) for offset in range(first, last + 1))
+    assert source is not None
+    return map(message_of, itertools.repeat(source), rows)

@@ -76,6 +76,10 @@ class Subscription:
         """The last records that were handed out, if a call has gathered them that goes on when it is made again.
 
         They have not reached the application: before anything else is done here, they are given back."""
+        self._torn: tuple[AssignedPartition, Chunk, int, Message | None] | None = None
+        """Of which an interrupt has taken a record with it, and the position before it; the record too, if it is known.
+
+        As what is kept, it is given back before anything else."""
         self._begins: dict[AssignedPartition, int] = {}
         self._begins_known = 0
         """Of how many of them the positions are among these."""
@@ -216,12 +220,12 @@ class Subscription:
         if self._lender is None and not self.kept:
             self._is_unsettled = False
 
-    def next_message(self, keeps: bool = False) -> Message | None:
+    def next_message(self, keeps: bool = False) -> Message | None:  # noqa: C901 - every call less is felt for each record
         """Return the next message, a record or an event, and move the position past it.
 
         What is kept is given back before, unless the call `keeps` it.
         """
-        if self._is_unsettled and (self._lender is not None or not keeps):
+        if self._is_unsettled and (self._lender is not None or not keeps or self._torn is not None):
             self._settle()
         while self._ready:
             partition = self._ready[0]
@@ -248,11 +252,17 @@ class Subscription:
                         partition.known_stored = partition.known_position
                     elif self._stores_offsets:
                         self.withheld.add(partition)
+                if keeps:
+                    # No call from here on: it is kept, or goes back.
+                    self._is_unsettled = True
+                    self.kept += (message,)
                 return message
             except BaseException:
-                # An interrupt: the caller does not know which message that was.
-                begin = max(partition.position, chunk.start)
-                self._go_back(partition, begin if message is None else self._positions.of_message(message))
+                # An interrupt: the caller does not know which message that was. No call before it is noted: however
+                # often there is another one, the record goes back.
+                self._torn = partition, chunk, partition.known_position, message
+                self._is_unsettled = True
+                to_its_end(self._go_back_to_torn)
                 raise
         return None
 
@@ -270,7 +280,14 @@ class Subscription:
                 continue
             before = len(messages)
             _, begins = self.gathered.get(id(messages), (None, None))
-            messages.extend(islice(partition.messages, count - before))
+            try:
+                messages.extend(islice(partition.messages, count - before))
+            except BaseException:
+                # As above, where messages are made in Python: that one is in no list yet.
+                self._torn = partition, chunk, partition.known_position, None
+                self._is_unsettled = True
+                to_its_end(self._go_back_to_torn)
+                raise
             last_offset = messages[-1].offset() if len(messages) > before else None
             if begins is not None and last_offset is not None:
                 begins.setdefault(partition, self._positions.of_message(messages[before]))
@@ -305,6 +322,7 @@ class Subscription:
 
     def give_back(self, messages: Iterable[Message]) -> None:
         """Hand these messages out again, which were taken but never reached the application."""
+        self._go_back_to_torn()
         begins = self._begins_of(messages)
         if begins and self.kept:
             kept = self.begins_of_kept()
@@ -312,6 +330,13 @@ class Subscription:
             begins = {partition: min(begin, kept.get(partition, begin)) for partition, begin in begins.items()}
             self.return_kept()
         self._go_back_to(begins)
+
+    def _go_back_to_torn(self) -> None:
+        if self._torn is not None:
+            partition, chunk, position, message = self._torn
+            begin = max(position, chunk.start) if message is None else self._positions.of_message(message)
+            self._go_back(partition, begin)
+            self._torn = None
 
     def _go_back_to(self, begins: Mapping[AssignedPartition, int]) -> None:
         for partition, position in begins.items():
@@ -331,24 +356,16 @@ class Subscription:
     def keep_next(self) -> Message | None:
         """Return the next message; a record is kept with those before it, and not stored."""
         self._stores_at_once = False
-        message = self.next_message(True)
-        try:
-            if message is not None and message.error() is None:
-                # In this order, and no call in between.
-                self._is_unsettled = True
-                self.kept.append(message)
-        except BaseException:
-            self.give_back([] if message is None else [message])
-            raise
-        return message
+        return self.next_message(True)
 
     def return_kept(self) -> None:
         """Give back what is kept: it comes again, and positions are those before it."""
-        if self.kept:
+        if self.kept or self._torn is not None:
             # What Ctrl-C left out would never come, or what goes back already would come twice.
             to_its_end(self._return_kept)
 
     def _return_kept(self) -> None:
+        self._go_back_to_torn()
         self._go_back_to(self._begins_of(self.kept))
         self.let_go_kept()
         self.let_go()
