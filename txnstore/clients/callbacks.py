@@ -11,6 +11,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Generic, NoReturn, TypeVar
 
@@ -32,18 +33,32 @@ class Callbacks:
         """Return the function, or None if the application gave none."""
         return self._functions[name]
 
-    def weakly(self, name: str) -> Callback | None:
+    def weakly(self, name: str) -> WeakCallback | None:
         """Return what calls the function for as long as these callbacks are held; None if there is none."""
-        if self._functions[name] is None:
-            return None
-        weak = weakref.ref(self)
+        return None if self._functions[name] is None else WeakCallback(weakref.ref(self), name)
 
-        def call(*arguments: Any) -> Any:
-            callbacks = weak()
-            function = None if callbacks is None else callbacks[name]
-            return None if function is None else function(*arguments)
 
-        return call
+@dataclass(frozen=True, slots=True)
+class WeakCallback:
+    """Calls a function for as long as somebody holds it; from then on it does nothing."""
+
+    holder: weakref.ref[Callbacks]
+    name: str
+
+    def function(self) -> Callback | None:
+        """Return the function, if it is still held."""
+        callbacks = self.holder()
+        return None if callbacks is None else callbacks[self.name]
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Call it."""
+        function = self.function()
+        return None if function is None else function(*arguments)
+
+
+def application_callback(callback: Callback | None) -> Callback | None:
+    """Return the application's own function, which is called next: Ctrl-C on the way to it would take the call away."""
+    return callback.function() if isinstance(callback, WeakCallback) else callback
 
 
 class EventQueue(Generic[Event]):

@@ -23,6 +23,7 @@ from tests.clients.membership.steps import (
 )
 from tests.clients.moments import attempt, every_interrupt
 from txnstore import OFFSET_INVALID, KafkaError
+from txnstore.clients.callbacks import Callbacks
 from txnstore.clients.consumer.events import Listener, RebalanceEvent, RebalanceKind
 from txnstore.clients.membership.member import MemberStage
 from txnstore.clients.outlet import lease_seconds
@@ -449,10 +450,11 @@ def test_a_rebalance_is_told_once_and_ended_wherever_the_call_that_tells_of_it_i
     group, protocol = core.group, core.group._protocol
     monkeypatch.setattr(core.fetcher, "start", lambda: None)
     monkeypatch.setattr(group, "_submit", lambda work: work() or True)
-    group._listener = Listener(
+    callbacks = Callbacks(
         on_assign=lambda _, given: told.extend("assign" for _ in given),
         on_revoke=lambda _, given: told.extend("revoke" for _ in given),
     )
+    group._listener = Listener(*map(callbacks.weakly, ("on_assign", "on_revoke")))
 
     def answer():
         """Answer a heartbeat as the group does."""
@@ -472,11 +474,8 @@ def test_a_rebalance_is_told_once_and_ended_wherever_the_call_that_tells_of_it_i
         with core.arrived:
             group._answered(answered, lease_seconds(), request)
 
-    def is_application(frame, _):
-        return frame.f_code.co_name == "call"
-
     files = {"clients/callbacks.py", "consumer/consumer.py", "consumer/core.py"}
-    for _, moment in every_interrupt(files | {"membership/member.py", "membership/protocol.py"}, is_application):
+    for _, moment in every_interrupt(files | {"membership/member.py", "membership/protocol.py"}):
         protocol.begin_anew()
         group._stage = MemberStage.MEMBER
         core.subscription.clear()

@@ -15,6 +15,7 @@ from tests.clients.producer.reporting import NEVER_MS, Reports, poll_until
 from tests.clients.steps import PATIENCE_SECONDS, create_topic, error_of, read_to_end, values
 from tests.databases import on_sqlite_alone
 from txnstore import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, KafkaError
+from txnstore.clients.callbacks import Callbacks
 from txnstore.clients.model.message import messages_in_python
 from txnstore.clients.producer import queue as queue_module
 from txnstore.clients.producer.queue import PARTITION_UNASSIGNED, Accumulator, Batch, DeliveryReport, DeliveryReports
@@ -358,12 +359,16 @@ def test_each_record_is_counted_out_once_also_if_a_signals_handler_serves_report
         assert (queue.accumulator.record_count, queue.accumulator.size_bytes) == (1, 1), moment.where
 
 
-def test_each_record_is_reported_once_wherever_serving_is_interrupted(monkeypatch):
-    """Also where messages are made in Python."""
+@pytest.mark.parametrize("with_default", [False, True])
+def test_each_record_is_reported_once_wherever_serving_is_interrupted(monkeypatch, with_default):
+    """Also where messages are made in Python, and where the callback is known weakly."""
     monkeypatch.setattr(queue_module, "messages_of", messages_in_python)
-    for _, moment in every_interrupt({"producer/queue.py", "model/message.py"}, is_no_moment_for_signals):
-        queue, served = Queue(), Reports()
-        queue.add(served, served, served)
+    files = {"clients/callbacks.py", "producer/queue.py", "model/message.py"}
+    for _, moment in every_interrupt(files, is_no_moment_for_signals):
+        served = Reports()
+        callbacks = Callbacks(on_delivery=served)
+        queue = Queue(default_callback=callbacks.weakly("on_delivery") if with_default else None)
+        queue.add(*[None if with_default else served] * 3)
         queue.reports.add(DeliveryReport(queue.take(), base_offset=0))
         attempt(moment, queue.reports.serve)
         queue.reports.serve()

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from txnstore import bulk
-from txnstore.clients.callbacks import Callbacks
+from txnstore.clients.callbacks import Callbacks, application_callback
 from txnstore.clients.configuration.configuration import consumer_configuration
 from txnstore.clients.connection import OfOneProcess
 from txnstore.clients.consumer.arguments import (
@@ -292,7 +292,7 @@ class Consumer(Polls, OfOneProcess):
             callback(event.error, partitions)
 
     def _rebalance(self, event: RebalanceEvent, taken: list[Event]) -> None:
-        callback = event.listener.callback(event.kind)
+        callback = application_callback(event.listener.callback(event.kind))
         self._core.rebalance(event, taken, None if callback is None else partial(callback, self))
 
     # --- the subscription and the assignment --------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from operator import attrgetter, length_hint
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
 from txnstore import bulk
-from txnstore.clients.callbacks import EventQueue, call_first
+from txnstore.clients.callbacks import EventQueue, application_callback, call_first
 from txnstore.clients.model.errors import KafkaError
 from txnstore.clients.model.message import (
     TIMESTAMP_CREATE_TIME,
@@ -676,8 +676,8 @@ class DeliveryReports:
 
     def _serve(self, report: DeliveryReport) -> int:
         """Serve what is left of a report; a callback that serves reports itself goes on where this one is."""
-        error, otherwise = report.error, self._default_callback
-        served = 0
+        error, served = report.error, 0
+        otherwise = None if self._default_callback is None else application_callback(self._default_callback)
         try:
             if otherwise is None and not report.is_wanted:
                 # Nobody wants to hear of any of them.
