@@ -16,9 +16,8 @@ from txnstore.errors import InvalidTopic
 from txnstore.log.topics import check_topic_name
 
 if TYPE_CHECKING:
-    from sqlalchemy.orm import Session, UOWTransaction
+    from sqlalchemy.orm import InstanceState, Session, UOWTransaction
 
-_EVENT = "after_flush"
 #: What a flush says of an object: whether it is to be deleted, and whether the flush does nothing by itself for it.
 _WRITTEN: Final = (False, False)
 _DELETED: Final = (True, False)
@@ -92,8 +91,17 @@ class Watch:
         """What it makes records of, for whom, and of whose changes."""
 
         self._is_stopped = self.is_refusing = self._has_taken_over = False
+        #: By session that flushes: the attributes that no object to be written had changed, just before it was.
+        self._unchanged: Final = weakref.WeakKeyDictionary[Session, dict[Any, set[str]]]()
+        self._listeners: Final[list[tuple[Any, str, Any]]] = [
+            (self._sessions, "after_flush", self._after_flush),
+            (self._sessions, "before_flush", self._before_flush),
+            (model, "before_insert", self._before_writing),
+            (model, "before_update", self._before_writing),
+        ]
         try:
-            event.listen(self._sessions, _EVENT, self._after_flush)
+            for target, name, listener in self._listeners:
+                event.listen(target, name, listener, **({"raw": True, "propagate": True} if target is model else {}))
         except InvalidRequestError:
             raise TypeError(
                 "sessions must be a Session class, a sessionmaker or a session (of asynchronous ones: the class that"
@@ -107,7 +115,8 @@ class Watch:
         if not self._is_stopped:
             self._is_stopped = True
             _watching.pop(id(self), None)
-            event.remove(self._sessions, _EVENT, self._after_flush)
+            for target, name, listener in self._listeners:
+                event.remove(target, name, listener)
 
     def refuse(self) -> None:
         """Let no change be flushed from now on that would have to become a record: the outbox is closed.
@@ -135,9 +144,17 @@ class Watch:
                 other.stop()
                 return
 
+    def _before_flush(self, session: Session, _flush: UOWTransaction, _objects: object) -> None:
+        self._unchanged[session] = {}
+
+    def _before_writing(self, _mapper: object, _connection: object, state: InstanceState[Any]) -> None:
+        # The session may be one of those that are not watched.
+        if state.session is not None and (unchanged := self._unchanged.get(state.session)) is not None:
+            unchanged[state] = state.unmodified
+
     def _after_flush(self, session: Session, flush: UOWTransaction) -> None:
         connections: dict[Any, list[dict[str, Any]]] = {}
-        for found, change in self._changes(session, flush):
+        for found, change in self._changes(session, flush, self._unchanged.pop(session, {})):
             if self._when is None or self._when(found, change):
                 if self.is_refusing:
                     raise RuntimeError(
@@ -151,17 +168,20 @@ class Watch:
         for connection, records in connections.items():
             self.produce_all(connection, records)
 
-    def _changes(self, session: Session, flush: UOWTransaction) -> Iterator[tuple[Any, Change]]:
+    def _changes(
+        self, session: Session, flush: UOWTransaction, unchanged: dict[Any, set[str]]
+    ) -> Iterator[tuple[Any, Change]]:
         """Yield what the flush has done: inserts in the order of `session.add`, then updates, then deletions.
 
         The session says what was to be done, the flush what was: it may have been one of a few objects, it deletes
         orphans too, and the row of a deleted object stays where another one has been added in its place.
         """
         for found in sorted(self._written(session.new, flush), key=_insert_order):
-            yield found, Change(ChangeKind.INSERT, _changed(found))
+            yield found, Change(ChangeKind.INSERT, _changed(found) | _forgotten(found, unchanged))
         for found in self._written(session.dirty, flush):
-            if session.is_modified(found):
-                yield found, Change(ChangeKind.UPDATE, _changed(found))
+            forgotten = _forgotten(found, unchanged)
+            if forgotten or session.is_modified(found):
+                yield found, Change(ChangeKind.UPDATE, _changed(found) | forgotten)
         # As far as somebody has asked for them, in that order.
         for state in dict.fromkeys([*map(inspect, session.deleted), *flush.states]):
             if flush.states.get(state) == _DELETED and isinstance(found := state.obj(), self._model):
@@ -194,3 +214,14 @@ def _insert_order(found: Any) -> int:
 
 def _changed(found: Any) -> frozenset[str]:
     return frozenset(attribute.key for attribute in inspect(found).attrs if attribute.history.has_changes())
+
+
+def _forgotten(found: Any, unchanged: dict[Any, set[str]]) -> set[str]:
+    """Return the names of attributes that the flush has written and has forgotten the change of.
+
+    Where a value was an SQL expression, say, only the database knows what it is now.  What is changed without being
+    written, as it is set back to what it was, is still remembered.
+    """
+    state = inspect(found)
+    before = unchanged.get(state)
+    return set() if before is None else state.unmodified - before

@@ -184,8 +184,11 @@ class Outbox(OfOneProcess):
             model: a mapped class; its subclasses count as well.
             topic: where the records go.
             key: makes the key of an object; default: no key.
-            value: makes the value of an object and its change; None is a tombstone.  The row of a deleted object is
-                gone by then: attributes of it that are deferred, or have expired since it was loaded, cannot be read.
+            value: makes the value of an object and its change; None is a tombstone.  An attribute that was set to an
+                SQL expression is named in the change like any other; to read what it is now takes a SELECT, which
+                the session sends by itself (none with the mapper's `eager_defaults=True` and a database that can
+                return it).  The row of a deleted object is gone by then: attributes of it that are deferred, or have
+                expired since it was loaded, cannot be read.
             headers: makes the headers.
             when: says whether a change becomes a record at all; default: each does.
             sessions: the Session class, sessionmaker or session that is watched; default: all sessions, also those
