@@ -138,6 +138,68 @@ def test_a_savepoint_that_is_rolled_back_leaves_nothing(store, outbox, kind):
     assert values(store) == [b"before", b"kept", b"after"]
 
 
+@only_sqlite
+def test_a_savepoint_that_no_begin_was_sent_before_is_refused(store, outbox, engine):
+    """Its release would commit the record, whatever the session rolls back afterwards; nothing was sent."""
+    with Session(engine) as session:
+        driver: Any = session.connection().connection.driver_connection
+        with session.begin_nested(), session.begin_nested():
+            with pytest.raises(KafkaException, match=r"within begin_nested\(\).*no BEGIN") as refused:
+                outbox.produce(session, "t", "1")
+            assert refused.value.args[0].code() == KafkaError.INVALID_REQUEST
+            assert not driver.in_transaction
+        outbox.produce(session, "t", b"before it")
+        with session.begin_nested():
+            outbox.produce(session, "t", b"within")
+        session.rollback()
+        outbox.produce(session, "t", b"kept")
+        with session.begin_nested():
+            outbox.produce(session, "t", b"kept within")
+        session.commit()
+    outbox.sequence()
+    assert values(store) == [b"kept", b"kept within"]
+
+
+@pytest.mark.parametrize("recipe", ["begin", "begin only", "autocommit", "postgresql"])
+def test_a_savepoint_that_is_protected_is_its_sessions_own(store, outbox, engine, recipe, url):
+    """As SQLAlchemy has one set sqlite3's transaction control; PostgreSQL has begun by then anyway."""
+    if url.startswith("sqlite") == (recipe == "postgresql"):
+        pytest.skip("another database's")
+    if recipe == "begin":
+        event.listen(engine, "connect", lambda connection, _: setattr(connection, "isolation_level", None))
+    if recipe.startswith("begin"):
+        event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
+    if recipe == "autocommit":
+        if not hasattr(sqlite3, "LEGACY_TRANSACTION_CONTROL"):
+            pytest.skip("sqlite3 has it since Python 3.12")
+        event.listen(engine, "connect", lambda connection, _: setattr(connection, "autocommit", False))
+    for end in ("rollback", "commit"):
+        with Session(engine) as session:
+            with session.begin_nested():
+                outbox.produce(session, "t", end)
+            getattr(session, end)()
+    outbox.sequence()
+    assert values(store) == [b"commit"]
+
+
+@only_sqlite
+def test_a_savepoint_of_who_has_chosen_autocommit_is_all_there_is(store, outbox, engine):
+    with Session(engine.execution_options(isolation_level="AUTOCOMMIT")) as session:
+        with session.begin_nested():
+            outbox.produce(session, "t", "1")
+        assert waiting(store) == 1
+
+
+@only_sqlite
+def test_a_begin_of_the_applications_own_protects_a_savepoint(store, outbox, engine):
+    with Session(engine) as session:
+        session.execute(text("BEGIN"))
+        with session.begin_nested():
+            outbox.produce(session, "t", "1")
+        session.rollback()
+    assert waiting(store) == 0
+
+
 @only_postgresql  # a SQLite file has no other clock than the caller's
 def test_a_clock_of_the_caller_that_is_wrong_refuses_nothing(store, outbox, kind, monkeypatch):
     ahead = SimpleNamespace(time_ns=lambda: time.time_ns() + 2 * 3_600 * 1_000_000_000)

@@ -13,7 +13,7 @@ from sqlalchemy import Engine
 from txnstore.clients.configuration.configuration import Configuration, producer_configuration
 from txnstore.clients.connection import OfOneProcess, StoreConnection
 from txnstore.clients.model.errors import KafkaException, joined_error_of, kafka_exception_of
-from txnstore.db.callers.connections import session_of
+from txnstore.db.callers.connections import connection_of_session, session_of
 from txnstore.db.callers.engines import address_of_engine
 from txnstore.db.callers.outbox_insert import OutboxRow, committed_rows, outbox_connection
 from txnstore.db.names import DEFAULT_SCHEMA
@@ -113,6 +113,10 @@ class Outbox(OfOneProcess):
     ) -> None:
         """Insert a record that will be there if the connection's database transaction is committed.
 
+        On SQLite a savepoint with no BEGIN before it commits when it ends, and what is inserted within it stays,
+        whatever is rolled back afterwards: sqlite3 sends BEGIN only before the first INSERT, UPDATE or DELETE.  So
+        write something before `begin_nested()`, or set SQLAlchemy's transaction control as its documentation says.
+
         Args:
             connection: a Connection or Session of SQLAlchemy, a psycopg.Connection or a sqlite3.Connection.
             topic: the topic's name; it is created if it does not exist and the store allows that.
@@ -124,7 +128,8 @@ class Outbox(OfOneProcess):
 
         Raises:
             TypeError, UnicodeEncodeError, OverflowError: an argument is wrong; nothing was inserted.
-            KafkaException: `INVALID_REQUEST`: the connection is on another database, or commits by itself;
+            KafkaException: `INVALID_REQUEST`: the connection is on another database, or commits by itself, or a
+                session would begin with a savepoint on SQLite (see above; one that is open is not recognized);
                 `_STATE`: its database transaction has failed, and has to be rolled back; `UNSUPPORTED_VERSION`: there
                 are no tables of txnstore; `TOPIC_EXCEPTION`, `INVALID_TIMESTAMP`, `_UNKNOWN_PARTITION`,
                 `MSG_SIZE_TOO_LARGE`: the record is refused.
@@ -283,7 +288,7 @@ def _end(background: BackgroundSequencer, connection: StoreConnection, committed
 def _of_session(given: object) -> object:
     """Return the connection of an ORM session, in the database transaction that it is in."""
     session = session_of(given)
-    return given if session is None else session.connection()
+    return given if session is None else connection_of_session(session)
 
 
 def _configuration(database: object, schema: str | None) -> tuple[Configuration, CurrentOptions | None]:

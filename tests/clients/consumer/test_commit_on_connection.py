@@ -8,7 +8,8 @@ import threading
 import psycopg
 import pytest
 from sqlalchemy import create_engine, text
-from sqlalchemy.orm import Session
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from tests.clients.callers import KINDS, application_engine, calling, ledger_of, make_ledger, open_driver
 from tests.clients.membership.steps import TP
@@ -19,6 +20,17 @@ from txnstore.db.schema import group_members, group_offsets, groups
 from txnstore.log.topics import delete_topic, find_topics
 
 BY_HAND = {"enable.auto.commit": False}
+
+
+class Base(DeclarativeBase):
+    """The application's own tables."""
+
+
+class Nowhere(Base):
+    """Its table is not there."""
+
+    __tablename__ = "nowhere"
+    id: Mapped[int] = mapped_column(primary_key=True)
 
 
 @pytest.fixture
@@ -136,6 +148,29 @@ def test_a_savepoint_that_is_rolled_back_takes_the_offsets_with_it(worker, url, 
     savepoint.rollback()
     connection.commit()
     assert (committed(worker), ledger_of(url)) == (OFFSET_INVALID, ["kept"])
+
+
+def test_a_savepoint_that_no_begin_was_sent_before_is_refused(worker, url, connect):
+    """On SQLite its release would commit the offsets alone."""
+    with Session(connect()) as session:
+        with session.begin_nested():
+            if url.startswith("sqlite"):
+                error = error_of(worker.commit, connection=session)
+                assert (error.code(), "no BEGIN" in error.str()) == (KafkaError.INVALID_REQUEST, True)
+            else:
+                worker.commit(connection=session)
+        session.rollback()
+    assert committed(worker) == OFFSET_INVALID
+
+
+def test_a_session_whose_flush_has_failed_is_to_be_rolled_back(worker, connect):
+    with Session(connect()) as session:
+        session.add(Nowhere(id=1))
+        with pytest.raises(DBAPIError):
+            session.flush()
+        error = error_of(worker.commit, connection=session)
+        assert (error.code(), "roll" in error.str()) == (KafkaError._STATE, True)
+    assert committed(worker) == OFFSET_INVALID
 
 
 def test_a_block_of_a_session(worker, url, connect):

@@ -535,7 +535,8 @@ class Consumer(Polls, OfOneProcess):
         caller's thread and returns the partitions.  Others that commit for the group wait until the caller commits.
         After an error the caller rolls back.  After the rollback the consumer reads on where it was: `seek()` back, or
         make a new consumer.  Offsets without arguments are all that are stored, since the consumer does not learn what
-        became of them.
+        became of them.  On SQLite a savepoint with no BEGIN before it commits the offsets when it ends: write something
+        before `begin_nested()`, or set SQLAlchemy's transaction control as its documentation says.
 
         Raises:
             TypeError: this is not a connection of these kinds.
@@ -543,7 +544,8 @@ class Consumer(Polls, OfOneProcess):
             KafkaException: `_INVALID_ARG`: the message is not a record; if not asynchronous also `_NO_OFFSET`: there is
                 nothing to commit; UNKNOWN_MEMBER_ID, ILLEGAL_GENERATION, FENCED_INSTANCE_ID: the group is another
                 consumer's now; and what the database answers.  With a connection also `_INVALID_ARG`:
-                `enable.auto.commit` is set, and `_STATE`: its database transaction has failed before.
+                `enable.auto.commit` is set, `_STATE`: its database transaction has failed before, INVALID_REQUEST: it
+                is on another database, or not usable (a session that would begin with a savepoint on SQLite, say).
         """
         self._check()
         core = self._core

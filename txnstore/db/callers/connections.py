@@ -22,7 +22,7 @@ from psycopg.rows import tuple_row
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql.psycopg import AsyncAdapt_psycopg_connection, AsyncAdapt_psycopg_cursor
 from sqlalchemy.dialects.sqlite.aiosqlite import AsyncAdapt_aiosqlite_connection
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import InvalidRequestError, PendingRollbackError, SQLAlchemyError
 from sqlalchemy.util import await_only
 
 from txnstore.errors import InvalidRequest, TransactionPoisoned
@@ -371,17 +371,15 @@ def callers_connection(given: object) -> CallersConnection:
 
     Raises:
         TypeError: it is not a connection of a kind that can be used.
-        InvalidRequest: it is closed, or a session that does not know which connection is meant.
+        InvalidRequest: it is closed, or see `connection_of_session`.
+        TransactionPoisoned: it is a session that has to be rolled back.
     """
     session = session_of(given)
     if session is not None:
         try:
-            owner = session.connection()
+            owner = connection_of_session(session)
         except SQLAlchemyError as error:
-            raise InvalidRequest(
-                f"this session has no connection to give ({type(error).__name__}): hand over"
-                " session.connection(...) of the right engine, or roll the session back first"
-            ) from None
+            raise _nothing_to_give(error) from None
         return _recognized(given, _driver_behind(owner), owner, session)
     if isinstance(given, Connection):
         return _recognized(given, _driver_behind(given), given, None)
@@ -397,6 +395,56 @@ def session_of(given: object) -> Session | None:
 
     session = given() if isinstance(given, scoped_session) else given
     return session if isinstance(session, Session) else None
+
+
+def connection_of_session(session: Session) -> Connection:
+    """Return the connection of an ORM session, in the database transaction, or within the savepoint, that it is in.
+
+    Raises:
+        InvalidRequest: the session does not know which one is meant; or see `_check_savepoint`.
+        TransactionPoisoned: its database transaction has failed and can only be rolled back.
+        SQLAlchemyError: its database cannot be reached.
+    """
+    try:
+        if session.in_nested_transaction():
+            _check_savepoint(session)
+        return session.connection()
+    except PendingRollbackError as error:
+        raise TransactionPoisoned(
+            "the database transaction of this session has failed: roll the session back and start over; nothing was"
+            " changed"
+        ) from error
+    except InvalidRequestError as error:
+        raise _nothing_to_give(error) from None
+
+
+def _check_savepoint(session: Session) -> None:
+    """Refuse a savepoint of SQLite's that is to be sent with no BEGIN before it: its release would be a COMMIT.
+
+    A session sends it with its first statement.  Once it is sent SQLite tells nobody whether a BEGIN came before.
+    """
+    outermost = session.get_transaction()
+    if outermost is None or session.get_bind().dialect.name != "sqlite":
+        return
+    # Not the session's own connection(), which sends the savepoint. What the application sends at "begin" is sent.
+    driver = outermost.connection(None).connection.driver_connection
+    control = getattr(driver, "autocommit", _LEGACY_CONTROL)
+    # Without an isolation_level each statement commits by itself, and the application knows.
+    is_begun_late = control == _LEGACY_CONTROL and getattr(driver, "isolation_level", None) is not None
+    if is_begun_late and not getattr(driver, "in_transaction", True):
+        raise InvalidRequest(
+            "this session is within begin_nested(), but nothing was written before it, so sqlite3 has sent no BEGIN:"
+            " the end of the savepoint would commit, and a rollback of the session take nothing back: call this"
+            " outside begin_nested(), or let SQLAlchemy send BEGIN"
+            " (https://docs.sqlalchemy.org/en/21/dialects/sqlite.html#sqlite-transactions)"
+        )
+
+
+def _nothing_to_give(error: SQLAlchemyError) -> InvalidRequest:
+    return InvalidRequest(
+        f"this session has no connection to give ({type(error).__name__}): hand over session.connection(...) of the"
+        " right engine, or roll the session back first"
+    )
 
 
 def _driver_behind(owner: Connection) -> Any:
