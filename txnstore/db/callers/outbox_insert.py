@@ -9,15 +9,15 @@ Tables are named with their schema, so it does not matter where the connection l
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 import psycopg
 from psycopg.pq import TransactionStatus
 from sqlalchemy import BigInteger, Connection, Integer, LargeBinary, Text, bindparam, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, PendingRollbackError
 from sqlalchemy.sql.elements import TextClause
 from sqlalchemy.types import TypeEngine
 
@@ -26,7 +26,7 @@ from txnstore.db.callers.engines import FILES, database_of_engine, main_file
 from txnstore.db.names import SQLITE_PREFIX
 from txnstore.db.sqlite.committed_rows import CommittedRows
 from txnstore.db.url import DatabaseUrl
-from txnstore.errors import InvalidRequest, SchemaOutdated
+from txnstore.errors import InvalidRequest, SchemaOutdated, TransactionPoisoned
 
 _COLUMNS: Final[dict[str, TypeEngine[Any]]] = {
     "topic": Text(),
@@ -66,6 +66,8 @@ _INSERT_BY_NAME: Final = {kind: _insert(kind, *(f":{name}" for name in _TYPES[ki
 #: SQLSTATEs: there is no such table, or no such schema.
 _MISSING: Final = frozenset({"42P01", "3F000"})
 _MISSING_ON_SQLITE: Final = "no such table"
+#: A statement before it has failed.
+_FAILED_BEFORE: Final = "25P02"
 
 _AUTOCOMMIT: Final = (
     "the connection is in autocommit mode and in no database transaction, so the record would stay even if"
@@ -93,6 +95,7 @@ class OutboxConnection(Protocol):
 
         Raises:
             InvalidRequest: it is another one.
+            TransactionPoisoned: its database transaction has failed and can only be rolled back.
         """
         ...
 
@@ -101,6 +104,7 @@ class OutboxConnection(Protocol):
 
         Raises:
             InvalidRequest: a statement would be no part of a database transaction of the caller's.
+            TransactionPoisoned: that has failed and can only be rolled back.
             SchemaOutdated: the table is not there.
         """
         ...
@@ -126,6 +130,20 @@ def committed_rows(url: DatabaseUrl) -> CommittedRows | None:
     return CommittedRows(path) if url.kind == "sqlite" and not path.startswith((":", "file:")) else None
 
 
+@contextmanager
+def _refused_once_it_has_failed() -> Iterator[None]:
+    """Tell what SQLAlchemy or PostgreSQL say of a database transaction that has failed before in our words."""
+    try:
+        yield
+    except (PendingRollbackError, DBAPIError) as error:
+        if isinstance(error, DBAPIError) and _sqlstate(error.orig) != _FAILED_BEFORE:
+            raise
+        raise TransactionPoisoned(
+            "the database transaction of this connection has failed, so it can only be rolled back: roll back and"
+            " start over; nothing was changed"
+        ) from error
+
+
 class _SQLAlchemyConnection:
     """A connection of SQLAlchemy, with any driver for SQLite or PostgreSQL."""
 
@@ -133,6 +151,7 @@ class _SQLAlchemyConnection:
         self._connection = connection
         self._may_look = False
 
+    @_refused_once_it_has_failed()
     def check(self, url: DatabaseUrl) -> None:
         connection = self._connection
         _check_kind(connection.dialect.name, url)
@@ -148,6 +167,7 @@ class _SQLAlchemyConnection:
         is_that_file = _check_file(main_file(connection.exec_driver_sql(FILES).all()), url)
         self._may_look = is_that_file and _is_of_our_library(connection.connection.driver_connection)
 
+    @_refused_once_it_has_failed()
     def insert(self, rows: Sequence[OutboxRow], schema: str, committed: CommittedRows | None) -> None:
         connection = self._connection
         self._refuse_autocommit()
@@ -251,8 +271,12 @@ def _text(kind: str, schema: str) -> TextClause:
 
 
 def _is_missing(error: object) -> bool:
-    sqlstate = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    sqlstate = _sqlstate(error)
     return sqlstate in _MISSING or (sqlstate is None and str(error).startswith(_MISSING_ON_SQLITE))
+
+
+def _sqlstate(error: object) -> str | None:
+    return getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
 
 
 def _no_table(kind: str, schema: str) -> SchemaOutdated:
