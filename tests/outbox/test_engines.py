@@ -357,6 +357,15 @@ def test_an_sqlite_engine_in_memory_is_refused(url, further):
     engine.dispose()
 
 
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "sqlite://:memory:"])
+@pytest.mark.parametrize("form", [lambda url: url, lambda url: {"bootstrap.servers": url}], ids=["url", "settings"])
+def test_a_url_of_a_database_in_memory_is_refused_in_the_same_words(url, form):
+    """Each connection would have one of its own there, the caller's too."""
+    with pytest.raises(KafkaException, match="own memory") as told:
+        Outbox(form(url))
+    assert told.value.args[0].code() == KafkaError._INVALID_ARG
+
+
 def test_nothing_is_opened_to_know_where_a_relative_path_leads(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     outbox = Outbox(create_engine("sqlite:///shop.db"), sequencer=False)

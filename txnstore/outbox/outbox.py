@@ -14,12 +14,12 @@ from txnstore.clients.configuration.configuration import Configuration, producer
 from txnstore.clients.connection import OfOneProcess, StoreConnection
 from txnstore.clients.model.errors import KafkaException, joined_error_of, kafka_exception_of
 from txnstore.db.callers.connections import connection_of_session, session_of
-from txnstore.db.callers.engines import address_of_engine
+from txnstore.db.callers.engines import NEEDS_FILE, address_of_engine
 from txnstore.db.callers.outbox_insert import OutboxRow, committed_rows, outbox_connection
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.url import CurrentOptions
 from txnstore.deadline import check_timeout
-from txnstore.errors import TxnStoreError
+from txnstore.errors import InvalidUrl, TxnStoreError
 from txnstore.log.outbox.sequencer import drain_outbox
 from txnstore.outbox.background import BackgroundSequencer
 from txnstore.outbox.changes import Change, Watch
@@ -54,8 +54,8 @@ class Outbox(OfOneProcess):
         sequencer: whether this object's own thread makes records of rows; started by the first record.
 
     Raises:
-        KafkaException: `_INVALID_ARG`: the URL or the configuration cannot be understood, or the engine makes its
-            connections in a way that txnstore cannot.
+        KafkaException: `_INVALID_ARG`: the URL or the configuration cannot be understood, the database is in memory,
+            or the engine makes its connections in a way that txnstore cannot.
         TypeError: the database is given as something else.
     """
 
@@ -67,6 +67,8 @@ class Outbox(OfOneProcess):
         sequencer: bool = True,
     ) -> None:
         self._configuration, self._current_options = _configuration(database, schema)
+        if self._configuration.url.is_in_memory:
+            raise kafka_exception_of(InvalidUrl(NEEDS_FILE))
         self._schema: str = self._configuration["txnstore.schema"]
         self._sequences = sequencer
         self._closed = False

@@ -28,6 +28,7 @@ from txnstore.errors import InvalidUrl
 #: The module of the function that a pool calls for a connection, unless the application has one of its own.
 _SQLALCHEMYS_OWN: Final = "sqlalchemy.engine.create"
 _IN_MEMORY: Final = ("", ":memory:")
+NEEDS_FILE: Final = "the database is in its own memory, where no consumer can read it; an outbox needs a file"
 #: The files of an SQLite connection: number, name, path.
 FILES: Final = "PRAGMA database_list"
 
@@ -200,9 +201,7 @@ def _url_of_file(engine: Engine) -> str:
     if options.get("uri"):
         file = _file_of_uri(file)
     if file in _IN_MEMORY:
-        raise InvalidUrl(
-            "the engine's database is in its own memory, where no consumer can read it; an outbox needs a file"
-        )
+        raise InvalidUrl(NEEDS_FILE)
     # A folder whose name can stand in no URL is left to be the one that the process is in.
     return URL.create("sqlite", database=file if file.isprintable() else engine.url.database).render_as_string()
 
