@@ -7,6 +7,7 @@ import pickle
 
 import pytest
 
+from txnstore.admin import DescribeClusterResult, ListOffsetsResultInfo
 from txnstore.clients.model.errors import KafkaError
 from txnstore.clients.model.metadata import (
     BrokerMetadata,
@@ -99,6 +100,13 @@ def test_no_two_objects_share_their_collections():
 )
 def test_the_texts_of_the_metadata(metadata, representation, text):
     assert (repr(metadata), str(metadata)) == (representation, text)
+
+
+def test_answers_of_the_admin_client_show_what_they_hold():
+    cluster = DescribeClusterResult(Node(1, "h", 2), [Node(1, "h", 2), Node(2, "i", 3, "r")], "c")
+    assert repr(cluster) == "DescribeClusterResult(cluster_id=c,nodes=[(1) h:2, (2) i:3 (Rack - r)])"
+    assert repr(ListOffsetsResultInfo(3, -1, -1)) == "ListOffsetsResultInfo(offset=3,timestamp=-1)"
+    assert repr(ListOffsetsResultInfo(3, 5, 0)) == "ListOffsetsResultInfo(offset=3,timestamp=5,leader_epoch=0)"
 
 
 def test_a_node_has_its_address():

@@ -133,6 +133,10 @@ class ListOffsetsResultInfo:
         self.timestamp = timestamp
         self.leader_epoch: int | None = leader_epoch if leader_epoch >= 0 else None
 
+    def __repr__(self) -> str:
+        epoch = "" if self.leader_epoch is None else f",leader_epoch={self.leader_epoch}"
+        return f"ListOffsetsResultInfo(offset={self.offset},timestamp={self.timestamp}{epoch})"
+
 
 class DeletedRecords:
     """What `delete_records()` has left: the first offset of the partition that can still be read."""

@@ -54,6 +54,10 @@ class DescribeClusterResult:
         self.nodes = nodes
         self.authorized_operations = authorized_operations
 
+    def __repr__(self) -> str:
+        nodes = ", ".join(str(node).rstrip() for node in self.nodes)
+        return f"DescribeClusterResult(cluster_id={self.cluster_id},nodes=[{nodes}])"
+
 
 class NewTopic:
     """A topic to create.
