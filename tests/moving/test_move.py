@@ -527,6 +527,29 @@ def test_of_two_calls_at_once_one_gives_up_and_nothing_is_there_twice(urls_acros
     assert move(source, target).was_there
 
 
+@pytest.mark.parametrize("step", ["_compare", "_check_sound"])
+def test_what_clients_do_in_a_target_that_another_call_has_opened_is_no_damage(
+    urls_across, opened, monkeypatch, step
+) -> None:
+    source, target = opened(filled(urls_across[0])), opened(urls_across[1])
+    others = [(opened(urls_across[0]), opened(urls_across[1]))]
+    do_step = getattr(moving, step)
+
+    def let_another_first(*arguments):
+        # Of the verification it is the second one: the source is verified before.
+        if others and (step == "_compare" or arguments[0] is target):
+            move(*others.pop())
+            target.write(lambda connection: create_topic(connection, name="new", partition_count=1))
+            target.write(lambda connection: connection.execute(update(record_batches).values(crc=1)))
+        return do_step(*arguments)
+
+    monkeypatch.setattr(moving, step, let_another_first)
+    with pytest.raises(InvalidRequest, match="another call of `txnstore copy` has gone on with"):
+        move(source, target)
+    assert not others
+    assert move(source, target).was_there
+
+
 def test_text_that_the_other_database_cannot_hold_is_named(
     txnstore_sqlite_url, txnstore_postgresql_url, opened
 ) -> None:

@@ -159,11 +159,16 @@ def move(source: Store, target: Store, *, told: Told | None = None, even_if_dama
         filling = _Filling(source, target, arriving)
         filling.run(lambda *of: tell("copying", *of))
         if not filling.position.is_verified:
-            tables = _compare(source, target, dict(filling.position.next_keys), tell)
             remedy = (
                 "the source is the same: `txnstore copy --cancel` opens it again, `txnstore verify` says what to do"
             )
-            _check_sound(target, remedy, even_if_damaged, lambda *of: tell("verifying the target", *of))
+            try:
+                tables = _compare(source, target, dict(filling.position.next_keys), tell)
+                _check_sound(target, remedy, even_if_damaged, lambda *of: tell("verifying the target", *of))
+            except StoreDamaged:
+                # What clients write to a target that another call has opened is no damage.
+                filling.check_alone()
+                raise
             filling.settle(replace(filling.position, is_verified=True))
         _leave(source, found)
     _open(target, arriving)
@@ -383,9 +388,7 @@ class _Filling:
 
         def settle(connection: Connection) -> None:
             if not closing.admit(connection, self._arriving):
-                raise InvalidRequest(
-                    f"another call of `txnstore copy` is filling {self._target.url}: wait for its end, or end it"
-                )
+                raise self._not_alone()
             if work is not None:
                 work(connection)
             set_move(connection, behind)
@@ -400,6 +403,16 @@ class _Filling:
             else:
                 break
         self._arriving = behind
+
+    def check_alone(self) -> None:
+        """Raise InvalidRequest if somebody else has filled the target further, or has opened it."""
+        if self._target.read(read_move) != self._arriving:
+            raise self._not_alone()
+
+    def _not_alone(self) -> InvalidRequest:
+        return InvalidRequest(
+            f"another call of `txnstore copy` has gone on with {self._target.url}: wait for its end, or end it"
+        )
 
     def _write_page(self, copied: CopiedTable, rows: Sequence[Row[Any]]) -> None:
         values = [row._asdict() for row in rows]
