@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import os
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,8 +15,9 @@ from sqlalchemy import insert, select
 from tests.moving.histories import HEADERS, messages
 from txnstore import KafkaException, Producer, TopicPartition
 from txnstore.admin import AdminClient, NewTopic
+from txnstore.db.cluster.catalogue import change_store_settings
 from txnstore.db.cluster.cluster import open_cluster
-from txnstore.db.schema import groups, outbox
+from txnstore.db.schema import groups, outbox, transactions
 from txnstore.errors import InvalidRequest, OffsetOutOfRange, UnknownTopicOrPartition
 from txnstore.groups.administration import find_group, list_groups
 from txnstore.log import retention
@@ -101,10 +102,28 @@ def test_what_is_committed_is_in_the_file_in_order_and_exactly(cluster, url, tmp
         assert Contents.of(file, "") == done.contents
         assert (done.contents.topic, done.contents.partition_count) == ("orders", 2)
         assert done.contents.config["retention.ms"] == "-1"
-        # A page comes whole.
-        assert file.metadata.num_row_groups == 4
+        assert file.metadata.num_row_groups == 5
         assert file.schema_arrow.remove_metadata() == SCHEMA
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("part", ["key", "value", "headers"])
+def test_a_row_group_is_no_larger_in_memory_than_it_may_be_however_small_a_codec_makes_it(
+    url, tmp_path, monkeypatch, part
+) -> None:
+    path, zeros = tmp_path / "zeros.parquet", bytes(3_000)
+    record: dict[str, Any] = {"value": b"", part: {"zeros": zeros} if part == "headers" else zeros}
+    AdminClient({"bootstrap.servers": url}).create_topics([NewTopic("zeros", 1)])["zeros"].result()
+    with Producer({"bootstrap.servers": url, "compression.type": "gzip", "linger.ms": 1_000}) as producer:
+        for _ in range(10):
+            producer.produce("zeros", **record)
+    monkeypatch.setattr(archiving, "ROW_GROUP_BYTES_MAX", 7_000)
+    with open_cluster(url, create=False) as cluster:
+        export(cluster, "zeros", path)
+    with reading(path) as file:
+        sizes = [file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups)]
+    assert sizes == [3, 3, 3, 1]
+    assert [row["offset"] for row in rows(path)] == list(range(10))
 
 
 @pytest.mark.parametrize(
@@ -331,8 +350,8 @@ def test_a_load_that_dies_anywhere_is_ended_by_the_next_one_and_nothing_is_there
         with pytest.raises(KeyboardInterrupt):
             load(cluster, path, {"bootstrap.servers": url}, "again")
     done = load(cluster, path, {"bootstrap.servers": url}, "again")
-    # What was committed is not written again: three row groups of four.
-    assert (done.record_count, done.record_count_before) == ((6, 19) if at == "after commit" else (25, 0))
+    # What was committed is not written again: three row groups of five.
+    assert (done.record_count, done.record_count_before) == ((10, 15) if at == "after commit" else (25, 0))
     assert contents_of(messages(url, "again")) == before
     for close in DyingProducer.left:
         close()
@@ -363,6 +382,21 @@ def test_records_are_loaded_that_are_as_large_as_their_topic_allows(url, tmp_pat
         assert load(cluster, path, {"bootstrap.servers": url}, "again").record_count == 1
     ((_, _, _, _, found, _),) = messages(url, "again")
     assert found == value
+
+
+@pytest.mark.parametrize(("longest_ms", "timeout_ms"), [("900000", 300_000), ("5000", 5_000)])
+def test_a_row_group_has_time_to_be_loaded_but_no_more_than_the_store_allows(
+    cluster, url, tmp_path, longest_ms, timeout_ms
+) -> None:
+    path = tmp_path / "orders.parquet"
+    export(cluster, "orders", path)
+    store = cluster.controller
+    store.write(lambda connection: change_store_settings(connection, {"transaction.max.timeout.ms": longest_ms}))
+    load(cluster, path, {"bootstrap.servers": url}, "again")
+    ours = select(transactions.c.timeout_ms).where(
+        transactions.c.transactional_id.startswith(INTERNAL_GROUP_PREFIX, autoescape=True)
+    )
+    assert store.read(lambda connection: connection.execute(ours).scalar_one()) == timeout_ms
 
 
 def test_times_that_no_calendar_has_are_loaded_too(url, tmp_path) -> None:

@@ -14,14 +14,15 @@ from sqlalchemy import Connection
 from txnstore.db.cluster.cluster import Cluster, repaired
 from txnstore.db.store import Store
 from txnstore.log.bounds import offset_for_time, read_bounds
-from txnstore.log.codec import RecordBatch
+from txnstore.log.codec import RecordBatch, RecordBatchRow, RecordRow
 from txnstore.log.fetch import Page, fetch
 from txnstore.log.topics import Topic, get_topic
 from txnstore.model import IsolationLevel, TimestampType
 from txnstore.moving.archive_files import SCHEMA, Contents, new_archive_id, writing
 
-#: What a row group holds at most, but for what a page brings on top; so much is in memory.
+#: What a row group holds at most, but for what its last record brings on top; so much is in memory.
 ROW_GROUP_ROWS_MAX: Final = 64 * 1024
+#: Of keys, values and headers as they are, however small a codec makes them.
 ROW_GROUP_BYTES_MAX: Final = 32 * 1024 * 1024
 
 _COMMITTED: Final = IsolationLevel.READ_COMMITTED
@@ -158,11 +159,21 @@ class _RowGroup:
 
     def add(self, number: int, batch: RecordBatch, from_offset: int, end_offset: int) -> int:
         """Add the records of a batch that are within the range; return how many."""
+        rows, total = batch.rows(from_offset), 0
+        # A small batch may unpack to many times its size, so it is shared among row groups.
+        while count := self._take(number, batch.row, rows, end_offset):
+            total += count
+            if self._is_full():
+                self.write()
+        return total
+
+    def _take(self, number: int, row: RecordBatchRow, rows: Iterator[RecordRow], end_offset: int) -> int:
+        """Add records of a batch until they end or the row group is full; return how many."""
         offsets, timestamps, keys, values, headers = (
             self.columns[name] for name in ("offset", "timestamp", "key", "value", "headers")
         )
         before = len(offsets)
-        for offset, timestamp_ms, key, value, pairs in batch.rows(from_offset):
+        for offset, timestamp_ms, key, value, pairs in rows:
             if offset >= end_offset:
                 break
             offsets.append(offset)
@@ -170,8 +181,12 @@ class _RowGroup:
             keys.append(key)
             values.append(value)
             headers.append([{"key": name, "value": content} for name, content in pairs])
+            self.size_bytes += len(key or b"") + len(value or b"")
+            for name, content in pairs:
+                self.size_bytes += len(name) + len(content or b"")
+            if self._is_full():
+                break
         count = len(offsets) - before
-        row = batch.row
         same = {
             "topic": self.topic,
             "partition": number,
@@ -182,10 +197,10 @@ class _RowGroup:
         }
         for name, cell in same.items():
             self.columns[name].extend([cell] * count)
-        self.size_bytes += row.size_bytes
-        if len(offsets) >= ROW_GROUP_ROWS_MAX or self.size_bytes >= ROW_GROUP_BYTES_MAX:
-            self.write()
         return count
+
+    def _is_full(self) -> bool:
+        return len(self.columns["offset"]) >= ROW_GROUP_ROWS_MAX or self.size_bytes >= ROW_GROUP_BYTES_MAX
 
     def write(self) -> None:
         """Write them as a row group."""

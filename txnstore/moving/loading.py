@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from txnstore.clients.consumer.consumer import Consumer
 from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.clients.producer.producer import Producer
+from txnstore.db.cluster.catalogue import read_store_settings
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.errors import InvalidRequest, TopicAlreadyExists
 from txnstore.log.cluster_topics import create_topic
@@ -29,8 +30,10 @@ from txnstore.moving.archive_files import Contents, reading, row_group_rows
 _ROWS_AT_ONCE: Final = 1_000
 #: Settings of a topic that speak of the databases that it was in.
 _OF_THE_CLUSTER: Final = frozenset({"txnstore.placement"})
-#: How long one call of a transaction may take.
+#: How long a call outside a transaction may take.
 _CALL_SECONDS: Final = 60.0
+#: How long a row group may take, if the store allows as much: one that takes longer is never loaded.
+_ROW_GROUP_MS_MAX: Final = 300_000
 #: How long a full queue is waited for before it is looked at again.
 _QUEUE_SECONDS: Final = 0.1
 
@@ -85,7 +88,8 @@ def load(
             )
         count = file.metadata.num_row_groups
         rows = [file.metadata.row_group(number).num_rows for number in range(count)]
-        with _Loading(settings, name, contents) as loading:
+        longest_ms: int = cluster.controller.read(read_store_settings)["transaction.max.timeout.ms"]
+        with _Loading(settings, name, contents, min(_ROW_GROUP_MS_MAX, longest_ms)) as loading:
             done = loading.row_groups_done()
             for number in range(done, count):
                 loading.load(file, number)
@@ -124,14 +128,15 @@ def _topic(cluster: Cluster, name: str, contents: Contents) -> tuple[Topic, bool
 class _Loading:
     """The producer of one load, and the group by which it remembers how far it is."""
 
-    def __init__(self, settings: Mapping[str, Any], topic: str, contents: Contents) -> None:
+    def __init__(self, settings: Mapping[str, Any], topic: str, contents: Contents, row_group_ms: int) -> None:
         name = f"{INTERNAL_GROUP_PREFIX}load_{contents.archive_id}_{topic}"
         self._topic = topic
         # Of the group's offsets, the one of partition 0 counts row groups.
         self._place = TopicPartition(topic, 0)
         self._consumer = Consumer({**settings, "group.id": name, "enable.auto.commit": False})
         # The topic says what is too large.
-        self._producer = Producer({**settings, "transactional.id": name, "message.max.bytes": 1_000_000_000})
+        own = {"transactional.id": name, "transaction.timeout.ms": row_group_ms, "message.max.bytes": 1_000_000_000}
+        self._producer = Producer({**settings, **own})
 
     def __enter__(self) -> Self:
         """Take over from the call that has loaded it before."""
@@ -155,8 +160,8 @@ class _Loading:
         for row in row_group_rows(file, number, _ROWS_AT_ONCE):
             self._produce(row)
         position = TopicPartition(self._topic, self._place.partition, number + 1)
-        producer.send_offsets_to_transaction([position], self._consumer.consumer_group_metadata(), _CALL_SECONDS)
-        producer.commit_transaction(_CALL_SECONDS)
+        producer.send_offsets_to_transaction([position], self._consumer.consumer_group_metadata())
+        producer.commit_transaction()
 
     def _produce(self, row: Mapping[str, Any]) -> None:
         headers = [(pair["key"], pair["value"]) for pair in row["headers"]]
