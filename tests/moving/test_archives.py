@@ -22,8 +22,10 @@ from txnstore.errors import InvalidRequest, OffsetOutOfRange, UnknownTopicOrPart
 from txnstore.groups.administration import find_group, list_groups
 from txnstore.log import retention
 from txnstore.log.bounds import read_bounds
+from txnstore.log.cluster_topics import change_topic_configs
 from txnstore.log.fetch import fetch
 from txnstore.log.outbox.sequencer import drain_outbox
+from txnstore.log.topics import get_topic
 from txnstore.model import INTERNAL_GROUP_PREFIX
 from txnstore.moving import archiving, loading
 from txnstore.moving.archive_files import SCHEMA, Contents, reading
@@ -357,18 +359,68 @@ def test_a_load_that_dies_anywhere_is_ended_by_the_next_one_and_nothing_is_there
         close()
 
 
-def test_old_records_in_a_topic_that_deletes_them_are_told_of(cluster, url, tmp_path) -> None:
+def test_old_records_are_not_loaded_into_a_topic_that_would_delete_them(cluster, url, tmp_path) -> None:
     path = tmp_path / "orders.parquet"
     export(cluster, "orders", path)
     admin = AdminClient({"bootstrap.servers": url})
-    admin.create_topics([NewTopic("short", 2), NewTopic("small", 1)])["short"].result()
-    assert load(cluster, path, {"bootstrap.servers": url}, "short").retention_ms == 604_800_000
-    assert load(cluster, path, {"bootstrap.servers": url}, "kept").retention_ms is None
+    stamping = NewTopic("stamping", 2, config={"message.timestamp.type": "LogAppendTime"})
+    for created in admin.create_topics([NewTopic("short", 2), NewTopic("small", 1), stamping]).values():
+        created.result()
+    with pytest.raises(InvalidRequest, match=r"retention\.ms of short, 604800000, .* topics alter short --config"):
+        load(cluster, path, {"bootstrap.servers": url}, "short")
+    assert messages(url, "short") == []
+    # There they are as old as their load.
+    assert load(cluster, path, {"bootstrap.servers": url}, "stamping").record_count == 25
     with pytest.raises(InvalidRequest, match="2 partitions, and the topic small has 1"):
         load(cluster, path, {"bootstrap.servers": url}, "small")
     empty = tmp_path / "empty.parquet"
     export(cluster, "orders", empty, RecordSelection(until_offset=0))
-    assert load(cluster, empty, {"bootstrap.servers": url}, "short").retention_ms is None
+    assert load(cluster, empty, {"bootstrap.servers": url}, "short").record_count == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "outlived_ms"),
+    [
+        ({}, 604_800_000),
+        ({"retention.ms": "1000"}, 1000),
+        ({"retention.ms": str(2**50)}, None),
+        ({"retention.ms": "-1"}, None),
+        ({"message.timestamp.type": "LogAppendTime"}, None),
+    ],
+)
+def test_a_topic_that_is_made_for_old_records_keeps_them(cluster, url, tmp_path, config, outlived_ms) -> None:
+    path = tmp_path / "orders.parquet"
+    change_topic_configs(cluster, "orders", {"retention.ms": None} | config)
+    export(cluster, "orders", path)
+    done = load(cluster, path, {"bootstrap.servers": url}, "again")
+    assert (done.record_count, done.outlived_ms) == (25, outlived_ms)
+    topic = cluster.controller.read(lambda connection: get_topic(connection, "again"))
+    assert topic.config.get("retention.ms") == ("-1" if outlived_ms else config.get("retention.ms"))
+
+
+def test_a_load_goes_on_with_what_is_young_enough_and_one_that_is_complete_is_not_refused(
+    cluster, url, tmp_path, monkeypatch
+) -> None:
+    path = tmp_path / "mixed.parquet"
+    with Producer({"bootstrap.servers": url}) as producer:
+        for number in range(10):
+            producer.produce("mixed", b"v", timestamp=BASE_MS if number < 5 else 0)
+    export(cluster, "mixed", path)
+    settings = {"bootstrap.servers": url}
+    for name, value in (("at", "after commit"), ("lives", [""] * (LIVES - 1)), ("left", [])):
+        monkeypatch.setattr(DyingProducer, name, value)
+    with monkeypatch.context() as patched:
+        patched.setattr(loading, "Producer", DyingProducer)
+        with pytest.raises(KeyboardInterrupt):
+            load(cluster, path, settings, "again")
+    for close in DyingProducer.left:
+        close()
+    change_topic_configs(cluster, "again", {"retention.ms": None})
+    done = load(cluster, path, settings, "again")
+    assert (done.record_count, done.record_count_before) == (5, 5)
+    assert load(cluster, path, settings, "again").record_count == 0
+    with pytest.raises(InvalidRequest, match=r"are older than the retention\.ms of mixed"):
+        load(cluster, path, settings, "mixed")
 
 
 def test_records_are_loaded_that_are_as_large_as_their_topic_allows(url, tmp_path) -> None:
@@ -408,7 +460,7 @@ def test_times_that_no_calendar_has_are_loaded_too(url, tmp_path) -> None:
     with open_cluster(url, create=False) as cluster:
         export(cluster, "later", path)
         done = load(cluster, path, {"bootstrap.servers": url}, "again")
-    assert (done.record_count, done.retention_ms) == (1, None)
+    assert (done.record_count, done.outlived_ms) == (1, None)
     ((_, _, stamp, _, _, _),) = messages(url, "again")
     assert stamp[1] == at_ms
 

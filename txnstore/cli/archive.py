@@ -113,7 +113,8 @@ def load(
     """Produce the records of an exported file to a topic, each once.
 
     They get new offsets, and keep partition, timestamp, key, value and headers. Whatever stops it, the same call goes
-    on where it was; once it is complete, it writes nothing.
+    on where it was; once it is complete, it writes nothing. A topic that would delete some for their age is refused;
+    one that is made for them keeps them.
     """
     loading = _loading()
     settings = {"bootstrap.servers": url, "txnstore.schema": schema}
@@ -126,10 +127,10 @@ def load(
             raise CommandFailed(f"{error_text(error)}; the same command goes on", code=exit_code(error)) from None
     before = f"; {done.record_count_before} by earlier calls" if done.record_count_before else ""
     hint(f"{_records(done.record_count)} written to {done.topic}{before}")
-    if done.retention_ms is not None:
+    if done.outlived_ms is not None:
         hint(
-            f"some are older than {duration_text(done.retention_ms)}, the retention.ms of {done.topic}, and will be"
-            f" deleted: txnstore topics alter {done.topic} --config retention.ms=-1"
+            f"{done.topic} was made with retention.ms=-1: some records are older than"
+            f" {duration_text(done.outlived_ms)}, the retention.ms of the archive"
         )
 
 

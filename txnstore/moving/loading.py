@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from txnstore.clients.consumer.consumer import Consumer
 from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.clients.producer.producer import Producer
+from txnstore.config import TOPIC_SETTINGS, Settings, settings_in_force
 from txnstore.db.cluster.catalogue import read_store_settings
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.errors import InvalidRequest, TopicAlreadyExists
@@ -53,8 +54,8 @@ class Loaded:
     is_new: bool
     """Whether the topic was made for it."""
 
-    retention_ms: int | None = None
-    """The age at which the topic deletes records, if some of these are older than that."""
+    outlived_ms: int | None = None
+    """The archive's `retention.ms`, if the topic was made to keep its records for ever: some are older than that."""
 
 
 def load(
@@ -67,19 +68,20 @@ def load(
 ) -> Loaded:
     """Produce what is in an archive to a topic; by default to that of its name.
 
-    A topic that is not there is made, with the archive's partitions and settings.  `settings` are those of a client:
+    A topic that is not there is made, with the archive's partitions and settings; it keeps records for ever if some are
+    too old for these.  `settings` are those of a client:
     where the database is.  `told` hears how many records are done, and of how many.
 
     Raises:
         OSError: the file cannot be read.
-        InvalidRequest: it is not an archive, or is damaged; or the topic has fewer partitions.
+        InvalidRequest: it is not an archive, or is damaged; or the topic has fewer partitions, or would delete records.
         KafkaException: the records were refused, or the database cannot be reached; the next call goes on.
         TxnStoreError: a database refuses or cannot be reached.
     """
     with reading(path) as file:
         contents = Contents.of(file, str(path))
         name = topic_name or contents.topic
-        topic, is_new = _topic(cluster, name, contents)
+        topic, is_new, outlived_ms = _topic(cluster, name, contents, file)
         needed = max(contents.ranges, default=-1) + 1
         if len(topic.partition_ids) < needed:
             raise InvalidRequest(
@@ -91,38 +93,54 @@ def load(
         longest_ms: int = cluster.controller.read(read_store_settings)["transaction.max.timeout.ms"]
         with _Loading(settings, name, contents, min(_ROW_GROUP_MS_MAX, longest_ms)) as loading:
             done = loading.row_groups_done()
+            if (kept_ms := _outlived_ms(topic.settings, file, done)) is not None:
+                # Retention would take some of them, and readers would get an archive without its beginning.
+                raise InvalidRequest(
+                    f"records of the archive are older than the retention.ms of {name}, {kept_ms}, and would be"
+                    f" deleted: keep them with `txnstore topics alter {name} --config retention.ms=-1`, or load them"
+                    " into another topic"
+                )
             for number in range(done, count):
                 loading.load(file, number)
                 if told is not None:
                     told(sum(rows[: number + 1]), sum(rows))
-        retention_ms = _retention_ms(topic, file)
-    return Loaded(contents, name, sum(rows[done:]), sum(rows[:done]), is_new, retention_ms)
+    return Loaded(contents, name, sum(rows[done:]), sum(rows[:done]), is_new, outlived_ms)
 
 
-def _retention_ms(topic: Topic, file: pq.ParquetFile) -> int | None:
-    """Return how long the topic keeps records, if some of the archive are too old for it."""
-    kept_ms = int(topic.settings["retention.ms"])
-    if "delete" not in str(topic.settings["cleanup.policy"]) or kept_ms < 0 or file.metadata.num_rows == 0:
+def _outlived_ms(topic_settings: Settings, file: pq.ParquetFile, first_row_group: int = 0) -> int | None:
+    """Return how long a topic keeps records, if some in these row groups are too old for it."""
+    kept_ms: int = topic_settings["retention.ms"]
+    stamps_itself = topic_settings["message.timestamp.type"] == "LogAppendTime"
+    if "delete" not in topic_settings["cleanup.policy"] or kept_ms < 0 or stamps_itself:
         return None
     column = file.schema_arrow.get_field_index("timestamp")
-    groups = (file.metadata.row_group(number) for number in range(file.metadata.num_row_groups))
-    # As they are stored: no calendar has all of them.
-    oldest_ms = min(group.column(column).statistics.min_raw for group in groups)
-    return kept_ms if oldest_ms < time.time() * 1000 - kept_ms else None
+    earliest_ms = time.time() * 1000 - kept_ms
+    groups = [file.metadata.row_group(number) for number in range(first_row_group, file.metadata.num_row_groups)]
+    for statistics in (group.column(column).statistics for group in groups if group.num_rows):
+        if statistics is None or not statistics.has_min_max:
+            raise InvalidRequest("the archive does not say how old its records are: it is not as it was exported")
+        # As it is stored: no calendar has all of them.
+        if statistics.min_raw < earliest_ms:
+            return kept_ms
+    return None
 
 
-def _topic(cluster: Cluster, name: str, contents: Contents) -> tuple[Topic, bool]:
-    """Return the topic, and whether it was made now."""
+def _topic(cluster: Cluster, name: str, contents: Contents, file: pq.ParquetFile) -> tuple[Topic, bool, int | None]:
+    """Return the topic, whether it was made now, and the archive's retention.ms if it was made without."""
     found = cluster.controller.read(lambda connection: find_topics(connection, [name]))
     if found:
-        return found[0], False
+        return found[0], False, None
     config = {key: value for key, value in contents.config.items() if key not in _OF_THE_CLUSTER}
+    outlived_ms = _outlived_ms(settings_in_force(TOPIC_SETTINGS, config), file)
+    if outlived_ms is not None:
+        config["retention.ms"] = "-1"
     try:
-        return create_topic(cluster, name, partition_count=contents.partition_count, config=config), True
+        topic = create_topic(cluster, name, partition_count=contents.partition_count, config=config)
     except TopicAlreadyExists:
         # Another client was faster.
         (topic,) = cluster.controller.read(lambda connection: find_topics(connection, [name]))
-        return topic, False
+        return topic, False, None
+    return topic, True, outlived_ms
 
 
 class _Loading:
