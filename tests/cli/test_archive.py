@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+import time
 
 import pyarrow.parquet as pq
 import pytest
 
-from txnstore import moving
+from txnstore import KafkaError, KafkaException, Producer, moving
+from txnstore.moving import loading
 
 
 @pytest.fixture
@@ -28,6 +30,54 @@ def test_a_topic_goes_into_a_file_and_back(run, filled, tmp_path):
     assert run("load", path, "--topic", "again").err == "3 records were written to again\n"
     assert run("load", path, "--topic", "again").err == "0 records were written to again; 3 by earlier calls\n"
     assert run("consume", "again").out == "a\nb\nc\n"
+
+
+def test_a_new_topic_that_keeps_old_records_for_ever_is_told_of(run, filled, tmp_path):
+    path = tmp_path / "old.parquet"
+    with Producer({"bootstrap.servers": filled}) as producer:
+        producer.produce("old", b"v", timestamp=1)
+    run("export", "old", "--parquet", path)
+    told = "again was made with retention.ms=-1: some records are older than 7 d, the retention.ms of the archive\n"
+    assert run("load", path, "--topic", "again") == (0, "", f"1 record was written to again\n{told}")
+    assert run("load", path, "--topic", "again").err == "0 records were written to again; 1 by earlier calls\n"
+    ended = run("load", path)
+    assert (ended.code, "txnstore topics alter old --config retention.ms=-1" in ended.err) == (1, True)
+
+
+@pytest.mark.parametrize(("limit", "is_old"), [("before", True), ("after", False)])
+def test_who_loads_timestamps_that_the_topic_refuses_is_told_what_lets_them_in(
+    run, done, filled, tmp_path, limit, is_old
+):
+    path, name = tmp_path / "times.parquet", f"message.timestamp.{limit}.max.ms"
+    done(
+        "topics", "create", "times", "--config", "retention.ms=-1", "--config", "message.timestamp.after.max.ms=7200000"
+    )
+    at_ms = int(time.time() * 1000) + (-3_600_000 if is_old else 3_600_000)
+    with Producer({"bootstrap.servers": filled}) as producer:
+        producer.produce("times", b"v", timestamp=at_ms)
+    done("topics", "alter", "times", "--config", f"{name}=1000")
+    done("export", "times", "--parquet", path)
+    ended = run("load", path, "--topic", "again")
+    _, command = ended.err.split("; after `")
+    command, way_on = command.split("` ")
+    assert (ended.code, way_on) == (1, "the same command goes on\n")
+    done(*command.split()[1:])
+    assert run("load", path, "--topic", "again").err == "1 record was written to again\n"
+
+
+def test_the_same_command_goes_on_at_once_only_if_it_may_get_further(run, done, filled, tmp_path, monkeypatch):
+    path = tmp_path / "orders.parquet"
+    done("export", "orders", "--parquet", path)
+    done("topics", "create", "keyed", "--partitions", "2", "--config", "cleanup.policy=compact")
+    ended = run("load", path, "--topic", "keyed")
+    assert (ended.code, ended.err.endswith("; once that is mended, the same command goes on\n")) == (1, True)
+
+    def fail(*_, **__):
+        raise KafkaException(KafkaError(KafkaError._TRANSPORT, "no server", retriable=True))
+
+    monkeypatch.setattr(loading, "load", fail)
+    ended = run("load", path, "--topic", "again")
+    assert (ended.code, ended.err) == (75, "txnstore: no server; the same command goes on\n")
 
 
 def test_what_cannot_be_done_is_said_in_one_line(run, filled, tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import typer
 
 from txnstore.cli.options import FORMS, Schema, Url, complete_topic, examples, opened, parse_time, patient_limits
-from txnstore.cli.output import CommandFailed, duration_text, error_text, exit_code, hint, say
+from txnstore.cli.output import TRY_AGAIN_LATER, CommandFailed, duration_text, error_text, exit_code, hint, say
 from txnstore.cli.progress import progress_bar
 from txnstore.clients.model.errors import KafkaException
 from txnstore.db.names import DEFAULT_SCHEMA
@@ -24,6 +24,9 @@ LOAD_EXAMPLES: Final = examples(
 )
 
 _MISSING: Final = "archives need the package pyarrow: pip install 'txnstore[parquet]'"
+#: Which timestamps a topic takes; it may have begun to refuse older ones after its records had come.
+_TIME_LIMITS: Final = ("message.timestamp.before.max.ms", "message.timestamp.after.max.ms")
+_NO_TIME_LIMIT: Final = 2**63 - 1
 _COMPRESSIONS: Final = ("none", "snappy", "gzip", "lz4", "zstd")
 
 
@@ -124,7 +127,7 @@ def load(
         except OSError as error:
             raise CommandFailed(f"{file}: {error.strerror or error}") from None
         except KafkaException as error:
-            raise CommandFailed(f"{error_text(error)}; the same command goes on", code=exit_code(error)) from None
+            raise CommandFailed(f"{error_text(error)}; {_way_on(error, topic)}", code=exit_code(error)) from None
     before = f"; {done.record_count_before} by earlier calls" if done.record_count_before else ""
     hint(f"{_records(done.record_count)} written to {done.topic}{before}")
     if done.outlived_ms is not None:
@@ -132,6 +135,17 @@ def load(
             f"{done.topic} was made with retention.ms=-1: some records are older than"
             f" {duration_text(done.outlived_ms)}, the retention.ms of the archive"
         )
+
+
+def _way_on(error: KafkaException, topic: str | None) -> str:
+    """Return what makes the same command go on after an error."""
+    if exit_code(error) == TRY_AGAIN_LATER:
+        return "the same command goes on"
+    for setting in _TIME_LIMITS:
+        if setting in error_text(error):
+            alter = f"txnstore topics alter {topic or 'TOPIC'} --config {setting}={_NO_TIME_LIMIT}"
+            return f"after `{alter}` the same command goes on"
+    return "once that is mended, the same command goes on"
 
 
 def _archiving() -> ModuleType:
