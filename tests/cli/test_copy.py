@@ -12,7 +12,7 @@ from txnstore.db import closing
 from txnstore.db.closing import read_move
 from txnstore.db.opening import open_store
 from txnstore.db.url import parse_url
-from txnstore.errors import StoreFull
+from txnstore.errors import StoreFull, StoreUnavailable
 from txnstore.log.topics import create_topic
 from txnstore.moving import move as moving
 
@@ -98,6 +98,59 @@ def test_an_error_says_that_the_source_is_closed_only_if_it_is(txnstore, urls, m
         assert (ended.code, ended.err.count("\n")) == (1, 1)
         assert f"there is no room; nothing was changed; {parse_url(urls[0])} {told}" in ended.err
     assert txnstore("copy", *urls).code == 0
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), StoreUnavailable("no server")])
+def test_what_stops_it_between_both_says_that_neither_is_open_and_what_opens_the_target(
+    txnstore, urls, monkeypatch, error
+):
+    def stop(*_):
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(moving, "_open", stop)
+        ended = txnstore("copy", *urls)
+    told = f"the store has left {parse_url(urls[0])} for good, and {parse_url(urls[1])} is not open yet: run the same"
+    assert (ended.code, told in ended.err) == (130 if isinstance(error, KeyboardInterrupt) else 75, True), ended.err
+    assert "it is being filled by a copy of" in txnstore("topics", "list", "--url", urls[1]).err
+    assert "lives in" in txnstore("copy", *urls).out
+
+
+def test_what_stops_it_behind_its_end_says_nothing_of_what_is_closed(txnstore, urls, monkeypatch):
+    open_target = moving._open
+
+    def stop_behind(*arguments):
+        open_target(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(moving, "_open", stop_behind)
+        ended = txnstore("copy", *urls)
+    assert (ended.code, "open yet" in ended.err) == (130, False)
+
+
+def test_a_target_that_another_copy_fills_is_not_called_one_that_the_same_command_opens(txnstore, urls, tmp_path):
+    third = f"sqlite:///{tmp_path / 'third.db'}"
+    others = closing.Move(closing.MoveState.ARRIVING, str(uuid4()), "sqlite:///other.db", "")
+    with open_store(third, create=True) as store:
+        store.write(lambda connection: closing.close(connection, others))
+    assert txnstore("copy", *urls).code == 0
+    ended = txnstore("copy", urls[0], third)
+    assert (ended.code, "open yet" in ended.err, "it has moved to" in ended.err) == (1, False, True), ended.err
+
+
+def test_who_cannot_ask_the_target_says_that_it_is_perhaps_not_open(txnstore, urls, monkeypatch):
+    def stop(target, _ours):
+        def fail(*_, **__):
+            raise StoreUnavailable("no server")
+
+        target.read = fail
+        fail()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(moving, "_open", stop)
+        ended = txnstore("copy", *urls)
+    assert (ended.code, f"{parse_url(urls[1])} is perhaps not open yet" in ended.err) == (75, True), ended.err
 
 
 def test_a_wrong_call_is_refused(txnstore, tmp_path):

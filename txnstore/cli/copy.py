@@ -11,7 +11,7 @@ import typer
 from txnstore.cli.options import Json, Schema, examples, patient_limits
 from txnstore.cli.output import Column, CommandFailed, exit_code, hint, say, show_json, show_rows
 from txnstore.cli.progress import progress_bar
-from txnstore.db.closing import MoveState, read_move
+from txnstore.db.closing import Move, MoveState, read_move
 from txnstore.db.cluster.membership import split_urls
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.opening import open_store
@@ -70,7 +70,7 @@ def copy(
     with ExitStack() as stack:
         source = stack.enter_context(_opened(from_url, schema))
         target = stack.enter_context(_opened(to_url, to_schema or schema, create=True))
-        with _told_if_closed(source), progress_bar("looking") as bar:
+        with _told_how_far(source, target), progress_bar("looking") as bar:
             moved = move(source, target, told=bar.show_step, even_if_damaged=even_if_damaged)
         _show(moved, source, target, as_json=as_json)
 
@@ -80,27 +80,52 @@ def _opened(url: str, schema: str, *, create: bool = False) -> Store:
 
 
 @contextmanager
-def _told_if_closed(source: Store) -> Iterator[None]:
-    """Say of what stops the copy that FROM is closed meanwhile, and what to do: the error itself knows of neither."""
+def _told_how_far(source: Store, target: Store) -> Iterator[None]:
+    """Say of what stops the copy which side is closed by then, and what to do: the error itself knows of neither."""
     try:
         yield
     except (KeyboardInterrupt, TxnStoreError) as error:
-        try:
-            found = source.read(read_move)
-        except TxnStoreError:
-            state = "perhaps closed"
-        else:
-            if found is None or found.state is not MoveState.CLOSED:
-                raise
-            state = "closed"
-        told = (
-            f"{source.url} is {state} now, and the copy is not complete; the same command goes on with it, and"
-            f" `txnstore copy --cancel {source.url}` opens it again"
-        )
+        told = _how_far(source, target)
+        if told is None:
+            raise
         if isinstance(error, KeyboardInterrupt):
             hint(told)
             raise
         raise CommandFailed(f"{error}; {told}", code=exit_code(error)) from None
+
+
+def _how_far(source: Store, target: Store) -> str | None:
+    """Return what is closed, and what opens it; None: nothing is closed that the copy would have opened."""
+    try:
+        found = source.read(read_move)
+    except TxnStoreError:
+        state = "perhaps closed"
+    else:
+        if found is None or found.state is MoveState.ARRIVING:
+            return None
+        if found.state is MoveState.GONE:
+            return _how_far_behind(source, target, found)
+        state = "closed"
+    return (
+        f"{source.url} is {state} now, and the copy is not complete; the same command goes on with it, and"
+        f" `txnstore copy --cancel {source.url}` opens it again"
+    )
+
+
+def _how_far_behind(source: Store, target: Store, gone: Move) -> str | None:
+    """Return the same once the source has gone."""
+    try:
+        arriving = target.read(read_move)
+    except TxnStoreError:
+        state = "perhaps not open yet"
+    else:
+        if arriving is None or arriving.uuid != gone.uuid:
+            return None
+        state = "not open yet"
+    return (
+        f"the store has left {source.url} for good, and {target.url} is {state}: run the same command again, which"
+        " opens it"
+    )
 
 
 def _show(moved: Moved, source: Store, target: Store, *, as_json: bool) -> None:
