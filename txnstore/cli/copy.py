@@ -52,7 +52,8 @@ def copy(
     """Move a store to another database, with all that it holds; clients go on there where they were.
 
     FROM is closed for writers meanwhile and stays closed: who still writes to it is told where it went. Everything
-    is compared before TO is opened. Whatever stops it, the same command goes on from there. Put passwords into
+    is compared before TO is opened. Whatever stops it, the same command goes on from there. Your own tables in FROM,
+    as of an application that uses the outbox, stay there: move them first, in the same pause. Put passwords into
     PGPASSWORD or ~/.pgpass: others on this machine can see a command line.
     """
     for url, what in ((from_url, "FROM"), (to_url, "TO")):
