@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import os
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -494,6 +495,47 @@ def test_what_is_no_archive_or_was_cut_off_is_refused(cluster, url, tmp_path) ->
     with pytest.raises(OSError, match="No such file"):
         load(cluster, tmp_path / "none", settings_of(cluster), "again")
     assert "again" not in AdminClient({"bootstrap.servers": url}).list_topics().topics
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"version": 2}, "an archive of version 2, and this txnstore reads version 1"),
+        ({"version": None}, "does not say of itself"),
+        ({"ranges": [1]}, "does not say of itself"),
+        ({"ranges": {"0": [1]}}, "does not say of itself"),
+        ({"ranges": {"first": [0, 1]}}, "does not say of itself"),
+        ({"ranges": {"0": [0, float("inf")]}}, "does not say of itself"),
+        ({"config": None}, "does not say of itself"),
+        ({"config": ["retention.ms"]}, "does not say of itself"),
+        ({"topic": None}, "does not say of itself"),
+        ({"partition_count": "many"}, "does not say of itself"),
+        (None, "does not say of itself"),
+    ],
+)
+def test_what_says_other_things_of_itself_than_an_archive_is_refused(tmp_path, changes, told) -> None:
+    path = tmp_path / "forged.parquet"
+    (name,), (text,) = zip(*Contents("id", "orders", 1, {}, {0: (0, 1)}).to_metadata().items(), strict=True)
+    stated = json.loads(text)
+    assert stated["version"] == 1
+    for key, value in (changes or {}).items():
+        if value is None:
+            del stated[key]
+        else:
+            stated[key] = value
+    text = b"\xff{" if changes is None else json.dumps(stated).encode()
+    pq.write_table(pa.Table.from_pylist([], SCHEMA.with_metadata({name: text})), path)
+    with reading(path) as file, pytest.raises(InvalidRequest, match=told):
+        Contents.of(file, str(path))
+
+
+def test_an_archive_that_was_written_anew_without_its_statistics_is_refused(cluster, tmp_path) -> None:
+    path = tmp_path / "orders.parquet"
+    change_topic_configs(cluster, "orders", {"retention.ms": None})
+    export(cluster, "orders", path)
+    pq.write_table(pq.read_table(path), path, write_statistics=False)
+    with pytest.raises(InvalidRequest, match="does not say how old its records are"):
+        load(cluster, path, settings_of(cluster), "again")
 
 
 def test_a_record_that_is_refused_leaves_its_row_group_out(cluster, url, tmp_path) -> None:

@@ -43,6 +43,8 @@ SCHEMA: Final = pa.schema(
 )
 #: Where the file says what it is.
 _METADATA: Final = b"txnstore.archive"
+#: Of what stands there, and of the columns.
+_FORMAT_VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ class Contents:
     def to_metadata(self) -> dict[bytes, bytes]:
         """Return what the file's metadata hold."""
         told = {
+            "version": _FORMAT_VERSION,
             "archive_id": self.archive_id,
             "topic": self.topic,
             "partition_count": self.partition_count,
@@ -76,14 +79,25 @@ class Contents:
         """Return what a file says.
 
         Raises:
-            InvalidRequest: it is a Parquet file, and no archive.
+            InvalidRequest: it is a Parquet file, and no archive, or one of another version.
         """
         text = (file.schema_arrow.metadata or {}).get(_METADATA)
         if text is None:
             raise InvalidRequest(f"{name} is not an archive: `txnstore export` did not make it")
-        told = json.loads(text)
-        ranges = {int(number): (range_[0], range_[1]) for number, range_ in told["ranges"].items()}
-        return cls(told["archive_id"], told["topic"], told["partition_count"], told["config"], ranges)
+        try:
+            told = json.loads(text)
+            if told["version"] != _FORMAT_VERSION:
+                raise InvalidRequest(
+                    f"{name} is an archive of version {str(told['version'])[:40]}, and this txnstore reads version"
+                    f" {_FORMAT_VERSION}: load it with the one that wrote it"
+                )
+            ranges = {int(number): (int(start), int(end)) for number, (start, end) in told["ranges"].items()}
+            config = {str(key): str(value) for key, value in told["config"].items()}
+            return cls(str(told["archive_id"]), str(told["topic"]), int(told["partition_count"]), config, ranges)
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
+            raise InvalidRequest(
+                f"{name} is not an archive: it does not say of itself what `txnstore export` writes"
+            ) from None
 
 
 def new_archive_id() -> str:
