@@ -216,7 +216,9 @@ def _make_log() -> None:
         _column("partition_id", Int64, "The partition."),
         _column("log_start_offset", Int64, "The first offset that can still be read."),
         _column("next_offset", Int64, "The next offset to be given out, which is the high watermark."),
-        _column("running_max_timestamp_ms", Int64, "The largest timestamp appended so far; -1 while the log is empty."),
+        _column(
+            "running_max_timestamp_ms", Int64, "The largest timestamp of a record so far; -1 before the first one."
+        ),
         _column("segment", Int16, "In which segment of record_batches what is appended is put."),
         PrimaryKeyConstraint("partition_id", name="partition_heads_pk"),
         _check("partition_heads_order", "0 <= log_start_offset AND log_start_offset <= next_offset"),
@@ -234,7 +236,7 @@ def _make_log() -> None:
         _column(
             "running_max_timestamp_ms",
             Int64,
-            "The partition's largest timestamp once this was appended; for lookups by time.",
+            "The partition's largest timestamp of a record once this was appended; for lookups by time.",
         ),
         _column(
             "commit_number",

@@ -5,28 +5,35 @@ from __future__ import annotations
 import random
 import uuid
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
-from sqlalchemy import delete, select, update
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sqlalchemy import Connection, delete, select, update
 
+from tests.plans.measuring import measured
+from tests.tools.campaigns import times
 from txnstore.db.schema import partition_heads, record_batches
 from txnstore.db.store import Store
 from txnstore.errors import CorruptBatch, InvalidTimestamp, UnknownTopicOrPartition
-from txnstore.log.append import Append, Marker, append
+from txnstore.log.append import Append, LockedPartitions, Marker, append
 from txnstore.log.bounds import (
     Bounds,
     OffsetAndTimestamp,
+    first_marker_reaching,
     first_reaching,
     last_stable_offset,
     offset_for_time,
     offset_of_max_timestamp,
     read_bounds,
 )
-from txnstore.log.codec import encode
+from txnstore.log.codec import EncodedBatch, encode
 from txnstore.log.markers import write_markers
 from txnstore.log.partition_rows import allocate_producer_id
 from txnstore.log.topics import create_topic
 from txnstore.model import ControlType, IsolationLevel, ProducerIdentity, Record
+from txnstore.testing.manual_clock import ManualClock
 
 COMMITTED, UNCOMMITTED = IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED
 LEVELS = pytest.mark.parametrize("isolation", [COMMITTED, UNCOMMITTED], ids=lambda level: level.name.lower())
@@ -264,6 +271,146 @@ def test_what_is_appended_at_once_has_one_largest_time_and_each_record_its_own(l
     assert log.store.read(lambda connection: list(connection.execute(running).scalars())) == [30, 70, 70, 70, 70]
     assert [log.at(at_ms) for at_ms in (20, 31, 70, 71)] == [(0, 30), (2, 70), (2, 70), None]
     assert log.largest() == (2, 70)
+
+
+#: One after the other, by one of three producers, or by nobody in particular: what is written and when it is said to
+#: be from, or how a transaction ends.
+_WROTE = st.lists(st.integers(1, 12), min_size=1, max_size=3)
+_STEPS = st.lists(
+    st.tuples(st.sampled_from([None, "A", "B", "C"]), _WROTE | st.sampled_from(ControlType) | st.none()), max_size=20
+)
+
+
+class RandomLog:
+    """A log that comes to be in one database transaction, and where its records are."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        topic = create_topic(connection, uuid.uuid4().hex, partition_count=1)
+        (self.id,) = topic.partition_ids
+        #: Offset and timestamp of each record.
+        self.records: list[tuple[int, int]] = []
+        self.next_offset = 0
+        #: By name; the sequence number is None outside transactions.
+        self._producers: dict[str, tuple[ProducerIdentity, int]] = {}
+        self._opened: dict[str, int] = {}
+
+    def take(self, name: str | None, what: list[int] | ControlType | None) -> None:
+        """Let a producer write, end its transaction by a marker alone, or write and commit at once (None)."""
+        if name is None:
+            if isinstance(what, list):
+                append(self.connection, [Append(self.id, self._batch(what))])
+        elif isinstance(what, list):
+            append(self.connection, [Append(self.id, self._of(name, what))], coordinated=True)
+        elif name in self._opened and what is not None:
+            write_markers(self.connection, [self._marker(name, what)])
+        elif what is None:
+            self.commit(name, [5])
+
+    def commit(self, name: str, times_ms: list[int]) -> None:
+        """Write, and have the marker placed with it, which is done elsewhere than by one that comes alone."""
+        batch = self._of(name, times_ms)
+        end = self._marker(name, ControlType.COMMIT)
+        work = LockedPartitions.lock(self.connection, [self.id], [end.key], markers=[self.id])
+        work.place(self.id, batch)
+        work.finish(end)
+        work.save()
+
+    def _batch(self, times_ms: list[int], **of: Any) -> EncodedBatch:
+        self.records += [(self.next_offset + number, ms) for number, ms in enumerate(times_ms)]
+        self.next_offset += len(times_ms)
+        return encode([Record(b"x", timestamp_ms=ms) for ms in times_ms], **of)
+
+    def _of(self, name: str, times_ms: list[int]) -> EncodedBatch:
+        if name not in self._producers:
+            self._producers[name] = ProducerIdentity(allocate_producer_id(self.connection), 0), 0
+        producer, sequence = self._producers[name]
+        self._opened.setdefault(name, self.next_offset)
+        self._producers[name] = producer, sequence + len(times_ms)
+        return self._batch(times_ms, producer=producer, base_sequence=sequence, is_transactional=True)
+
+    def _marker(self, name: str, kind: ControlType) -> Marker:
+        producer, _ = self._producers[name]
+        following = ProducerIdentity(producer.producer_id, producer.epoch + 1)
+        self._producers[name] = following, 0
+        del self._opened[name]
+        self.next_offset += 1
+        return Marker(self.id, following, kind)
+
+    def end(self, isolation: IsolationLevel) -> int:
+        return min(self._opened.values(), default=self.next_offset) if isolation is COMMITTED else self.next_offset
+
+
+@LEVELS
+@pytest.mark.campaign
+def test_a_time_is_found_as_by_looking_at_each_record(
+    shared_store: Store, shared_clock: ManualClock, isolation: IsolationLevel
+) -> None:
+    # PostgreSQL takes longer for the same statements.
+    @settings(max_examples=times(100 if shared_store.backend.name == "sqlite" else 30))
+    @given(steps=_STEPS, start=st.integers(0, 40), is_late=st.lists(st.booleans(), min_size=20, max_size=20))
+    def histories(steps: list[Any], start: int, is_late: list[bool]) -> None:
+        now_ms = shared_clock.now_ms()
+
+        def live(connection: Connection) -> None:
+            log = RandomLog(connection)
+            for (name, what), late in zip(steps, is_late, strict=False):
+                # Some records are from 1970, others from about now.
+                log.take(name, [ms + late * now_ms for ms in what] if isinstance(what, list) else what)
+            first = min(start, log.end(COMMITTED))
+            connection.execute(
+                update(partition_heads).where(partition_heads.c.partition_id == log.id).values(log_start_offset=first)
+            )
+            readable = [place for place in log.records if first <= place[0] < log.end(isolation)]
+            for at_ms in (0, 1, 5, 6, 12, 13, *(now_ms + ms for ms in (-1, 1, 5, 12, 13))):
+                expected = next((OffsetAndTimestamp(*place) for place in readable if place[1] >= at_ms), None)
+                assert offset_for_time(connection, log.id, at_ms, isolation) == expected, at_ms
+            largest = min(readable, key=lambda place: (-place[1], place[0]), default=None)
+            found = offset_of_max_timestamp(connection, log.id, isolation)
+            assert found == (None if largest is None else OffsetAndTimestamp(*largest))
+            rows = select(record_batches.c.running_max_timestamp_ms, record_batches.c.last_offset)
+            for running_ms, last_offset in connection.execute(rows.where(record_batches.c.partition_id == log.id)):
+                assert running_ms == max((ms for offset, ms in log.records if offset <= last_offset), default=-1)
+
+        shared_store.write(live)
+
+    histories()
+
+
+def test_markers_that_are_far_ahead_of_their_records_make_no_look_longer(
+    shared_store: Store, shared_clock: ManualClock
+) -> None:
+    """As with records that were loaded, or have the times of events."""
+    count, database = 300, shared_store.backend.name
+
+    def write(connection: Connection) -> RandomLog:
+        log = RandomLog(connection)
+        for number in range(1, count + 1):
+            log.commit("A", [number])
+            shared_clock.advance(1)
+        return log
+
+    begun_ms = shared_clock.now_ms()
+    log = shared_store.write(write)
+
+    def look(connection: Connection) -> None:
+        for at_ms in (1, count // 2, count):
+            found = offset_for_time(connection, log.id, at_ms, COMMITTED)
+            assert found == OffsetAndTimestamp(2 * at_ms - 2, at_ms)
+        assert offset_for_time(connection, log.id, count + 1, COMMITTED) is None
+        assert offset_of_max_timestamp(connection, log.id, COMMITTED) == OffsetAndTimestamp(2 * count - 2, count)
+        bounds = read_bounds(connection, [log.id])[log.id]
+        for number in (0, 1, count // 2, count - 1):
+            marker = first_marker_reaching(connection, bounds, begun_ms + number, from_offset=0)
+            assert marker == 2 * number + 1
+            assert first_marker_reaching(connection, bounds, begun_ms, from_offset=2 * number + 1) == 2 * number + 1
+        assert first_marker_reaching(connection, bounds, begun_ms + count, from_offset=0) is None
+
+    with measured(database) as found:
+        shared_store.read(look)
+    # A look for each binary digit of the log's length, into each segment; there are twice as many batches as `count`.
+    most = 400 if database == "postgresql" else 1_500
+    assert not [str(touched) for touched in found if touched.count > most]
 
 
 @pytest.mark.parametrize(

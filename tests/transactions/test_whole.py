@@ -61,6 +61,8 @@ def pair(worlds: Worlds) -> tuple[World, World]:
 USUAL = [
     pytest.param([(0, 0, 1)], [], id="one record"),
     pytest.param([(2, 0, 1), (0, 0, 3), (2, 5, 0)], [], id="several batches"),
+    # Their markers are younger.
+    pytest.param([(0, 5_000, 1), (2, 6_000, 0)], [], id="old records"),
     pytest.param([(0, 0, 1)], [(0, [0, 1, 2], None)], id="offsets of nobody in particular"),
     pytest.param([(0, 0, 1)], [(2, [0, 1], "")], id="offsets of a member"),
     pytest.param([], [(6, [1], None)], id="only offsets, of a member with a lasting name"),

@@ -237,6 +237,14 @@ def test_a_compacted_partition_is_found_sound(log):
     assert log.found(lambda *_: None) == {}
 
 
+def test_a_marker_that_is_younger_than_its_records_is_no_damage(log):
+    slow = log.begin()
+    slow.put((b"x", b"1"))
+    log.clock.advance(1_000)
+    slow.end(commit=True)
+    assert log.found(lambda *_: None) == {}
+
+
 def test_what_waits_to_be_deleted_below_the_log_start_is_no_damage(log):
     log.configure(cleanup_policy="compact,delete")
     # No pass has read these keys, and an open transaction is in front of the last stable offset.

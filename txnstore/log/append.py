@@ -305,7 +305,9 @@ class LockedPartitions:
         row["base_offset"] = head.next_offset
         head.next_offset += row["record_count"]
         row["last_offset"] = head.next_offset - 1
-        head.running_max_timestamp_ms = max(head.running_max_timestamp_ms, row["max_timestamp_ms"])
+        if row["control_type"] is None:
+            # A marker has the store's time: behind it no record that is said to be old could be found by halving.
+            head.running_max_timestamp_ms = max(head.running_max_timestamp_ms, row["max_timestamp_ms"])
         row["commit_number"] = None
         row["segment"] = head.segment
         return row

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import Connection, bindparam, case, cast, func, literal_column, select
+from sqlalchemy import Column, ColumnElement, Connection, Select, bindparam, case, cast, func, literal_column, select
 
 from txnstore.db.ddl import Int64
-from txnstore.db.schema import partition_heads, producer_states, record_batches
+from txnstore.db.schema import finished_transactions, partition_heads, producer_states, record_batches
 from txnstore.db.statements import HotStatement
 from txnstore.errors import InvalidTimestamp, UnknownTopicOrPartition
 from txnstore.log.codec import TIMESTAMP_MS_MAX, decode
@@ -40,44 +40,58 @@ _SELECT_BOUNDS: Final = (
 # Readers ask for both in one: a look at the outbox costs an idle consumer nothing of its own.
 _BOUNDS_AND_OUTBOX: Final = HotStatement(_SELECT_BOUNDS.add_columns(OUTBOX_WAITS))
 _BOUNDS: Final = HotStatement(_SELECT_BOUNDS)
-# Before the first batch whose running maximum reaches a time none has a timestamp that does.  The maximum never falls
-# along a partition, so the key finds it, by halving: below `low` no batch reaches the time, and each step is half
-# as long as the one before.  No index by time has to be written for it at each append.
-_BY_HALVING: Final = select(
-    cast(bindparam("from_offset"), Int64).label("low"), cast(bindparam("first_step"), Int64).label("step")
-).cte("halving", recursive=True)
-_PROBED: Final = (
-    select(record_batches.c.running_max_timestamp_ms)
-    .where(record_batches.c.partition_id == bindparam("of_partition_id"))
-    .where(record_batches.c.last_offset >= _BY_HALVING.c.low + _BY_HALVING.c.step - literal_column("1", Int64))
-    .order_by(record_batches.c.last_offset)
-    .limit(literal_column("1"))
-    .correlate(_BY_HALVING)
-    .scalar_subquery()
-)
-_HALVED: Final = _BY_HALVING.union_all(
-    select(
-        case(
-            (bindparam("at_ms") > _PROBED, _BY_HALVING.c.low + _BY_HALVING.c.step),
-            # Or there is no batch so far on.
-            else_=_BY_HALVING.c.low,
-        ),
-        _BY_HALVING.c.step // literal_column("2", Int64),
-    ).where(_BY_HALVING.c.step > literal_column("0", Int64))
-)
-_REACHES: Final = HotStatement(
-    select(record_batches.c.last_offset)
-    .where(record_batches.c.partition_id == bindparam("of_partition_id"))
-    .where(
-        record_batches.c.last_offset
-        >= select(_HALVED.c.low).where(_HALVED.c.step == literal_column("0", Int64)).scalar_subquery()
+
+
+def _first_by_halving(offset: Column[int], time_ms: ColumnElement[int]) -> Select[int]:
+    """Return the query of a partition's first row, by its offset, that reaches a time; times are not to fall along it.
+
+    The key finds it: below `low` no row reaches the time, and each step is half as long as the one before.  No index by
+    time has to be written for it at each append.
+    """
+    of_partition = offset.table.c.partition_id == bindparam("of_partition_id")
+    halving = select(
+        cast(bindparam("from_offset"), Int64).label("low"), cast(bindparam("first_step"), Int64).label("step")
+    ).cte("halving", recursive=True)
+    probed = (
+        select(time_ms)
+        .where(of_partition, offset >= halving.c.low + halving.c.step - literal_column("1", Int64))
+        .order_by(offset)
+        .limit(literal_column("1"))
+        .correlate(halving)
+        .scalar_subquery()
     )
-    .order_by(record_batches.c.last_offset)
-    .limit(1)
+    halved = halving.union_all(
+        select(
+            case(
+                (bindparam("at_ms") > probed, halving.c.low + halving.c.step),
+                # Or there is no row so far on.
+                else_=halving.c.low,
+            ),
+            halving.c.step // literal_column("2", Int64),
+        ).where(halving.c.step > literal_column("0", Int64))
+    )
+    low = select(halved.c.low).where(halved.c.step == literal_column("0", Int64)).scalar_subquery()
+    return select(offset).where(of_partition, offset >= low).order_by(offset).limit(1)
+
+
+# Before the first batch whose running maximum reaches a time none has a record that does, and the maximum never falls.
+# Markers do not raise it: their times are the store's, far ahead of records that are said to be old.
+_REACHES: Final = HotStatement(
+    _first_by_halving(record_batches.c.last_offset, record_batches.c.running_max_timestamp_ms)
 )
-# After retention or compaction the maximum may come from a batch that is gone, and markers raise it, too, and whatever
-# was appended at once: so the batches' own are asked from there on, one at a time, because each comes with what it
-# carries.
+# The index of transactions leads from marker to marker; those that ended no record are not in it, and matter to nobody.
+_MARKER_REACHES: Final = HotStatement(
+    _first_by_halving(
+        finished_transactions.c.marker_offset,
+        select(record_batches.c.max_timestamp_ms)
+        .where(record_batches.c.partition_id == finished_transactions.c.partition_id)
+        .where(record_batches.c.last_offset == finished_transactions.c.marker_offset)
+        .correlate(finished_transactions)
+        .scalar_subquery(),
+    )
+)
+# After retention or compaction the maximum may come from a batch that is gone, and whatever was appended at once has
+# the same: so the batches' own are asked from there on, one at a time, because each comes with what it carries.
 _AT_TIME: Final = (
     select(record_batches)
     .where(record_batches.c.partition_id == bindparam("of_partition_id"))
@@ -103,7 +117,7 @@ _LAST_READABLE: Final = (
     .order_by(record_batches.c.last_offset.desc())
     .limit(_LAST_BATCHES)
 )
-# Walks the partition: markers, and records that are gone, leave running maxima that no record has.
+# Walks the partition: records that are gone leave running maxima that no record has.
 _LARGEST_TIMESTAMP: Final = select(func.max(record_batches.c.max_timestamp_ms)).where(_READABLE)
 _FIRST_WITH_TIMESTAMP: Final = (
     select(record_batches)
@@ -172,13 +186,24 @@ def last_stable_offset(connection: Connection, partition_id: int) -> int:
 
 
 def first_reaching(connection: Connection, bounds: Bounds, at_ms: int) -> int | None:
-    """Return an offset in the log below which no batch has a timestamp from this on; None if no batch at all has."""
-    steps = {
-        "from_offset": bounds.log_start_offset,
-        # With those that follow it goes as far as the log.
-        "first_step": 1 << (bounds.high_watermark - bounds.log_start_offset).bit_length() >> 1,
-    }
-    found: int | None = _REACHES.value(connection, {"of_partition_id": bounds.partition_id, "at_ms": at_ms, **steps})
+    """Return an offset in the log below which no record has a timestamp from this on; None if no record at all has."""
+    return _halve(_REACHES, connection, bounds, at_ms, bounds.log_start_offset)
+
+
+def first_marker_reaching(connection: Connection, bounds: Bounds, at_ms: int, *, from_offset: int) -> int | None:
+    """Return where, from an offset on, the first marker of this time or a later one is; None if there is none.
+
+    Markers have the store's time, in the order of the log: one that stands before an older one counts as that old,
+    whatever the store's clock said then.
+    """
+    return _halve(_MARKER_REACHES, connection, bounds, at_ms, from_offset)
+
+
+def _halve(statement: HotStatement, connection: Connection, bounds: Bounds, at_ms: int, from_offset: int) -> int | None:
+    # With those that follow the first step goes as far as the log.
+    first_step = 1 << (bounds.high_watermark - from_offset).bit_length() >> 1
+    steps = {"from_offset": from_offset, "first_step": first_step}
+    found: int | None = statement.value(connection, {"of_partition_id": bounds.partition_id, "at_ms": at_ms, **steps})
     return found
 
 

@@ -42,7 +42,7 @@ from txnstore.db.schema import (
 from txnstore.db.statements import HotStatement
 from txnstore.db.store import LISTED_MAX, Store, server_now_ms
 from txnstore.errors import TxnStoreError, UnknownTopicOrPartition
-from txnstore.log.bounds import Bounds, first_reaching, read_bounds
+from txnstore.log.bounds import Bounds, first_marker_reaching, first_reaching, read_bounds
 from txnstore.log.codec import EncodedBatch, RecordBatch, RecordColumns, decode, encode_columns
 from txnstore.log.columns import unpack_integers
 from txnstore.log.fetch import IS_COMMITTED
@@ -387,14 +387,16 @@ def _end_offset(connection: Connection, bounds: Bounds, settings: Settings, now_
     """Return the first offset that is not to be compacted yet."""
     if settings["min.compaction.lag.ms"] == 0:
         return bounds.last_stable_offset
-    young = {"of_partition_id": bounds.partition_id, "after_ms": now_ms - settings["min.compaction.lag.ms"]}
+    after_ms = now_ms - settings["min.compaction.lag.ms"]
+    first_marker = first_marker_reaching(connection, bounds, after_ms + 1, from_offset=dirty_offset)
+    ends = [bounds.last_stable_offset, first_marker]
     # None is so young below the first one whose running maximum is: what is old is not passed.
-    first_running_young = first_reaching(connection, bounds, young["after_ms"] + 1)
-    if first_running_young is None:
-        return bounds.last_stable_offset
-    young["from_offset"] = max(dirty_offset, first_running_young)
-    first_young = connection.execute(_FIRST_YOUNG, young).scalar()
-    return bounds.last_stable_offset if first_young is None else min(first_young, bounds.last_stable_offset)
+    first_running_young = first_reaching(connection, bounds, after_ms + 1)
+    if first_running_young is not None:
+        from_offset = max(dirty_offset, first_running_young)
+        young = {"of_partition_id": bounds.partition_id, "after_ms": after_ms, "from_offset": from_offset}
+        ends.append(connection.execute(_FIRST_YOUNG, young).scalar())
+    return min(end for end in ends if end is not None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,7 +122,6 @@ def write_markers(connection: Connection, markers: Sequence[Marker]) -> None:
         head = locked.heads[partition_id]
         offset = head.next_offset
         head.next_offset = offset + 1
-        head.running_max_timestamp_ms = max(head.running_max_timestamp_ms, now_ms)
         row: dict[str, Any] = {
             "of_partition_id": partition_id,
             "of_producer_id": producer.producer_id,

@@ -304,7 +304,8 @@ def _placed(head: Head, row: dict[str, Any]) -> dict[str, Any]:
     """Give a batch the partition's next offsets."""
     base_offset = head.next_offset
     head.next_offset += row["record_count"]
-    head.running_max_timestamp_ms = max(head.running_max_timestamp_ms, row["max_timestamp_ms"])
+    if row["control_type"] is None:
+        head.running_max_timestamp_ms = max(head.running_max_timestamp_ms, row["max_timestamp_ms"])
     row["partition_id"] = head.partition_id
     row["base_offset"] = base_offset
     row["last_offset"] = head.next_offset - 1

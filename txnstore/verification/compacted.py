@@ -109,8 +109,9 @@ class CompactedCheck:
         """Return how times, epochs and sequence numbers fall."""
         row: Any = batch.row
         running_max_ms = row.running_max_timestamp_ms
-        if running_max_ms < max(self._running_max_ms, batch.max_timestamp_ms):
-            seen = f"{running_max_ms}, the largest so far is {max(self._running_max_ms, batch.max_timestamp_ms)}"
+        largest_ms = self._running_max_ms if batch.is_control else max(self._running_max_ms, batch.max_timestamp_ms)
+        if running_max_ms < largest_ms:
+            seen = f"{running_max_ms}, the largest so far is {largest_ms}"
             yield self._violation(Invariant.TIMES_RUN, batch.base_offset, seen)
         self._running_max_ms = max(self._running_max_ms, running_max_ms)
         producer = batch.producer

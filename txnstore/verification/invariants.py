@@ -23,7 +23,7 @@ class Invariant(enum.Enum):
     OFFSETS_FOLLOW = ("the batches of a partition follow each other without gap or overlap, up to its head", _RESTORE)
     BATCHES_WHOLE = ("a batch agrees with its checksum and has as many records as offsets", _RESTORE)
     TIMES_RUN = (
-        "the running maximum of timestamps is that of all that was appended, up to the partition's head",
+        "the running maximum of timestamps is that of all records that were appended, up to the partition's head",
         "reads by time may miss records of this partition: read it by offset",
     )
     SEQUENCES_FOLLOW = (

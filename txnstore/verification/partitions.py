@@ -219,9 +219,11 @@ class _PartitionCheck:
             batches.append(batch)
 
     def _time_violations(self, row: Row[Any]) -> Iterator[Violation]:
-        """Return whether the running maximum is not that of what was appended up to the batch, and at once with it."""
+        """Return whether the running maximum is not that of the records up to the batch, and at once with it."""
         before_ms, promised_ms = self.largest_ms, self.promised_ms
-        self.largest_ms, self.promised_ms = max(before_ms, row.max_timestamp_ms), row.running_max_timestamp_ms
+        if row.control_type is None:
+            self.largest_ms = max(before_ms, row.max_timestamp_ms)
+        self.promised_ms = row.running_max_timestamp_ms
         # Who is promised more than there was up to it, was appended at once with what follows.
         is_broken = before_ms < promised_ms != row.running_max_timestamp_ms
         if (is_broken or row.running_max_timestamp_ms < self.largest_ms) and not self.has_gaps:

@@ -211,7 +211,6 @@ BEGIN
         IF of_transactional_id IS NOT NULL THEN
             -- The marker's.
             offset_count := offset_count + 1;
-            largest_ms := greatest(largest_ms, log_now_ms);
         END IF;
         -- Locked and moved in one: a lock of its own would be written to the server's log as well.
         UPDATE {schema}.partition_heads
