@@ -25,9 +25,11 @@ from txnstore.db.schema import partition_heads, record_batches
 from txnstore.db.store import Store
 from txnstore.log.append import Append, append
 from txnstore.log.codec import encode
-from txnstore.log.deleting import HIGH_WATERMARK, delete_records
+from txnstore.log.deleting import HIGH_WATERMARK, advance_log_start, delete_below_log_start, delete_records
+from txnstore.log.partition_storage import count_stored
 from txnstore.log.topics import create_topic
 from txnstore.model import Record
+from txnstore.testing.invariants import partition_violations
 from txnstore.testing.postgres_server import connection_string
 from txnstore.verification.reading import in_snapshots
 
@@ -377,7 +379,8 @@ def test_the_look_under_the_lock_passes_no_dead_rows(rotating, snapshot):
     rotating.delete(partition_id)
     pages = rotating.beside.execute("SELECT pg_relation_size('txnstore.record_batches_1') / 8192").fetchone()[0]
     assert pages > 80
-    look = rotation._IS_WANTED.format(heads="txnstore.partition_heads", segment="txnstore.record_batches_1")
+    tables = {"heads": "partition_heads", "storage": "partition_storage", "segment": "record_batches_1"}
+    look = rotation._IS_WANTED.format(**{name: f"txnstore.{table}" for name, table in tables.items()})
     with rotating.beside.transaction():
         rotating.beside.execute(rotation._BY_INDEX)
         ((plan,),) = rotating.beside.execute(
@@ -494,3 +497,16 @@ def test_what_came_since_the_look_is_kept(rotating):
         assert segments._emptied(1, 10**9) == 10**9
         rotating.beside.execute("COMMIT")
         assert segments._emptied(1, 10**9) < SEGMENT_BYTES // 4
+
+
+def test_what_waits_to_be_deleted_is_kept_until_it_is_taken_off_the_counted_size(rotating):
+    partition_id = rotating.topic("orders")
+    rotating.write(partition_id)
+    assert count_stored(rotating.store, partition_id)
+    rotating.store.write(lambda connection: advance_log_start(connection, partition_id, BATCHES))
+    with connect_driver(rotating.store.url) as connection:
+        segments = rotation._Segments(connection, rotating.store.schema, rotation._Seen())
+        assert segments._emptied(1, 10**9) > SEGMENT_BYTES
+        assert delete_below_log_start(rotating.store, partition_id) == BATCHES
+        assert segments._emptied(1, 10**9) < SEGMENT_BYTES // 4
+    assert rotating.store.read(lambda connection: list(partition_violations(connection, partition_id))) == []

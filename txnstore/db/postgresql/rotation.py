@@ -78,12 +78,13 @@ _HEADS_IN: Final = """
 _HAS_ROWS: Final = """
     SELECT EXISTS (SELECT FROM {segment})
 """
-# By the index: beside an old snapshot a segment is full of dead rows, too many to pass while everybody waits.  What
-# lies below the log start, or has no head, is as good as deleted.
+# By the index: beside an old snapshot a segment is full of dead rows, too many to pass while everybody waits.  What has
+# no head is as good as deleted.  What lies below the log start is not: who deletes it takes it off the counted size.
 _IS_WANTED: Final = """EXISTS (
-        SELECT FROM {heads} AS head WHERE EXISTS (
+        SELECT FROM {heads} AS head LEFT JOIN {storage} AS storage USING (partition_id) WHERE EXISTS (
             SELECT FROM {segment} AS batch
-            WHERE batch.partition_id = head.partition_id AND batch.last_offset >= head.log_start_offset
+            WHERE batch.partition_id = head.partition_id
+                AND batch.last_offset >= coalesce(storage.first_stored_offset, 0)
             OFFSET 0
         )
     )"""
@@ -270,8 +271,9 @@ class _Segments:
         return sql.Identifier(self._schema, name_of(segment))
 
     def _read(self, statements: str, **parts: sql.Composable) -> list[Any]:
-        heads = sql.Identifier(self._schema, "partition_heads")
-        composed = sql.SQL(_BEGIN + statements).format(heads=heads, lasting=sql.Literal(LASTING_SEGMENT), **parts)
+        heads, storage = (sql.Identifier(self._schema, name) for name in ("partition_heads", "partition_storage"))
+        lasting = sql.Literal(LASTING_SEGMENT)
+        composed = sql.SQL(_BEGIN + statements).format(heads=heads, storage=storage, lasting=lasting, **parts)
         return self._connection.read_last(composed.as_string(self._connection))
 
 
