@@ -765,6 +765,7 @@ def _make_participants() -> None:
         comment="How far the committed batches of each query have read.",
         sqlite_with_rowid=False,
     )
+    _index("sink_positions", "sink_positions_group", "group_id", "partition_id")
 
 
 def _make_upkeep() -> None:

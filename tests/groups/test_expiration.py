@@ -5,11 +5,11 @@ from __future__ import annotations
 import uuid
 
 import pytest
-from sqlalchemy import event, select
+from sqlalchemy import delete, event, insert, select
 
 from txnstore.db.cluster.catalogue import change_store_settings
 from txnstore.db.portions import Portions
-from txnstore.db.schema import groups
+from txnstore.db.schema import groups, sink_positions
 from txnstore.db.store import ROWS_AT_ONCE
 from txnstore.groups import coordinator
 from txnstore.groups.administration import alter_offsets, find_group
@@ -188,6 +188,28 @@ def test_while_a_transaction_holds_offsets_nothing_expires(group, clock, had_mem
     assert group.is_there() is commit
     clock.advance(RETENTION_MS)
     assert group.expire() == commit
+    assert not group.is_there()
+
+
+@pytest.mark.parametrize("had_members", [True, False])
+def test_where_a_query_stands_as_the_group_its_offset_stays_until_the_query_is_forgotten(
+    store, group, clock, had_members
+):
+    if had_members:
+        group.join()
+        group.leave()
+    group.commit(FIRST)
+    group.commit(SECOND)
+    position = {"sink_id": "query:1", "group_id": "g", "in_commit_order": False, "next_offset": 5}
+    others = ({"group_id": "h", "partition_id": SECOND}, {"partition_id": 3})
+    positions = [{**position, **each} for each in ({"partition_id": FIRST}, *others)]
+    store.write(lambda connection: connection.execute(insert(sink_positions), positions))
+    clock.advance(2 * RETENTION_MS)
+    assert group.expire() == 1
+    assert group.committed() == {FIRST: 5}
+    assert group.expire() == 0
+    store.write(lambda connection: connection.execute(delete(sink_positions)))
+    assert group.expire() == 1
     assert not group.is_there()
 
 

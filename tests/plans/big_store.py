@@ -40,6 +40,7 @@ from txnstore.db.schema import (
     pending_markers,
     producer_states,
     record_batches,
+    sink_positions,
     stores,
     transaction_groups,
     transaction_log,
@@ -69,6 +70,10 @@ COMPACTS = {"cleanup.policy": "compact", "min.compaction.lag.ms": "1000"}
 PRODUCERS = 100_000
 TRANSACTIONAL_IDS = 10_000
 GROUPS = 1_000
+#: A group that a few streaming queries have read as, long ago, among those of so many others.
+QUERY_GROUP = "group of queries"
+OLD_QUERIES = 10
+SINK_POSITIONS = 50_000
 #: Of transactions that are open or decided: how many rows each table of participants has.
 PARTICIPANTS = 10_000
 #: A group in which so many producers have offsets that are pending; the others have theirs in others.
@@ -403,5 +408,40 @@ def _fill_groups(connection: Connection, big: BigStore) -> None:
                 "commit_number": literal(1),
                 "producer_id": literal(-1),
                 "producer_epoch": literal(-1),
+            },
+        )
+    _fill_queries(connection, big)
+
+
+def _fill_queries(connection: Connection, big: BigStore) -> None:
+    group = {"group_id": QUERY_GROUP, "generation": 0, "commit_number": 1, "last_update_ms": 0}
+    connection.execute(insert(groups), group)
+    offset = {
+        "group_id": QUERY_GROUP,
+        "committed_offset": 1,
+        "leader_epoch": -1,
+        "commit_ms": 0,
+        "commit_number": 1,
+        "producer_id": -1,
+        "producer_epoch": -1,
+    }
+    # Of the last one no query has read anything.
+    partition_ids = (big.transactions, big.plain, big.held_back)
+    connection.execute(insert(group_offsets), [{**offset, "partition_id": number} for number in partition_ids])
+    for partition_id in partition_ids[:-1]:
+        numbers = _numbers(SINK_POSITIONS)
+        _multiply(
+            connection,
+            sink_positions,
+            numbers,
+            {
+                "sink_id": literal("query:", String) + cast(numbers.c.n, String),
+                "group_id": case(
+                    (numbers.c.n < OLD_QUERIES, literal(QUERY_GROUP, String)),
+                    else_=literal("group ", String) + cast(numbers.c.n % GROUPS, String),
+                ),
+                "partition_id": literal(partition_id, Int64),
+                "in_commit_order": literal(False),
+                "next_offset": numbers.c.n,
             },
         )

@@ -12,6 +12,7 @@ from tests.spark.source_log import SourceLog
 from tests.spark.source_queries import Pipeline
 from txnstore.db.schema import transactions
 from txnstore.errors import InvalidRequest, ProducerFenced
+from txnstore.groups.expiration import expire_offsets
 from txnstore.groups.offsets import commit_offsets, read_offsets
 from txnstore.model import GroupMembership, OffsetAndMetadata
 from txnstore.spark.sink_coordination import abort, open_writer
@@ -101,6 +102,22 @@ def test_a_query_that_is_told_to_begin_elsewhere_writes_again_what_its_group_has
     log.plain(0, b"a")
     assert driver().batch() == [b"a"]
     assert driver(startingOffsets="earliest").batch() == [b"a"]
+
+
+def test_what_was_read_of_a_partition_that_has_been_idle_for_long_is_not_written_again(log, driver, clock):
+    query = driver()
+    log.plain(0, b"a")
+    log.plain(1, b"x")
+    assert query.batch() == [b"a", b"x"]
+    for value in (b"b", b"c", b"d"):
+        # The offsets of a group without members expire each by itself, after a week.
+        clock.advance(3 * 24 * 3600 * 1000)
+        log.plain(0, value)
+        assert query.batch() == [value]
+        assert expire_offsets(log.store, groups_max=1) == (0, None)
+    query.begin_anew()
+    log.plain(1, b"y")
+    assert query.batch() == [b"y"]
 
 
 def commit_by_hand(log, offset, order):

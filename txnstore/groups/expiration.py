@@ -3,7 +3,9 @@
 A group without members keeps its offsets for offsets.retention.minutes, counted from when it last changed: its last
 member went or was removed, or offsets were committed for it.  In a group that never had members, a simple one, each
 offset has a time of its own.  While an open transaction holds offsets of the group nothing of it expires: its commit
-is to find what it has read up to.
+is to find what it has read up to.  Nor does the offset of a partition in which a streaming query stands as the group,
+for as long as the sink remembers the query: it commits for a partition only what it has read there, and reads again
+what no offset tells it once its checkpoint is lost.
 """
 
 from __future__ import annotations
@@ -15,7 +17,14 @@ from sqlalchemy import BindParameter, ColumnElement, Connection, and_, bindparam
 
 from txnstore.db.cluster.catalogue import read_store_settings
 from txnstore.db.portions import Portions
-from txnstore.db.schema import TEN_SECONDS_MS, group_members, group_offsets, groups, pending_group_offsets
+from txnstore.db.schema import (
+    TEN_SECONDS_MS,
+    group_members,
+    group_offsets,
+    groups,
+    pending_group_offsets,
+    sink_positions,
+)
 from txnstore.db.store import Store, server_now_ms
 from txnstore.groups import coordinator
 from txnstore.groups.rows import lock_group
@@ -51,10 +60,23 @@ def _has_offsets(group_id: ColumnElement[str]) -> ColumnElement[bool]:
     return exists().where(group_offsets.c.group_id == group_id)
 
 
+# A lookup for each, as in `_has`.
+_IS_OF_NO_QUERY: Final = (
+    select(sink_positions.c.sink_id)
+    .where(
+        sink_positions.c.group_id == group_offsets.c.group_id,
+        sink_positions.c.partition_id == group_offsets.c.partition_id,
+    )
+    .correlate(group_offsets)
+    .limit(1)
+    .scalar_subquery()
+    .is_(None)
+)
 # Retention counts from the group's last change; only in simple groups from each offset's own time.
 _HAS_EXPIRED: Final = and_(
     group_offsets.c.group_id == groups.c.group_id,
     group_offsets.c.commit_ms <= _EXPIRY_MS,
+    _IS_OF_NO_QUERY,
     or_(groups.c.generation == 0, groups.c.last_update_ms <= _EXPIRY_MS),
 )
 _PAGE: Final = (
@@ -83,7 +105,7 @@ _FOUND: Final = select(
             ~_has(group_offsets.c.partition_id),
             and_(
                 or_(_PAGE.c.generation == 0, _PAGE.c.last_update_ms <= _BEFORE_MS),
-                _has(group_offsets.c.partition_id, group_offsets.c.commit_ms <= _BEFORE_MS),
+                _has(group_offsets.c.partition_id, group_offsets.c.commit_ms <= _BEFORE_MS, _IS_OF_NO_QUERY),
             ),
         ),
     ).label("is_due"),

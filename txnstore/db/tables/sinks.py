@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from sqlalchemy import PrimaryKeyConstraint, UniqueConstraint
+from sqlalchemy import Index, PrimaryKeyConstraint, UniqueConstraint
 
 from txnstore.db.ddl import Flag, Int32, Int64, String
+from txnstore.db.names import StoreName
 from txnstore.db.tables.building import check, column, table
 
 sink_batches: Final = table(
@@ -74,6 +75,7 @@ sink_positions: Final = table(
     column("in_commit_order", Flag, "Whether that is a place, of commit order."),
     column("next_offset", Int64, "The offset after the last one that its committed batches have read there."),
     PrimaryKeyConstraint("sink_id", "group_id", "partition_id", name="sink_positions_pk"),
+    Index(StoreName("sink_positions_group"), "group_id", "partition_id"),
     check("sink_positions_offset", "next_offset >= 0"),
     comment="How far the committed batches of each query have read.",
     sqlite_with_rowid=False,
