@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import shutil
 
 import pytest
 from pyspark.errors import PySparkException
@@ -96,17 +97,24 @@ def test_a_named_version_is_written_once_also_by_foreach_batch(spark, frame, url
         for topic in ("left", "right"):
             append(batch, url, topic=topic, txnAppId=f"{topic}-1", txnVersion=str(batch_id))
 
-    for checkpoint in ("one", "two"):
-        # The second one stands for a replay: its batch has the same number.
+    def run(checkpoint):
         source = spark.readStream.format("txnstore").options(url=url, subscribe="in", startingOffsets="earliest").load()
         query = (
             source.select("key", "value")
             .writeStream.foreachBatch(write)
-            .option("checkpointLocation", str(tmp_path / checkpoint))
+            .option("checkpointLocation", str(checkpoint))
             .trigger(availableNow=True)
             .start()
         )
         finish(query)
+
+    run(tmp_path / "checkpoint")
+    # As if it had died before its batch was over for Spark, which runs that again.
+    shutil.rmtree(tmp_path / "checkpoint" / "commits")
+    run(tmp_path / "checkpoint")
+    assert values(store, "left") == values(store, "right") == list(range(100))
+    with pytest.raises(PySparkException, match="a txnAppId of its own"):
+        run(tmp_path / "new")
     assert values(store, "left") == values(store, "right") == list(range(100))
 
 

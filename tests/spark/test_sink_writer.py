@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import re
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -184,6 +185,28 @@ def test_a_batch_is_not_committed_without_a_task_that_was_told_that_it_is_decide
     with pytest.raises(ProducerFenced, match="a task of batch 0 wrote nothing"):
         query.commit(0, [of_another_source, query.task(0, rows("c"))])
     assert visible(out) == ["a"]
+
+
+def test_what_is_dropped_of_a_copied_checkpoint_is_a_warning_and_the_replay_of_a_restart_is_none(query, out, caplog):
+    topic = out.write(lambda connection: create_topic(connection, "in"))
+
+    def run(batch_id):
+        (source,) = topic.partition_ids
+        reads = SinkInput(query.query_id, query.run_id, batch_id, "group", source, batch_id, batch_id + 1)
+        note_inputs(out, [reads])
+        query.run(batch_id, rows(str(batch_id)))
+
+    for batch_id in range(4):
+        run(batch_id)
+    query.run_id = "restarted"
+    run(3)
+    assert caplog.text == ""
+    query.run_id = "another query, with a copy"
+    run(1)
+    (warning,) = caplog.messages
+    assert re.search(r"batch 1 of query:query-1 is dropped: .* batch 3 was decided at 20\d\d-.*'spark-query-", warning)
+    assert "a copied checkpoint is the same query" in warning
+    assert visible(out) == ["0", "1", "2", "3"]
 
 
 def test_a_new_run_takes_over_from_a_dead_one_that_had_not_decided(query, out):
@@ -415,11 +438,15 @@ class Job:
     def copy(self):
         return pickle.loads(pickle.dumps(self.writer))
 
-    def task(self, batches):
-        return pickle.loads(pickle.dumps(self.copy().write(iter(batches))))
+    def task(self, batches, query_id=None):
+        """Write as a task does; `query_id`: within foreachBatch of a query."""
+        context = SimpleNamespace(getLocalProperty={"sql.streaming.queryId": query_id}.get)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sink_writer, "TaskContext", SimpleNamespace(get=lambda: context))
+            return pickle.loads(pickle.dumps(self.copy().write(iter(batches))))
 
-    def run(self, *tasks):
-        self.copy().commit([self.task(task) for task in tasks])
+    def run(self, *tasks, query_id=None):
+        self.copy().commit([self.task(task, query_id) for task in tasks])
 
 
 def test_a_batch_write_is_there_all_at_once_or_not_at_all(url, out, opened_stores):
@@ -471,6 +498,49 @@ def test_a_batch_write_with_a_version_happens_once(url, out, opened_stores):
     job(4).run(rows("b"))
     job(3, "other").run(rows("c"))
     assert visible(out) == written(out) == ["a", "b", "c"]
+
+
+def test_an_older_version_is_dropped_with_a_warning_and_the_last_one_without(url, out, opened_stores, caplog):
+    for version in (3, 4, 4):
+        Job(url, txnAppId="app", txnVersion=str(version)).run(rows(str(version)))
+    assert caplog.text == ""
+    Job(url, txnAppId="app", txnVersion="3").run(rows("late"))
+    assert visible(out) == ["3", "4"]
+    (warning,) = caplog.messages
+    assert re.search(r"batch 3 of app::app is dropped: .* batch 4 was decided at 20\d\d-.*'spark-app-:app'", warning)
+
+
+def test_an_older_version_of_another_query_is_neither_written_nor_dropped(url, out, opened_stores, caplog):
+    """With a new checkpoint the batches of foreachBatch are numbered from 0 again."""
+
+    def write(query_id, version, value):
+        Job(url, txnAppId="app", txnVersion=str(version)).run(rows(value), query_id=query_id)
+
+    for version in (0, 1, 2, 2):
+        write("one", version, str(version))
+    assert caplog.text == ""
+    write("one", 1, "1")
+    assert "batch 1 of app::app is dropped" in caplog.text
+    for version in (0, 2):
+        with pytest.raises(ProducerFenced, match=r"was not written by this query; .* a txnAppId of its own"):
+            write("two", version, "new")
+    write("two", 3, "3")
+    write("two", 3, "3")
+    # By hand it is one sequence of versions.
+    write(None, 2, "2")
+    with pytest.raises(ProducerFenced, match="version 3 of 'app::app' is not newer than 3"):
+        write("one", 3, "new")
+    assert visible(out) == written(out) == ["0", "1", "2", "3"]
+
+
+def test_what_another_query_has_written_meanwhile_is_not_dropped_by_the_decision(url, out, opened_stores):
+    late, first = (Job(url, txnAppId="app", txnVersion="0") for _ in range(2))
+    # An empty task asks nothing.
+    message = late.task([], "two")
+    first.run(rows("a"), query_id="one")
+    with pytest.raises(ProducerFenced, match="was not written by this query"):
+        late.copy().commit([message])
+    assert visible(out) == ["a"]
 
 
 def test_a_version_is_written_once_to_each_topic(url, out, opened_stores):

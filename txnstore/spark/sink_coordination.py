@@ -21,6 +21,8 @@ what the batch read are one database transaction, so all of it is there or nothi
   what its group has passed without its own batches: whether that is written nobody says.
 - In commit order all of that is in places (see `log.commit_order`).  A batch ends between transactions, so its group
   stands at the beginning of what is at a place.
+- A version of an application that is not newer than the last one is dropped, too.  Within a streaming query only if
+  that very query has written it: with a new checkpoint Spark begins to number anew.
 - A dead run holds readers up until the next run comes, or its transaction's timeout is over.
 
 Nothing here needs pyspark: any process may decide, abort or read what was decided.
@@ -32,7 +34,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from sqlalchemy import Connection, Row, bindparam, delete, func, insert, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
@@ -103,6 +105,12 @@ _OF_SINK: Final = sink_batches.c.sink_id == bindparam("of_sink_id")
 _LAST: Final = select(func.max(sink_batches.c.batch_id)).where(_OF_SINK)
 _DECIDED_AS: Final = select(sink_batches.c.transactional_id).where(
     _OF_SINK, sink_batches.c.batch_id == bindparam("of_batch_id")
+)
+_LAST_DECISION: Final = (
+    select(sink_batches.c.batch_id, sink_batches.c.transactional_id, sink_batches.c.commit_ms)
+    .where(_OF_SINK)
+    .order_by(sink_batches.c.batch_id.desc())
+    .limit(1)
 )
 _INSERT_BATCH: Final = upsert(sink_batches).values(commit_ms=server_now_ms())
 _INSERT_NEW: Final = _INSERT_BATCH.on_conflict_do_nothing(index_elements=["sink_id", "batch_id"]).returning(
@@ -273,7 +281,8 @@ def open_writer(
 
     Raises:
         InvalidRequest, InvalidTransactionTimeout: an argument is not of the documented form.
-        ProducerFenced: the run is superseded, or the batch is not the one that comes next.
+        ProducerFenced: the run is superseded, or the batch is not the one that comes next; or it is an application's
+            version that another query has written, or may have.
     """
     check_batch_id(batch_id)
     work = partial(_open, run, batch_id, timeout_ms)
@@ -301,6 +310,7 @@ def decide(
             the query has read before.  Nothing was changed.
         ProducerFenced: the run is superseded, a named writer is not in the open transaction any more or has not
             reported, or what the batch read is not what comes next.  Nothing was changed; a replay is right.
+        ProducerFenced: it is an application's version that another query has written, or may have.
     """
     check_batch_id(batch_id)
     check_writer_ids(writers)
@@ -319,6 +329,20 @@ def abort(store: Store, run: SinkRun, batch_id: int, *, retry_timeout_ms: int | 
     """
     check_batch_id(batch_id)
     return store.write(partial(_abort, run, batch_id), wakes_readers=True, retry_timeout_ms=retry_timeout_ms)
+
+
+class Decision(NamedTuple):
+    """A batch that is decided."""
+
+    batch_id: int
+    transactional_id: str
+    commit_ms: int
+
+
+def last_decision(connection: Connection, sink_id: str) -> Decision | None:
+    """Return the decision of the newest batch; None before the first one."""
+    row = connection.execute(_LAST_DECISION, {"of_sink_id": sink_id}).one_or_none()
+    return None if row is None else Decision(*row)
 
 
 def last_batch(connection: Connection, sink_id: str) -> int | None:
@@ -412,6 +436,8 @@ def _is_decided(
         )
     if noted.novelty is not Novelty.UNKNOWN and not noted.unplaced:
         return noted.novelty is Novelty.REPEATED
+    if run.query_sink_id is not None:
+        return _is_written_by_query(connection, run, run.query_sink_id, batch_id, last)
     if last is None or batch_id > last:
         if noted.novelty is Novelty.REPEATED:
             raise _older_checkpoint(batch_id, "of which one reader's part is committed, and the others' may be")
@@ -427,6 +453,22 @@ def _is_decided(
     if at_decision is TransactionState.COMPLETE_COMMIT and _was_decided_as(connection, run, batch_id):
         return True
     raise _older_checkpoint(batch_id, "is committed, and has read something else than now")
+
+
+def _is_written_by_query(
+    connection: Connection, run: SinkRun, query_sink_id: str, version: int, last: int | None
+) -> bool:
+    """Return whether the query has written this version of an application; what it has not is to be newer than all."""
+    if last is None or version > last:
+        return False
+    of_version = {"of_sink_id": query_sink_id, "of_batch_id": version}
+    if connection.execute(_DECIDED_AS, of_version).one_or_none() is None:
+        raise ProducerFenced(
+            f"version {version} of {run.sink_id[:80]!r} is not newer than {last}, the last one that was written, and"
+            " was not written by this query; nothing was changed. With a new checkpoint Spark numbers batches from 0"
+            " again, so this may well be new: give each new checkpoint, and each query, a txnAppId of its own"
+        )
+    return True
 
 
 def _was_decided_as(connection: Connection, run: SinkRun, batch_id: int) -> bool:
@@ -488,4 +530,9 @@ def _insert_batch(connection: Connection, run: SinkRun, batch_id: int, last: int
         raise ProducerFenced(
             f"batch {batch_id} has just been decided under another transactional id; nothing was changed"
         )
-    connection.execute(_TRIM_BATCHES, {"of_sink_id": run.sink_id, "through_batch_id": batch_id - BATCHES_KEPT})
+    sink_ids = [run.sink_id]
+    if run.query_sink_id is not None:
+        sink_ids.append(run.query_sink_id)
+        connection.execute(_INSERT_AGAIN, {**batch, "sink_id": run.query_sink_id})
+    for sink_id in sink_ids:
+        connection.execute(_TRIM_BATCHES, {"of_sink_id": sink_id, "through_batch_id": batch_id - BATCHES_KEPT})

@@ -27,6 +27,13 @@ class SinkRun:
     """What its batches are remembered under, whatever the transactional id."""
 
     run_id: str
+    query_id: str | None = None
+    """Of an application's version: the streaming query that it is written in, if any."""
+
+    @property
+    def query_sink_id(self) -> str | None:
+        """What those of an application's versions are remembered under that this query has written."""
+        return None if self.query_id is None else f"by:{self.query_id}:{self.sink_id}"
 
     @property
     def is_of_query(self) -> bool:
@@ -41,6 +48,8 @@ class SinkRun:
         """
         check_transactional_id(self.transactional_id)
         check_names(self.sink_id, self.run_id)
+        if self.query_sink_id is not None:
+            check_names(self.query_sink_id, self.run_id)
 
 
 def check_names(sink_or_query_id: object, run_id: object) -> None:

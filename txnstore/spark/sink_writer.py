@@ -11,15 +11,17 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from txnstore.db.store import Store
 from txnstore.errors import InvalidConfiguration, InvalidRequest, TxnStoreError
-from txnstore.spark.sink_coordination import abort, decide, repeat_while_unknown
+from txnstore.spark.sink_coordination import abort, decide, last_decision, repeat_while_unknown
 from txnstore.spark.sink_options import SinkOptions, find_columns, sink_options
 from txnstore.spark.sink_run import SinkRun, run_of_job, run_of_query
 from txnstore.spark.stores import check_store_uuid, store_at
@@ -35,6 +37,11 @@ _RUN_ID: Final = "spark.jobGroup.id"
 _BATCH_ID: Final = "streaming.sql.batchId"
 #: What aborts is over soon or left to the next run: somebody waits for the error that led to it.
 _ABORT_TIMEOUT_MS: Final = 5_000
+_OF_OLDER_CHECKPOINT: Final = (
+    "Its checkpoint is an older copy, or one that another query uses, too: a copied checkpoint is the same query, and"
+    " what one of them has read is not written for the other"
+)
+_OF_OLDER_VERSION: Final = "An older txnVersion is never written: if its data is new, give it a newer one"
 Messages = Sequence[WriterCommitMessage | None]
 
 
@@ -149,6 +156,10 @@ class BatchSinkWriter(DataSourceArrowWriter):
         from txnstore.spark.sink_task import write_rows
 
         run, batch_id = self._run, self._batch_id
+        context = TaskContext.get()
+        if self._options.app_id is not None and context is not None:
+            # Only tasks are told; within foreachBatch these are of the query, too.
+            run = replace(run, query_id=context.getLocalProperty(_QUERY_ID))
         store = store_at(self._options.address, create=True)
         written = write_rows(store, run, batch_id, iterator, columns=self._columns, options=self._options)
         return SinkMessage(run, batch_id, *written, store.store_uuid)
@@ -157,7 +168,8 @@ class BatchSinkWriter(DataSourceArrowWriter):
         """Make all records visible; with txnAppId only if this version was not written before.
 
         Raises:
-            ProducerFenced: the transaction is over, or another job has taken over its name; nothing was changed.
+            ProducerFenced: the transaction is over, or another job has taken over its name, or another query may have
+                written this version; nothing was changed.
             InvalidConfiguration: a task has written to another store, of another host; nothing was decided.
             TxnStoreError: the database refuses or cannot be reached.
         """
@@ -192,12 +204,33 @@ def _decide(options: SinkOptions, messages: Messages) -> None:
         options.delivery_timeout_ms,
     )
     if not decided:
+        _tell_of_replay(store, run, batch_id)
+
+
+def _tell_of_replay(store: Store, run: SinkRun, batch_id: int) -> None:
+    """Log that a batch was dropped: as a warning, unless it is the last one, which a restart repeats."""
+    try:
+        last = store.read(lambda connection: last_decision(connection, run.sink_id))
+    except TxnStoreError:
+        # Nobody waits for it: the batch is over all the same.
+        last = None
+    extra = {"event": "sink_batch_replayed", "batch_id": batch_id, "sink_id": run.sink_id}
+    if last is None or last.batch_id == batch_id:
         _logger.info(
-            "batch %d of %s had been decided before: nothing was written again",
-            batch_id,
-            run.sink_id,
-            extra={"event": "sink_batch_replayed", "batch_id": batch_id, "sink_id": run.sink_id},
+            "batch %d of %s had been decided before: nothing was written again", batch_id, run.sink_id, extra=extra
         )
+        return
+    _logger.warning(
+        "batch %d of %s is dropped: it is taken for written, for batch %d was decided at %s under %r. A restart repeats"
+        " the last batch alone. %s",
+        batch_id,
+        run.sink_id,
+        last.batch_id,
+        datetime.fromtimestamp(last.commit_ms / 1000, UTC).isoformat(timespec="seconds"),
+        last.transactional_id[:80],
+        _OF_OLDER_CHECKPOINT if run.is_of_query else _OF_OLDER_VERSION,
+        extra=extra,
+    )
 
 
 def _abort(options: SinkOptions, run: SinkRun, batch_id: int) -> None:
