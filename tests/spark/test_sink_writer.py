@@ -18,13 +18,15 @@ from txnstore.errors import (
     OutcomeUnknown,
     ProducerFenced,
     RecordTooLarge,
+    StoreUnavailable,
     UnknownTopicOrPartition,
 )
 from txnstore.log.fetch import fetch
 from txnstore.log.topics import create_topic, find_topics
 from txnstore.model import IsolationLevel
-from txnstore.spark import sink_coordination, sink_task, sink_writer, stores
+from txnstore.spark import sink_task, sink_writer, stores
 from txnstore.spark.sink_inputs import SinkInput, note_inputs
+from txnstore.spark.sink_run import run_of_query
 from txnstore.spark.sink_writer import batch_writer, stream_writer
 from txnstore.transactions import writers
 
@@ -338,7 +340,7 @@ def test_no_database_transaction_is_open_while_rows_are_pulled(query, out, monke
 
 def test_lost_answers_change_nothing(query, out, monkeypatch):
     """Every step is done, its answer lost, and done again."""
-    monkeypatch.setattr(sink_coordination, "_PAUSE_FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(stores, "_PAUSE_FIRST_SECONDS", 0.0)
     lost = []
 
     def losing(step):
@@ -362,7 +364,7 @@ def test_lost_answers_change_nothing(query, out, monkeypatch):
 
 def test_an_append_of_many_batches_is_recognised_when_it_is_repeated(query, out, monkeypatch):
     """The log remembers the last five batches of a writer in each partition, and no more."""
-    monkeypatch.setattr(sink_coordination, "_PAUSE_FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(stores, "_PAUSE_FIRST_SECONDS", 0.0)
     append = writers.append_as_writer
 
     def twice(*arguments, **keywords):
@@ -385,12 +387,39 @@ def test_a_step_whose_outcome_stays_unknown_is_given_up_in_time(monkeypatch):
 
     # Time passes in the pauses alone.
     pauses: list[float] = []
-    monkeypatch.setattr(sink_coordination, "time", SimpleNamespace(monotonic=lambda: sum(pauses), sleep=pauses.append))
+    monkeypatch.setattr(stores, "time", SimpleNamespace(monotonic=lambda: sum(pauses), sleep=pauses.append))
     with pytest.raises(OutcomeUnknown):
-        sink_coordination.repeat_while_unknown(unknown, 300)
+        stores.repeat_while_unknown(unknown, 300)
     assert 2 <= len(tries) <= 3
     assert tries == sorted(tries, reverse=True)
     assert tries[0] <= 300
+
+
+def test_a_process_that_has_nothing_open_yet_tries_the_database_for_as_long_as_each_step(monkeypatch):
+    tried = []
+
+    def away(*_, limits, **__):
+        tried.append(limits.retry_timeout_ms)
+        raise StoreUnavailable
+
+    monkeypatch.setattr(stores, "open_store", away)
+    url = "postgresql://u@127.0.0.1:1/nothing"
+    query, job = Query(url, options={"message.timeout.ms": "200000"}), Job(url)
+    message = sink_writer.SinkMessage(run_of_query("query", "run"), 0)
+    for step in (lambda: query.task(0, rows("a")), lambda: query.commit(0, [message]), lambda: job.task(rows("a"))):
+        with pytest.raises(StoreUnavailable):
+            step()
+    # Somebody waits for the error that led to it.
+    query.abort(0, [message])
+    job.copy().abort([])
+    for found, wanted in zip(tried, (200_000, 200_000, 300_000, 5_000, 5_000), strict=True):
+        assert wanted - 1_000 < found <= wanted
+
+
+def test_a_store_that_was_opened_in_time_has_the_limits_of_all(query, out):
+    query.run(0, rows("a"))
+    (store,) = stores._stores.values()
+    assert store.limits == out.limits
 
 
 def test_messages_that_do_not_belong_together_decide_nothing(query, out):

@@ -11,11 +11,12 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 
 from tests.spark.source_log import SourceLog
-from tests.spark.source_queries import Query, reader
+from tests.spark.source_queries import Pipeline, Query, reader
 from txnstore.db.opening import open_store
 from txnstore.errors import (
     InvalidConfiguration,
     OffsetOutOfRange,
+    OutcomeUnknown,
     PermissionDenied,
     StoreReadOnly,
     UnknownTopicOrPartition,
@@ -26,7 +27,8 @@ from txnstore.log.append import Append
 from txnstore.log.codec import encode
 from txnstore.log.topics import create_topic, delete_topic
 from txnstore.model import GroupMembership, OffsetAndMetadata, Record
-from txnstore.spark import source_readers, source_snapshot
+from txnstore.spark import source_readers, source_snapshot, stores
+from txnstore.spark.sink_inputs import note_inputs
 from txnstore.transactions.coordinator import TransactionCoordinator
 
 
@@ -430,7 +432,7 @@ def test_a_batch_ends_what_is_overdue_and_in_its_way(log):
 
 @pytest.mark.parametrize("denied", [PermissionDenied, StoreReadOnly])
 def test_who_may_only_read_reads_without_a_group_and_tells_the_sink_nothing(log, monkeypatch, denied):
-    def refuse(_store, inputs):
+    def refuse(_store, inputs, **_):
         tried.append([(each.group_id, each.start_offset, each.end_offset) for each in inputs])
         raise denied("no")
 
@@ -444,3 +446,20 @@ def test_who_may_only_read_reads_without_a_group_and_tells_the_sink_nothing(log,
     with pytest.raises(denied):
         Query(log, startingOffsets="earliest", kafka__group__id="group").batch()
     assert tried == [[("", 0, 1)], [("group", 0, 1)]]
+
+
+def test_what_a_task_reads_is_noted_once_more_if_the_answer_was_lost(log, monkeypatch):
+    noted = note_inputs
+    tried: list[int] = []
+
+    def note(store, inputs, *, retry_timeout_ms):
+        noted(store, inputs)
+        tried.append(retry_timeout_ms)
+        if len(tried) == 1:
+            raise OutcomeUnknown
+
+    monkeypatch.setattr(stores, "_PAUSE_FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(source_readers, "note_inputs", note)
+    log.plain(0, b"a")
+    assert Pipeline(log).batch() == [b"a"]
+    assert len(tried) == 3

@@ -30,20 +30,18 @@ Nothing here needs pyspark: any process may decide, abort or read what was decid
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, Row, bindparam, delete, func, insert, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 
-from txnstore.backoff import Backoff
 from txnstore.db.cluster.catalogue import read_store_settings
 from txnstore.db.schema import sink_batches, sink_runs
 from txnstore.db.store import Store, must_hit, server_now_ms
-from txnstore.errors import OutcomeUnknown, ProducerFenced
+from txnstore.errors import ProducerFenced
 from txnstore.model import NO_PRODUCER, ClientProcess, GroupMembership, OffsetAndMetadata, ProducerIdentity
 from txnstore.spark.sink_inputs import (
     NO_GROUP,
@@ -69,10 +67,6 @@ from txnstore.transactions.sinks import lock_sink
 from txnstore.transactions.transaction import LockedTransaction, SentOffsets, write_in_time
 from txnstore.transactions.writers import enter_writer
 
-Result = TypeVar("Result")
-#: Between two tries of a step whose outcome is not known.
-_PAUSE_FIRST_SECONDS: Final = 0.1
-_PAUSE_LAST_SECONDS: Final = 0.5
 #: So many runs of a transactional id are remembered.
 RUNS_REMEMBERED: Final = 100
 #: What people find who ask which client a transaction belongs to.
@@ -242,28 +236,6 @@ def check_writer_ids(writer_ids: Collection[object]) -> None:
     """
     for writer_id in writer_ids:
         check_number(writer_id, "a writer id")
-
-
-def repeat_while_unknown(step: Callable[[int], Result], timeout_ms: int) -> Result:
-    """Return what `step` returns, repeated while its outcome is not known; it recognises what it has done.
-
-    It is given how many milliseconds it may try the database.
-
-    Raises:
-        OutcomeUnknown: it was still not known after `timeout_ms`.
-        TxnStoreError: what else the step raises.
-    """
-    deadline = time.monotonic() + timeout_ms / 1000
-    backoff = Backoff(_PAUSE_FIRST_SECONDS, _PAUSE_LAST_SECONDS)
-    while True:
-        left_ms = max(0, int((deadline - time.monotonic()) * 1000))
-        try:
-            return step(left_ms)
-        except OutcomeUnknown:
-            pause_seconds = backoff.back_off()
-            if time.monotonic() + pause_seconds >= deadline:
-                raise
-        time.sleep(pause_seconds)
 
 
 def open_writer(

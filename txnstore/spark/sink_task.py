@@ -22,10 +22,10 @@ from txnstore.log.append import Append
 from txnstore.log.sequences import increment_sequence
 from txnstore.log.topics import Topic, find_topics
 from txnstore.spark.sink_batches import BatchLimits, BatchMaker, PartitionOfRows, UnsentBatch
-from txnstore.spark.sink_coordination import Result, open_writer, repeat_while_unknown
+from txnstore.spark.sink_coordination import open_writer
 from txnstore.spark.sink_options import SinkColumns, SinkOptions
 from txnstore.spark.sink_run import SinkRun
-from txnstore.spark.stores import check_are_here
+from txnstore.spark.stores import Result, check_are_here, repeat_while_unknown
 from txnstore.transactions.writers import TransactionWriter, append_as_writer
 
 #: What one database transaction appends, about: enough for full batches, too little to keep others waiting.

@@ -21,10 +21,10 @@ from pyspark.sql.types import StructType
 
 from txnstore.db.store import Store
 from txnstore.errors import InvalidConfiguration, InvalidRequest, TxnStoreError
-from txnstore.spark.sink_coordination import abort, decide, last_decision, repeat_while_unknown
+from txnstore.spark.sink_coordination import abort, decide, last_decision
 from txnstore.spark.sink_options import SinkOptions, find_columns, sink_options
 from txnstore.spark.sink_run import SinkRun, run_of_job, run_of_query
-from txnstore.spark.stores import check_store_uuid, store_at
+from txnstore.spark.stores import check_store_uuid, repeat_while_unknown, store_at
 from txnstore.spark.worker_process import spare_what_is_loaded
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class StreamSinkWriter(DataSourceStreamArrowWriter):
         run = run_of_query(query_id, run_id, self._options.transactional_id)
         from txnstore.spark.sink_task import write_rows
 
-        store = store_at(self._options.address, create=True)
+        store = _open_store(self._options)
         written = write_rows(store, run, int(batch_id), iterator, columns=self._columns, options=self._options)
         return SinkMessage(run, int(batch_id), *written, store.store_uuid)
 
@@ -160,7 +160,7 @@ class BatchSinkWriter(DataSourceArrowWriter):
         if self._options.app_id is not None and context is not None:
             # Only tasks are told; within foreachBatch these are of the query, too.
             run = replace(run, query_id=context.getLocalProperty(_QUERY_ID))
-        store = store_at(self._options.address, create=True)
+        store = _open_store(self._options)
         written = write_rows(store, run, batch_id, iterator, columns=self._columns, options=self._options)
         return SinkMessage(run, batch_id, *written, store.store_uuid)
 
@@ -180,12 +180,18 @@ class BatchSinkWriter(DataSourceArrowWriter):
         _abort(self._options, self._run, self._batch_id)
 
 
+def _open_store(options: SinkOptions) -> Store:
+    return repeat_while_unknown(
+        lambda left_ms: store_at(options.address, create=True, retry_timeout_ms=left_ms), options.delivery_timeout_ms
+    )
+
+
 def _decide(options: SinkOptions, messages: Messages) -> None:
     told = [message for message in messages if isinstance(message, SinkMessage)]
     if not told or len(told) != len(messages) or len({(message.run, message.batch_id) for message in told}) != 1:
         raise InvalidRequest("the tasks' messages are not those of one batch; nothing was decided")
     run, batch_id = told[0].run, told[0].batch_id
-    store = store_at(options.address, create=True)
+    store = _open_store(options)
     for message in told:
         if message.writer_id is not None:
             # A writer there may have the number of one here.
@@ -235,7 +241,7 @@ def _tell_of_replay(store: Store, run: SinkRun, batch_id: int) -> None:
 
 def _abort(options: SinkOptions, run: SinkRun, batch_id: int) -> None:
     try:
-        store = store_at(options.address)
+        store = store_at(options.address, retry_timeout_ms=_ABORT_TIMEOUT_MS)
         abort(store, run, batch_id, retry_timeout_ms=_ABORT_TIMEOUT_MS)
     except TxnStoreError as error:
         # The error that led here is the one to show.

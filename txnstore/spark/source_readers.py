@@ -43,6 +43,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 from sqlalchemy import Connection
 
+from txnstore.db.store import Store
 from txnstore.errors import InvalidConfiguration, PermissionDenied, StoreReadOnly
 from txnstore.log.bounds import offset_for_time
 from txnstore.log.commit_order import CommitPosition
@@ -61,7 +62,7 @@ from txnstore.spark.source_ranges import (
     whole_from,
 )
 from txnstore.spark.source_snapshot import SourceSnapshot, once_stable, read_snapshot, resolve_end, resolve_start
-from txnstore.spark.stores import check_store_uuid, store_at
+from txnstore.spark.stores import check_store_uuid, repeat_while_unknown, store_at
 from txnstore.spark.worker_process import spare_what_is_loaded
 
 if TYPE_CHECKING:
@@ -399,7 +400,7 @@ class TxnStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         noted = _noted(options, partition)
         if noted is not None:
             try:
-                note_inputs(store, [noted])
+                _note(store, noted)
             except (PermissionDenied, StoreReadOnly):
                 # A role that may only read writes nothing here; for a group it would have to.
                 if noted.group_id != NO_GROUP:
@@ -505,6 +506,12 @@ def _partition_ids(
         if topic_uuids.get(topic.name, topic.topic_uuid) == topic.topic_uuid
         for number, partition_id in enumerate(topic.partition_ids)
     }
+
+
+def _note(store: Store, noted: SinkInput) -> None:
+    repeat_while_unknown(
+        lambda left_ms: note_inputs(store, [noted], retry_timeout_ms=left_ms), store.limits.retry_timeout_ms
+    )
 
 
 def _noted(options: SourceOptions, partition: RangePartition) -> SinkInput | None:

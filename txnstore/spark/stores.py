@@ -1,4 +1,4 @@
-"""The stores that a Python process of Spark has open, and the addresses that travel to it.
+"""The stores that a Python process of Spark has open, the addresses that travel to it, and tries of what it asks them.
 
 Spark starts many Python processes and uses each for many tasks.  What travels to them is an address; a connection is
 opened where it is used, never before a fork, and used again by the next task of the process: one store for each
@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Final
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeVar
 
 from sqlalchemy.engine import make_url
 
+from txnstore.backoff import Backoff
 from txnstore.clients.configuration.configuration import admin_configuration
 from txnstore.clients.model.errors import KafkaException
+from txnstore.db.backend import Limits
 from txnstore.db.cluster.membership import read_databases, split_urls
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.opening import open_store
 from txnstore.db.store import ONLY_DATABASE_ID, Store
 from txnstore.db.url import parse_url
-from txnstore.errors import InvalidConfiguration
+from txnstore.errors import InvalidConfiguration, OutcomeUnknown
 from txnstore.log.topics import Topic
 from txnstore.spark.worker_process import spare_what_is_loaded
 
@@ -33,6 +36,11 @@ _SEVERAL: Final = (
 #: A process of Spark runs one task at a time.
 _POOL_SIZE: Final = 2
 _lock: Final = threading.Lock()
+Result = TypeVar("Result")
+#: Between two tries of a step whose outcome is not known.
+_PAUSE_FIRST_SECONDS: Final = 0.1
+_PAUSE_LAST_SECONDS: Final = 0.5
+_LIMITS: Final = Limits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +92,10 @@ def store_address(values: Mapping[str, str]) -> StoreAddress:
     return StoreAddress(text, schema)
 
 
-def store_at(address: StoreAddress, *, create: bool = False) -> Store:
+def store_at(address: StoreAddress, *, create: bool = False, retry_timeout_ms: int | None = None) -> Store:
     """Return the store at the address, open in this process; with `create`, an empty database gets its tables.
+
+    To open it is tried for `retry_timeout_ms`.
 
     Raises:
         TxnStoreError: there is no store, or it cannot be reached.
@@ -95,15 +105,40 @@ def store_at(address: StoreAddress, *, create: bool = False) -> Store:
         store = _stores.get(key)
         if store is None:
             # A reader with a typing error in its URL is told so; it does not make an empty store.
-            store = open_store(address.url, schema=address.schema, pool_size=_POOL_SIZE, create=create)
+            limits = _LIMITS if retry_timeout_ms is None else replace(_LIMITS, retry_timeout_ms=retry_timeout_ms)
+            store = open_store(address.url, schema=address.schema, pool_size=_POOL_SIZE, create=create, limits=limits)
             try:
                 _refuse_several(store)
+                # Others of the process take it for what they do.
+                store.limits = _LIMITS
             except BaseException:
                 store.close()
                 raise
             _stores[key] = store
             spare_what_is_loaded()
         return store
+
+
+def repeat_while_unknown(step: Callable[[int], Result], timeout_ms: int) -> Result:
+    """Return what `step` returns, repeated while its outcome is not known; it recognises what it has done.
+
+    It is given how many milliseconds it may try the database.
+
+    Raises:
+        OutcomeUnknown: it was still not known after `timeout_ms`.
+        TxnStoreError: what else the step raises.
+    """
+    deadline = time.monotonic() + timeout_ms / 1000
+    backoff = Backoff(_PAUSE_FIRST_SECONDS, _PAUSE_LAST_SECONDS)
+    while True:
+        left_ms = max(0, int((deadline - time.monotonic()) * 1000))
+        try:
+            return step(left_ms)
+        except OutcomeUnknown:
+            pause_seconds = backoff.back_off()
+            if time.monotonic() + pause_seconds >= deadline:
+                raise
+        time.sleep(pause_seconds)
 
 
 def check_are_here(topics: Iterable[Topic]) -> None:
