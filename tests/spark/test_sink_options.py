@@ -29,7 +29,7 @@ def test_without_options_it_is_a_producer_with_its_defaults_and_a_transaction_of
     assert found.batch_bytes_max == 1_000_000
     assert found.batch_records_max == 10_000
     assert found.sticky_seconds == 0.01
-    assert found.transaction_timeout_ms == 900_000
+    assert (found.transaction_timeout_ms, found.delivery_timeout_ms) == (None, 300_000)
     assert found.delivery_timeout_ms == 300_000
     assert found.allow_create is True
     assert (found.topic, found.transactional_id, found.app_id, found.version) == (None, None, None, None)

@@ -10,11 +10,15 @@ from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
+from sqlalchemy import select
 
 from tests.spark.sink_schemas import schema_of
+from txnstore.db.cluster.catalogue import change_store_settings
+from txnstore.db.schema import transactions
 from txnstore.errors import (
     InvalidConfiguration,
     InvalidRequest,
+    InvalidTransactionTimeout,
     OutcomeUnknown,
     ProducerFenced,
     RecordTooLarge,
@@ -527,6 +531,20 @@ def test_a_batch_write_with_a_version_happens_once(url, out, opened_stores):
     job(4).run(rows("b"))
     job(3, "other").run(rows("c"))
     assert visible(out) == written(out) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(("allowed_ms", "used_ms"), [(60_000, 60_000), (3_600_000, 900_000)])
+def test_a_write_that_says_nothing_of_its_time_takes_no_more_than_the_store_allows(
+    url, out, opened_stores, allowed_ms, used_ms
+):
+    longest = {"transaction.max.timeout.ms": str(allowed_ms)}
+    out.write(lambda connection: change_store_settings(connection, longest))
+    Job(url).run(rows("a"))
+    assert visible(out) == ["a"]
+    used = select(transactions.c.timeout_ms).distinct()
+    assert out.read(lambda connection: connection.execute(used).scalars().all()) == [used_ms]
+    with pytest.raises(InvalidTransactionTimeout):
+        Job(url, **{"transaction.timeout.ms": str(allowed_ms + 1)}).task(rows("b"))
 
 
 def test_an_older_version_is_dropped_with_a_warning_and_the_last_one_without(url, out, opened_stores, caplog):

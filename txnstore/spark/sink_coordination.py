@@ -95,6 +95,10 @@ _TRIM_RUNS: Final = delete(sink_runs).where(_RUNS_OF_ID, sink_runs.c.run_number 
 TIMEOUT_MS_DEFAULT: Final = 900_000
 #: So many decided batches of a query are kept for people; a replay is recognised by the newest one.
 BATCHES_KEPT: Final = 100
+_LONGER: Final = (
+    "A batch, and a whole batch write, may be open for transaction.timeout.ms; for one that takes longer raise the"
+    " store's transaction.max.timeout.ms first"
+)
 _OF_SINK: Final = sink_batches.c.sink_id == bindparam("of_sink_id")
 _LAST: Final = select(func.max(sink_batches.c.batch_id)).where(_OF_SINK)
 _DECIDED_AS: Final = select(sink_batches.c.transactional_id).where(
@@ -118,8 +122,10 @@ _FORGET_LATER: Final = delete(sink_batches).where(_OF_SINK, sink_batches.c.batch
 _TRIM_BATCHES: Final = delete(sink_batches).where(_OF_SINK, sink_batches.c.batch_id <= bindparam("through_batch_id"))
 
 
-def enter_run(connection: Connection, run: SinkRun, timeout_ms: int) -> LockedTransaction:
+def enter_run(connection: Connection, run: SinkRun, timeout_ms: int | None) -> LockedTransaction:
     """Lock the transactional id of a run, which becomes the newest one if it was not seen before.
+
+    `timeout_ms`: how long a batch may stay open; None: TIMEOUT_MS_DEFAULT, or less where the store allows no more.
 
     Raises:
         ProducerFenced: a newer run, or another producer, has taken over, or the run is over.
@@ -191,7 +197,7 @@ def _request(connection: Connection, run: SinkRun, timeout_ms: int | None = None
     longest_ms: int = read_store_settings(connection)["transaction.max.timeout.ms"]
     return InitRequest(
         run.transactional_id,
-        longest_ms if timeout_ms is None else timeout_ms,
+        min(TIMEOUT_MS_DEFAULT, longest_ms) if timeout_ms is None else timeout_ms,
         longest_ms,
         client=ClientProcess.here(_CLIENT_ID),
     )
@@ -243,7 +249,7 @@ def open_writer(
     run: SinkRun,
     batch_id: int,
     *,
-    timeout_ms: int = TIMEOUT_MS_DEFAULT,
+    timeout_ms: int | None = None,
     retry_timeout_ms: int | None = None,
 ) -> TransactionWriter | None:
     """Return a writer for one attempt of a task; None if the batch is decided already and nothing is to be written.
@@ -268,7 +274,7 @@ def decide(
     writers: Collection[int],
     *,
     is_left_out: bool = False,
-    timeout_ms: int = TIMEOUT_MS_DEFAULT,
+    timeout_ms: int | None = None,
     retry_timeout_ms: int | None = None,
 ) -> bool:
     """Commit a batch: the records of these writers, and what it read; False if it was decided before, and is dropped.
@@ -323,7 +329,7 @@ def last_batch(connection: Connection, sink_id: str) -> int | None:
     return last
 
 
-def _open(run: SinkRun, batch_id: int, timeout_ms: int, connection: Connection) -> TransactionWriter | None:
+def _open(run: SinkRun, batch_id: int, timeout_ms: int | None, connection: Connection) -> TransactionWriter | None:
     transaction = enter_run(connection, run, timeout_ms)
     last = last_batch(connection, run.sink_id)
     noted = read_inputs(connection, run, batch_id, last)
@@ -338,7 +344,7 @@ def _decide(
     run: SinkRun,
     batch_id: int,
     writers: frozenset[int],
-    timeout_ms: int,
+    timeout_ms: int | None,
     connection: Connection,
     *,
     is_left_out: bool,
@@ -474,7 +480,9 @@ def _check_writers(run: SinkRun, batch_id: int, writers: frozenset[int], transac
     if missing:
         why = transaction.known.fence_detail or transaction.known.state.kafka_name
         if transaction.known.state is TransactionState.ONGOING and not writers <= has_reported.keys():
-            why = "theirs was aborted before it began; did the batch take longer than transaction.timeout.ms?"
+            why = f"theirs was aborted before it began; did the batch take too long? {_LONGER}"
+        elif transaction.known.fence_reason is FenceReason.TIMEOUT:
+            why = f"{why}. {_LONGER}"
         raise ProducerFenced(
             f"{len(missing)} of {len(writers)} writers of batch {batch_id} are not in the open transaction of"
             f" {run.transactional_id[:80]!r} or have not reported, {missing[0]} for example ({why}); nothing was"

@@ -76,7 +76,9 @@ class SinkOptions:
     address: StoreAddress
     topic: str | None
     transactional_id: str | None
-    transaction_timeout_ms: int
+    transaction_timeout_ms: int | None
+    """How long a batch may stay open; None: as long as usual, or less where the store allows no more."""
+
     delivery_timeout_ms: int
     """How long one step is tried while the database is busy or away."""
 
@@ -115,18 +117,15 @@ def sink_options(given: Mapping[str, str], *, is_stream: bool) -> SinkOptions:
         require_codec(codec)
     except UnsupportedCompression as error:
         raise UnsupportedCompression(f"compression.type={codec.label}: {error}") from None
-    timeout_ms = (
-        configuration["transaction.timeout.ms"]
-        if configuration.was_given("transaction.timeout.ms")
-        else TIMEOUT_MS_DEFAULT
-    )
+    timeout_ms = configuration["transaction.timeout.ms"] if configuration.was_given("transaction.timeout.ms") else None
+    longest_ms = TIMEOUT_MS_DEFAULT if timeout_ms is None else timeout_ms
     return SinkOptions(
         address=store_address(values),
         topic=topic,
         transactional_id=transactional_id,
         transaction_timeout_ms=timeout_ms,
         # What is tried for longer than its transaction may be open is aborted in any case.
-        delivery_timeout_ms=min(configuration["message.timeout.ms"] or timeout_ms, timeout_ms),
+        delivery_timeout_ms=min(configuration["message.timeout.ms"] or longest_ms, longest_ms),
         partitioner=configuration["partitioner"],
         sticky_seconds=configuration["sticky.partitioning.linger.ms"] / 1000,
         codec=codec,
