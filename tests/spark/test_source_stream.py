@@ -29,6 +29,7 @@ from txnstore.log.topics import create_topic, delete_topic
 from txnstore.model import GroupMembership, OffsetAndMetadata, Record
 from txnstore.spark import source_readers, source_snapshot, stores
 from txnstore.spark.sink_inputs import note_inputs
+from txnstore.spark.source_options import FROM
 from txnstore.transactions.coordinator import TransactionCoordinator
 
 
@@ -463,3 +464,44 @@ def test_what_a_task_reads_is_noted_once_more_if_the_answer_was_lost(log, monkey
     log.plain(0, b"a")
     assert Pipeline(log).batch() == [b"a"]
     assert len(tried) == 3
+
+
+@pytest.mark.parametrize("order", ["offset", "commit"])
+def test_offsets_of_the_checkpoint_say_where_another_query_begins(log, order):
+    log.plain(0, b"a")
+    first = Query(log, startingOffsets="earliest", txnstore__delivery__order=order)
+    assert first.batch() == [b"a"]
+    log.plain(0, b"b")
+    (written,) = first.written
+    assert FROM in json.loads(written)
+    assert Query(log, startingOffsets=written, txnstore__delivery__order=order).batch() == [b"b"]
+
+
+def test_between_an_offset_and_itself_there_is_nothing(log):
+    log.plain(0, b"a")
+    query = Query(log, startingOffsets="earliest")
+    assert query.batch() == [b"a"]
+    assert query.reader.partitions(query.start(), query.start()) == []
+
+
+def test_what_was_read_of_an_open_transaction_is_not_read_again_at_another_isolation_level(log):
+    producer = log.begin(0, b"open")
+    log.plain(0, b"behind")
+    query = Query(log, startingOffsets="earliest", kafka__isolation__level="read_uncommitted")
+    assert query.batch() == [b"open", b"behind"]
+    query.options["kafka.isolation.level"] = "read_committed"
+    query.restart()
+    assert query.reader.latestOffset(query.start(), ReadAllAvailable()) == query.start()
+    assert query.batch() is None
+    log.commit(producer, 0)
+    log.plain(0, b"new")
+    assert query.batch() == [b"new"]
+
+
+@pytest.mark.parametrize("job_group", [None, "", "g" * 181])
+def test_a_job_group_of_foreach_batch_is_no_run_that_decides_a_batch(log, monkeypatch, job_group):
+    properties = {"sql.streaming.queryId": "query", "streaming.sql.batchId": "0", "spark.jobGroup.id": job_group}
+    context = SimpleNamespace(getLocalProperty=properties.get)
+    monkeypatch.setattr(source_readers, "TaskContext", SimpleNamespace(get=lambda: context))
+    log.plain(0, b"a")
+    assert Query(log, startingOffsets="earliest", kafka__group__id="group").batch() == [b"a"]

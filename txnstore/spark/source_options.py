@@ -20,6 +20,9 @@ LATEST: Final = -1
 EARLIEST: Final = -2
 #: What says in a query's offsets that they are places: no topic can be called so.
 COMMIT_ORDER: Final = "$commit_order"
+#: Where a batch of a query begins, beside where it ends; and within which transactions.
+FROM: Final = "$from"
+IN_TRANSACTION: Final = "$in_transaction"
 #: What says in a query's offsets which topics they are of: one that is recreated under its name is another one.
 TOPICS: Final = "$topics"
 _PARTITION_MAX: Final = 2**31 - 1
@@ -46,6 +49,13 @@ def read_offsets(text: str, option: str, *, in_commit_order: bool) -> dict[Parti
     topics = _topics(text, option, example)
     # Offsets that a user names mean the topics of now.
     topics.pop(TOPICS, None)
+    # A batch that is over has been read from there.
+    topics.pop(FROM, None)
+    if IN_TRANSACTION in topics:
+        raise InvalidConfiguration(
+            f"{option} has offsets of a batch that begins within a transaction ({IN_TRANSACTION}): take those of a"
+            " later batch"
+        )
     if topics.pop(COMMIT_ORDER, None) is not None and not in_commit_order:
         raise InvalidConfiguration(
             f"{option} has offsets in commit order ({COMMIT_ORDER}), which mean nothing in offset order: read them with"
@@ -346,5 +356,5 @@ def _duration_ms(values: Mapping[str, str], name: str) -> int:
     match = re.fullmatch(r"\s*(\d{1,12})\s*([a-z]*)\s*", text.lower())
     unit_ms = _UNITS_MS.get(match[2] or "ms") if match else None
     if match is None or unit_ms is None:
-        raise InvalidConfiguration(f"{name} is a time such as 500ms, 30s, 15m or 2h, not {text[:40]!r}")
+        raise InvalidConfiguration(f"{name} is a time such as 500ms, 30s, 15m (or 15min), 2h or 1d, not {text[:40]!r}")
     return int(match[1]) * unit_ms

@@ -50,8 +50,9 @@ from txnstore.log.commit_order import CommitPosition
 from txnstore.log.topics import find_topics
 from txnstore.model import PartitionName
 from txnstore.spark.sink_inputs import NO_GROUP, SinkInput, note_inputs
+from txnstore.spark.sink_run import RUN_ID_BYTES_MAX
 from txnstore.spark.source_filters import FilterPush, SourceFilters
-from txnstore.spark.source_options import COMMIT_ORDER, TOPICS, AtOffsets, Edge, SourceOptions
+from txnstore.spark.source_options import COMMIT_ORDER, FROM, IN_TRANSACTION, TOPICS, AtOffsets, Edge, SourceOptions
 from txnstore.spark.source_ranges import (
     DataLoss,
     OffsetRange,
@@ -68,9 +69,6 @@ from txnstore.spark.worker_process import spare_what_is_loaded
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: No topic can be called so.
-FROM: Final = "$from"
-IN_TRANSACTION: Final = "$in_transaction"
 _PLANNED: Final = "the read was planned"
 Offsets = Mapping[PartitionName, int]
 Positions = Mapping[PartitionName, CommitPosition]
@@ -369,6 +367,9 @@ class TxnStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises:
             InvalidConfiguration: the checkpoint has them in another order than the options name.
         """
+        if start == end:
+            # An end that says where its own batch begins says nothing of another one.
+            return []
         options = self._options
         check_order(options, start)
         check_order(options, end)
@@ -464,7 +465,10 @@ class TxnStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends = {}
         for partition, start in starts.items():
             end = snapshot.ends[partition]
-            ends[partition] = end if self._final_ends is None else min(end, self._final_ends.get(partition, start))
+            if self._final_ends is not None:
+                end = min(end, self._final_ends.get(partition, start))
+            # What was read of open transactions before, at another isolation level, is not read again.
+            ends[partition] = max(start, end)
         # What the group has consumed already ends a batch, in all partitions: a checkpoint that was restored to an
         # older one makes batches that the sink recognises as a whole (see `sink_coordination`).
         committed = {
@@ -475,8 +479,8 @@ class TxnStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ends = {partition: min(end, committed[partition]) for partition, end in ends.items()}
         # No batch ends within a transaction: one that begins there reads the rest, whatever else ends it.
         for partition, start in starts.items():
-            begin = begins.get(partition, CommitPosition(start))
-            ends[partition] = max(ends[partition], start + (begin.offset_in_transaction > 0))
+            if begins.get(partition, CommitPosition(start)).offset_in_transaction > 0:
+                ends[partition] = max(ends[partition], start + 1)
         return ends
 
     def _waits_for_more(self, start: StreamOffset, positions: _Positions) -> bool:
@@ -520,12 +524,16 @@ def _noted(options: SourceOptions, partition: RangePartition) -> SinkInput | Non
     if task is None:
         return None
     query_id, batch_id = task.getLocalProperty("sql.streaming.queryId"), task.getLocalProperty("streaming.sql.batchId")
+    run_id = task.getLocalProperty("spark.jobGroup.id")
     if query_id is None or batch_id is None:
+        return None
+    if not run_id or len(run_id.encode()) > RUN_ID_BYTES_MAX:
+        # foreachBatch has set a job group of its own: it is not the sink that writes, and nobody decides the batch.
         return None
     wanted = partition.wanted
     return SinkInput(
         query_id=query_id,
-        run_id=task.getLocalProperty("spark.jobGroup.id"),
+        run_id=run_id,
         batch_id=int(batch_id),
         group_id=options.group_id or NO_GROUP,
         partition_id=wanted.partition_id,
