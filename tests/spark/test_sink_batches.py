@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from txnstore.config import TOPIC_SETTINGS, settings_in_force
-from txnstore.errors import InvalidRecord, RecordTooLarge, UnknownTopicOrPartition
+from txnstore.errors import InvalidRecord, InvalidTimestamp, RecordTooLarge, UnknownTopicOrPartition
 from txnstore.log.codec import decode
 from txnstore.log.columns import Codec
 from txnstore.log.partitioners import PARTITIONERS
@@ -284,3 +284,10 @@ def test_what_arrow_has_under_a_null_does_not_come_along():
     (unsent,) = maker_of(SinkColumns(value=0), topic_of("t", 1), topic="t").make(batch, 0)
     assert [record[2] for record in opened(unsent)] == [b"aa", None, b"cc"]
     assert unsent.columns.values.data == b"aacc"
+
+
+@pytest.mark.parametrize("microseconds", [-1, -999, -1000, -86_400_000_000])
+def test_a_timestamp_before_1970_is_refused_however_near(microseconds):
+    batch, columns = rows_of(value=[b"x"], timestamp=[microseconds])
+    with pytest.raises(InvalidTimestamp, match="from 0 to"):
+        [opened(unsent) for unsent in maker_of(columns, topic_of("t", 1), topic="t").make(batch, 0)]

@@ -271,7 +271,10 @@ class BatchMaker:
         if timestamps is None or timestamps.null_count == row_count:
             return [now_ms] * row_count
         microseconds = timestamps.cast(pa.timestamp("us", tz=timestamps.type.tz)).cast(pa.int64())
-        return integers(pc.divide(microseconds, _MICROSECONDS_PER_MS).fill_null(now_ms))
+        towards_zero = pc.divide(microseconds, _MICROSECONDS_PER_MS)
+        # Before 1970 too the millisecond that has begun.
+        is_above = pc.greater(pc.multiply(towards_zero, _MICROSECONDS_PER_MS), microseconds)
+        return integers(pc.subtract(towards_zero, is_above.cast(pa.int64())).fill_null(now_ms))
 
 
 @dataclass(frozen=True, slots=True)
