@@ -134,9 +134,10 @@ def test_no_text_shows_the_password_and_the_executors_get_it():
             ),
             SinkColumns(key=0, value=1, topic=2, partition=3, timestamp=5, headers=7),
         ),
+        ("value string, timestampType int, offset bigint", SinkColumns(value=0)),
         ("value string, partition bigint, name string", SinkColumns(value=0, partition=1)),
     ],
-    ids=["value", "any-case", "of-the-source", "others"],
+    ids=["value", "any-case", "of-the-source", "of-the-source-alone", "others"],
 )
 def test_columns_are_found_by_their_names(ddl, expected):
     assert find_columns(schema_of(ddl), topic="t") == expected

@@ -142,6 +142,12 @@ REFUSED = [
         "there is no option 'maxoffsetpertrigger'; did you mean 'maxOffsetsPerTrigger'",
     ),
     ({"kafka__isolation_level": "x"}, True, "did you mean 'kafka.isolation.level'"),
+    ({"kafka__includeHeaders": "true"}, True, "did you mean 'includeHeaders'"),
+    ({"kafka__subscribe": "t"}, True, "there is no option 'kafka.subscribe'"),
+    ({"maxOffsetsPerTrigger": str(2**63)}, True, "at most 9223372036854775807, not '9223372036854775808'"),
+    ({"maxTriggerDelay": "15 minutes"}, True, "such as 500ms, 30s, 15m (or 15min), 2h or 1d"),
+    ({"startingOffsets": '{"t": {"0": 5}, "$in_transaction": {"t": {"0": 1}}}'}, True, "begins within a transaction"),
+    ({"kafka__partitioner__class": "x"}, True, "partitioner.class is an option of the sink"),
     ({"kafka__nonsense": "x"}, True, "there is no option 'kafka.nonsense'"),
     ({"topic": "t"}, False, "topic is an option of the sink"),
     ({"kafka__auto__offset__reset": "earliest"}, True, "kafka.auto.offset.reset cannot be given: say where"),
@@ -193,6 +199,22 @@ def test_what_only_brokers_could_use_is_taken_and_logged_by_name(caplog):
     assert found == {"url": URL}
     assert "groupidprefix, kafka.security.protocol" in caplog.text
     assert "SASL_SSL" not in caplog.text
+
+
+def test_what_clients_in_java_are_given_is_taken():
+    of_both = (
+        "sasl.jaas.config sasl.client.callback.handler.class ssl.truststore.location ssl.truststore.password"
+        " default.api.timeout.ms receive.buffer.bytes metadata.max.age.ms"
+    )
+    sides = {
+        Side.SOURCE: f"{of_both} exclude.internal.topics fetch.max.wait.ms max.poll.records",
+        Side.SINK: f"{of_both} max.request.size buffer.memory max.block.ms",
+    }
+    for side, names in sides.items():
+        assert read_options({f"kafka.{name}": "x" for name in names.split()}, side) == {}
+    assert read_options({"kafka.allow.auto.create.topics": "true"}, Side.SOURCE) is not None
+    with pytest.raises(InvalidConfiguration, match=r"no option 'default\.api\.timeout\.ms'"):
+        read_options({"default.api.timeout.ms": "1"}, Side.SOURCE)
 
 
 def test_columns_are_those_of_sparks_kafka_source():

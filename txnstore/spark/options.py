@@ -2,7 +2,7 @@
 
 Spark hands options over as text, with their names in lower case.  Names are those of Spark's Kafka source and sink;
 a Kafka client's key may come with or without `kafka.` in front.  What is unknown is refused with the nearest known
-name; what only brokers could do something with is accepted and has no effect.
+name; what only brokers could do something with, in librdkafka or in Java, is accepted and has no effect.
 
 Processes of Spark's that only look for data sources, or ask for a schema, import this: it brings no SQLAlchemy along.
 """
@@ -23,6 +23,34 @@ _logger: Final = logging.getLogger("txnstore")
 _KAFKA_PREFIX: Final = "kafka."
 _SHOWN_LENGTH_MAX: Final = 80
 _WHOLE_NUMBER: Final = re.compile(r"-?[0-9]{1,19}")
+_NUMBER_MAX: Final = 2**63 - 1
+#: Keys without a dot that Kafka's clients have, too.
+_KEYS_WITHOUT_DOT: Final = frozenset({"partitioner"})
+#: What Kafka's clients in Java call what only brokers could do something with, where librdkafka has no such key.
+_JAVA_FAMILIES: Final = ("ssl.", "sasl.", "metrics.", "metadata.")
+_JAVA_KEYS: Final = frozenset(
+    {
+        "auto.include.jmx.reporter",
+        "buffer.memory",
+        "default.api.timeout.ms",
+        "enable.metrics.push",
+        "exclude.internal.topics",
+        "fetch.max.wait.ms",
+        "group.protocol",
+        "group.remote.assignor",
+        "max.block.ms",
+        "max.poll.records",
+        "max.request.size",
+        "metric.reporters",
+        "partitioner.adaptive.partitioning.enable",
+        "partitioner.availability.timeout.ms",
+        "receive.buffer.bytes",
+        "security.providers",
+        "send.buffer.bytes",
+        "socket.connection.setup.timeout.max.ms",
+        "socket.connection.setup.timeout.ms",
+    }
+)
 _SERIALIZATION: Final = "keys and values are binary columns: turn them into what you need with functions of Spark"
 
 
@@ -48,8 +76,12 @@ class Option:
     """Why it is an error to give it."""
 
     def kafka_named(self) -> tuple[str, ...]:
-        """Return its names, each with and without `kafka.` in front."""
-        return tuple(prefix + name for name in (self.name, *self.aliases) for prefix in ("", _KAFKA_PREFIX))
+        """Return its names, keys of Kafka's clients with and without `kafka.` in front."""
+        return tuple(
+            prefix + name
+            for name in (self.name, *self.aliases)
+            for prefix in (("", _KAFKA_PREFIX) if "." in name or name in _KEYS_WITHOUT_DOT else ("",))
+        )
 
 
 _OPTIONS: Final = (
@@ -85,7 +117,7 @@ _OPTIONS: Final = (
     Option("batch.size", Side.SINK),
     Option("batch.num.messages", Side.SINK),
     Option("message.timeout.ms", Side.SINK, aliases=("delivery.timeout.ms",)),
-    Option("allow.auto.create.topics", Side.SINK),
+    Option("allow.auto.create.topics"),
     Option("txnAppId", Side.SINK),
     Option("txnVersion", Side.SINK),
     Option("queryName", ignored=True),
@@ -106,6 +138,12 @@ _OPTIONS: Final = (
     Option("value.deserializer", Side.SOURCE, refused=_SERIALIZATION),
     Option("key.serializer", Side.SINK, refused=_SERIALIZATION),
     Option("value.serializer", Side.SINK, refused=_SERIALIZATION),
+    Option(
+        "partitioner.class",
+        Side.SINK,
+        refused="it names a class in Java; the option partitioner says which partition a key goes to",
+    ),
+    Option("partitioner.ignore.keys", Side.SINK, refused="partitioner=random does not look at keys"),
     Option("interceptor.classes", refused="interceptors are Java classes, and nothing here can run them"),
 )
 
@@ -174,7 +212,7 @@ def _is_key(name: str) -> bool:
     """Return whether Kafka's clients have a key of this name."""
     from txnstore.clients.configuration.keys import KEYS_BY_ALIAS  # brings SQLAlchemy along, for few queries
 
-    return name in KEYS_BY_ALIAS
+    return name in KEYS_BY_ALIAS or name in _JAVA_KEYS or name.startswith(_JAVA_FAMILIES)
 
 
 def _unknown(name: str, side: Side) -> str:
@@ -208,9 +246,9 @@ def whole_number(values: Mapping[str, str], name: str, *, at_least: int) -> int 
     if text is None:
         return None
     # int() would take "1_000" as well.
-    if not _WHOLE_NUMBER.fullmatch(text.strip()) or int(text) < at_least:
+    if not _WHOLE_NUMBER.fullmatch(text.strip()) or not at_least <= int(text) <= _NUMBER_MAX:
         raise InvalidConfiguration(
-            f"{name} must be a whole number of at least {at_least} and at most 19 digits, not"
+            f"{name} must be a whole number of at least {at_least} and at most {_NUMBER_MAX}, not"
             f" {text[:_SHOWN_LENGTH_MAX]!r}"
         )
     return int(text)

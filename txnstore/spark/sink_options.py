@@ -69,6 +69,10 @@ _TYPES: Final[Mapping[str, tuple[tuple[type[DataType], ...], str]]] = MappingPro
 )
 
 
+#: Columns of the source that the sink leaves out, whatever they resemble.
+_OF_SOURCE_ALONE: Final = frozenset({"offset", "timestamptype"})
+
+
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
     """The options in force."""
@@ -206,6 +210,8 @@ def find_columns(schema: StructType, *, topic: str | None) -> SinkColumns:
     others = []
     for place, field in enumerate(schema.fields):
         name = field.name.lower()
+        if name in _OF_SOURCE_ALONE:
+            continue
         if name not in _TYPES:
             others.append(field.name)
             continue
