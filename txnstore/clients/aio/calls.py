@@ -71,6 +71,11 @@ class AsyncCalls:
         callback = _running_callback.get()
         return callback is not None and callback.owner is self and not callback.finished
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call is under way, where one waits for the other; one that has just been answered is not."""
+        return self._turn is not None and self._turn.locked()
+
     async def run(
         self, work: Callable[_Parameters, _Result], *arguments: _Parameters.args, **keywords: _Parameters.kwargs
     ) -> _Result:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import threading
 from collections.abc import Callable, Coroutine
@@ -30,6 +31,9 @@ from txnstore.deadline import Deadline, check_timeout
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
+
+#: How long a call pauses that may not read on until another one has returned what it holds.
+_PAUSE_SECONDS: Final = 0.02
 
 #: A long wait is cut into pieces: between them other calls have their turn, and after a cancelled one the next begins.
 _SLICE_SECONDS: Final = 0.2
@@ -98,10 +102,14 @@ class AIOConsumer(OfOneProcess):
         self._consumer = _ReturningConsumer(self._calls.with_callbacks(consumer_conf, "on_commit"))
         self._closed = False
         self._taking = threading.Lock()
-        #: What has been read and has not reached the caller: it was cancelled, or is about to get it.
+        #: What a thread has read and has not reached its call: it was cancelled, or is about to get it.
         self._taken: list[Message] = []
-        #: What calls have read that wait for more.
+        #: What calls had read that were cancelled afterwards, to be given back by the next one.
+        self._left: list[Message] = []
+        #: What calls have read and not returned: they wait for more, or for a deserializer.
         self._held: list[list[Message]] = []
+        #: Whether something has reached the caller that does not count as read yet.
+        self._lets_go = False
         #: Events, which cannot be given back as records can, for the next call.
         self._events: list[Message] = []
 
@@ -205,10 +213,10 @@ class AIOConsumer(OfOneProcess):
             return await self._call(functools.partial(commit, connection=connection))
         if self._closed:
             raise RuntimeError("Consumer closed")
+        if self._lets_go:
+            await self._call(lambda: None)
         # Its statements are only understood on the loop's own thread.
-        answered: list[TopicPartition] | None = await connection.run_sync(
-            lambda given: self._with_nothing_taken(functools.partial(commit, connection=given))
-        )
+        answered: list[TopicPartition] | None = await connection.run_sync(functools.partial(self._commit_on, commit))
         return answered
 
     async def store_offsets(self, message: Message | None = None, offsets: list[TopicPartition] | None = None) -> None:
@@ -275,7 +283,7 @@ class AIOConsumer(OfOneProcess):
 
     async def _close(self) -> None:
         try:
-            await self._calls.run(self._with_nothing_taken, self._consumer.close)
+            await self._calls.run(self._in_turn, self._consumer.close)
         finally:
             await self._calls.close()
 
@@ -284,7 +292,7 @@ class AIOConsumer(OfOneProcess):
     ) -> _Result:
         if self._closed:
             raise RuntimeError("Consumer closed")
-        return await self._calls.run(self._with_nothing_taken, functools.partial(work, *arguments, **keywords))
+        return await self._calls.run(self._in_turn, functools.partial(work, *arguments, **keywords))
 
     async def _change(self, work: Callable[..., None], *arguments: Any) -> None:
         await self._call(self._consumer.change, self._held, functools.partial(work, *arguments))
@@ -293,31 +301,55 @@ class AIOConsumer(OfOneProcess):
         """Return up to `count` messages within the timeout, asked for in pieces of it."""
         deadline = Deadline(check_timeout(timeout))
         read: list[Message] = []
+        failure, is_any = None, True
         try:
-            while True:
-                left_seconds = deadline.left_seconds()
-                await self._call(self._read_some, count - len(read), min(left_seconds, _SLICE_SECONDS))
-                read += self._take()
-                if len(read) == count or left_seconds <= _SLICE_SECONDS:
-                    break
-                # A call within a callback has nothing to wait for then: what is held returns only after the callback.
-                if (read or self._calls.is_in_callback) and self._consumer.is_held_up:
-                    break
-                if read and not any(held is read for held in self._held):
-                    self._held.append(read)
+            # Once more if all of it was dropped meanwhile, with its partitions.
+            while is_any and not read and failure is None:
+                await self._gather(read, count, deadline)
+                is_any = bool(read)
+                failure = await self._convert(read)
         except BaseException:
-            # What the thread still reads comes afterwards.
             with self._taking:
-                self._taken[:0] = read
+                self._left += read
             raise
         finally:
             self._held[:] = (held for held in self._held if held is not read)
         self._let_go()
+        if failure is not None:
+            raise failure
         return read
 
+    async def _gather(self, read: list[Message], count: int, deadline: Deadline) -> None:
+        """Add what comes until there are `count`, the time is up, or it is to be returned; it is held meanwhile."""
+        while True:
+            left_seconds = deadline.left_seconds()
+            await self._call(self._read_some, count - len(read), min(left_seconds, _SLICE_SECONDS))
+            read += self._take()
+            if read and not any(held is read for held in self._held):
+                self._held.append(read)
+            if len(read) == count or left_seconds <= _SLICE_SECONDS:
+                return
+            if self._consumer.is_held_up:
+                # A call within a callback has nothing to wait for then: what is held returns only after the callback.
+                if read or self._calls.is_in_callback:
+                    return
+                await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _convert(self, messages: list[Message]) -> Exception | None:
+        """Make of messages what the caller gets; return the error that it gets in their place, if they are lost."""
+        return None
+
     def _let_go(self) -> None:
-        """Count as read what was handed out, unless a call of another task still holds some of it."""
-        if not self._held:
+        """Count as read what was handed out: at once, or before the next call if one is under way, which may read."""
+        self._lets_go = True
+        if not self._calls.is_busy and not self._taken:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Count as read what was, unless a call of another task holds some of it, or has left it; no thread reads."""
+        # In this order: what is left was held before.
+        if self._lets_go and not self._held and not self._left:
+            self._lets_go = False
             self._consumer.let_go()
 
     def _read_some(self, count: int, timeout: float) -> None:
@@ -339,13 +371,23 @@ class AIOConsumer(OfOneProcess):
             taken, self._taken = self._taken, []
         return taken
 
-    def _with_nothing_taken(self, work: Callable[[], _Result]) -> _Result:
-        """Call the consumer; what a cancelled call has read is given back first, as if it had never been read."""
-        taken = self._take()
+    def _in_turn(self, work: Callable[[], _Result]) -> _Result:
+        """Call the consumer, as nobody else does now; it knows first what was read and what was not."""
+        self._give_back()
+        self._settle()
+        return work()
+
+    def _give_back(self) -> None:
+        """Give back what cancelled calls have read, as if it had never been read."""
+        with self._taking:
+            taken, self._left, self._taken = [*self._left, *self._taken], [], []
         if taken:
             self._consumer.give_back(taken)
             self._events += (message for message in taken if message.error() is not None)
-        return work()
+
+    def _commit_on(self, commit: Callable[..., _Result], connection: object) -> _Result:
+        self._give_back()
+        return commit(connection=connection)
 
     def _rebalance_callback(self, function: Callable[..., Any]) -> Callable[..., Any] | None:
         return self._calls.callback(lambda _, partitions: function(self, partitions))
@@ -394,6 +436,9 @@ class AsyncDeserializingConsumer(AIOConsumer, Generic[Key, Value]):
     async def poll(self, timeout: float = -1) -> Message | None:
         """Return the next message, its key and value deserialized, or None if none came within `timeout` seconds.
 
+        A message that cannot be deserialized has been consumed all the same.  Deserializing takes as long as it takes;
+        if the call is cancelled meanwhile, the next one returns the message.
+
         Raises:
             ConsumeError: the consumer has an event to tell; `kafka_message` is the message that carries it.
             KeyDeserializationError: the key's deserializer raised `exception`; `kafka_message` has the bytes.
@@ -401,12 +446,10 @@ class AsyncDeserializingConsumer(AIOConsumer, Generic[Key, Value]):
             RuntimeError: the consumer has been closed.
         """
         message = await super().poll(timeout)
-        if message is None:
-            return None
-        error = message.error()
+        error = None if message is None else message.error()
         if error is not None:
             raise ConsumeError(error, kafka_message=message)
-        return await finished_async(deserialized(self._deserializers, message))
+        return message
 
     async def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
         """Return up to so many messages, deserialized, and events as they are.
@@ -417,8 +460,13 @@ class AsyncDeserializingConsumer(AIOConsumer, Generic[Key, Value]):
             KeyDeserializationError, ValueDeserializationError: as `poll`.
             RuntimeError: the consumer has been closed.
         """
-        messages = await super().consume(num_messages, timeout)
-        return [
-            message if message.error() is not None else await finished_async(deserialized(self._deserializers, message))
-            for message in messages
-        ]
+        return await super().consume(num_messages, timeout)
+
+    async def _convert(self, messages: list[Message]) -> Exception | None:
+        for message in list(messages):
+            if message.error() is None:
+                try:
+                    await finished_async(deserialized(self._deserializers, message))
+                except ConsumeError as error:
+                    return error
+        return None

@@ -1,0 +1,312 @@
+"""AsyncDeserializingConsumer: what was read is not lost while its deserializer takes its time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from tests.clients.steps import PATIENCE_SECONDS, create_topic, values
+from txnstore import TopicPartition
+from txnstore.aio import AIOConsumer, AIOProducer, AsyncDeserializingConsumer
+from txnstore.error import ValueDeserializationError
+
+HERE = [TopicPartition("t", 0)]
+
+
+def run(coroutine):
+    return asyncio.run(asyncio.wait_for(coroutine, PATIENCE_SECONDS))
+
+
+class Slow:
+    """A deserializer that takes until it is let through."""
+
+    def __init__(self):
+        self.begun = asyncio.Event()
+        self.ended = asyncio.Event()
+
+    async def __call__(self, value, ctx=None):
+        self.begun.set()
+        await self.ended.wait()
+        if value == b"bad":
+            raise ValueError("why")
+        return value.decode()
+
+    async def cancel(self, call):
+        """Cancel a call that deserializes."""
+        task = asyncio.ensure_future(call)
+        await self.begun.wait()
+        self.begun.clear()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+@pytest.fixture
+def open_consumer(url):
+    """Make a consumer of numbered values."""
+
+    def make(deserializer, **settings):
+        configuration = {"bootstrap.servers": url, "group.id": "readers", "auto.offset.reset": "earliest", **settings}
+        return AsyncDeserializingConsumer({**configuration, "value.deserializer": deserializer})
+
+    return make
+
+
+@pytest.fixture
+def fill(url, make_producer):
+    """Write values to partition 0 of a topic."""
+
+    def write(*written, topic="t"):
+        create_topic(url, topic)
+        producer = make_producer()
+        for value in written:
+            producer.produce(topic, value, partition=0)
+        assert producer.flush(PATIENCE_SECONDS) == 0
+
+    return write
+
+
+def committed(make_consumer):
+    return make_consumer().committed(HERE, PATIENCE_SECONDS)[0].offset
+
+
+def stored(consumer):
+    """Return what an automatic commit would commit now."""
+    return consumer._consumer._core.subscription.find("t", 0).stored
+
+
+@pytest.mark.parametrize("count", [None, 3], ids=["poll", "consume"])
+def test_a_call_that_is_cancelled_while_it_deserializes_loses_no_message(open_consumer, fill, make_consumer, count):
+    fill(b"0", b"1", b"2", b"3")
+
+    async def scenario():
+        slow = Slow()
+
+        def call():
+            return consumer.poll(PATIENCE_SECONDS) if count is None else consumer.consume(count, PATIENCE_SECONDS)
+
+        async with await open_consumer(slow) as consumer:
+            await consumer.subscribe(["t"])
+            for _ in range(2):
+                await slow.cancel(call())
+            # Neither for a transaction nor for a commit it counts as read.
+            assert (await consumer.position(HERE))[0].offset <= 0
+            slow.ended.set()
+            read = [(await call()).value()] if count is None else [message.value() for message in await call()]
+            assert read == ["0", "1", "2"][: len(read)]
+            slow.ended.clear()
+            slow.begun.clear()
+            await slow.cancel(consumer.poll(PATIENCE_SECONDS))
+        return len(read)
+
+    assert committed(make_consumer) < 0
+    read_count = run(scenario())
+    assert committed(make_consumer) == read_count
+
+
+def test_a_copy_loop_whose_poll_is_cancelled_copies_each_message_once(url, open_consumer, fill, make_consumer):
+    fill(b"0", b"1", b"2")
+    fill(topic="copies")
+
+    async def scenario():
+        slow = Slow()
+        producer = AIOProducer({"bootstrap.servers": url, "transactional.id": "copier"})
+        async with producer, await open_consumer(slow, **{"enable.auto.commit": False}) as consumer:
+            await producer.init_transactions(PATIENCE_SECONDS)
+            await consumer.subscribe(["t"])
+            for number in range(3):
+                await producer.begin_transaction()
+                slow.ended.clear()
+                await slow.cancel(consumer.poll(PATIENCE_SECONDS))
+                if number == 1:
+                    slow.ended.set()
+                    message = await consumer.poll(PATIENCE_SECONDS)
+                    await producer.produce("copies", message.value())
+                    slow.begun.clear()
+                group = await consumer.consumer_group_metadata()
+                await producer.send_offsets_to_transaction(await consumer.position(HERE), group, PATIENCE_SECONDS)
+                await producer.commit_transaction(PATIENCE_SECONDS)
+            slow.ended.set()
+            for _ in range(2):
+                await producer.begin_transaction()
+                message = await consumer.poll(PATIENCE_SECONDS)
+                await producer.produce("copies", message.value())
+                group = await consumer.consumer_group_metadata()
+                await producer.send_offsets_to_transaction(await consumer.position(HERE), group, PATIENCE_SECONDS)
+                await producer.commit_transaction(PATIENCE_SECONDS)
+
+    run(scenario())
+    assert committed(make_consumer) == 3
+    copies = make_consumer({"group.id": "checkers"})
+    copies.assign([TopicPartition("copies", 0, 0)])
+    assert values(copies.consume(3, PATIENCE_SECONDS)) == [b"0", b"1", b"2"]
+    assert copies.consume(1, 0) == []
+
+
+def test_what_is_deserialized_is_not_committed_while_another_task_reads_on(open_consumer, fill, make_consumer):
+    fill(b"0", b"1")
+
+    async def scenario():
+        slow = Slow()
+        first = slow.__call__
+
+        async def deserialize(value, ctx=None):
+            return await first(value, ctx) if value == b"0" else value.decode()
+
+        async with await open_consumer(deserialize) as consumer:
+            await consumer.subscribe(["t"])
+            polling = asyncio.create_task(consumer.poll(PATIENCE_SECONDS))
+            await slow.begun.wait()
+            assert (await consumer.poll(PATIENCE_SECONDS)).value() == "1"
+            assert stored(consumer) < 1
+            polling.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await polling
+
+    run(scenario())
+    assert committed(make_consumer) <= 0
+
+
+def test_what_a_task_leaves_is_no_other_tasks_answer(open_consumer, fill, monkeypatch):
+    fill(b"0", b"1")
+    read_some = AIOConsumer._read_some
+
+    async def scenario():
+        slow, loop = Slow(), asyncio.get_running_loop()
+        first = slow.__call__
+
+        async def deserialize(value, ctx=None):
+            return await first(value, ctx) if value == b"0" else value.decode()
+
+        async def cancel():
+            polling.cancel()
+            await asyncio.wait([polling])
+
+        def read_and_cancel_the_other(consumer, count, timeout):
+            read_some(consumer, count, timeout)
+            if consumer._taken:
+                # Between the thread, which has read, and the task that gets it.
+                asyncio.run_coroutine_threadsafe(cancel(), loop).result(PATIENCE_SECONDS)
+
+        async with await open_consumer(deserialize) as consumer:
+            await consumer.subscribe(["t"])
+            polling = asyncio.create_task(consumer.poll(PATIENCE_SECONDS))
+            await slow.begun.wait()
+            with monkeypatch.context() as patch:
+                patch.setattr(AIOConsumer, "_read_some", read_and_cancel_the_other)
+                assert (await consumer.poll(PATIENCE_SECONDS)).value() == "1"
+            assert stored(consumer) < 1
+            slow.ended.set()
+            # They come again, in order: nothing behind what nobody has got counts as read.
+            assert (await consumer.position(HERE))[0].offset == 0
+            assert [message.value() for message in await consumer.consume(2, PATIENCE_SECONDS)] == ["0", "1"]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_what_another_call_reads_does_not_count_as_read_when_a_deserializer_ends(
+    open_consumer, fill, make_consumer, monkeypatch, is_cancelled
+):
+    fill(b"0", b"1")
+
+    async def scenario():
+        slow, loop, has_read = Slow(), asyncio.get_running_loop(), asyncio.Event()
+        go_on = threading.Event()
+
+        def read_and_wait(*arguments):
+            messages = consume_with(*arguments)
+            if messages:
+                loop.call_soon_threadsafe(has_read.set)
+                assert go_on.wait(PATIENCE_SECONDS)
+            return messages
+
+        async with await open_consumer(slow) as consumer:
+            await consumer.subscribe(["t"])
+            polling = asyncio.create_task(consumer.poll(PATIENCE_SECONDS))
+            await slow.begun.wait()
+            consume_with = consumer._consumer.consume_with
+            monkeypatch.setattr(consumer._consumer, "consume_with", read_and_wait)
+            other = asyncio.create_task(consumer.poll(PATIENCE_SECONDS))
+            await has_read.wait()
+            if is_cancelled:
+                other.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await other
+                go_on.set()
+                # It has its turn once the thread has ended.
+                await consumer._calls.run(int)
+            # The thread has read it, and it has not reached the caller.
+            slow.ended.set()
+            assert (await polling).value() == "0"
+            assert stored(consumer) < 1
+            go_on.set()
+            # What has reached its caller counts from the next call on.
+            await consumer.memberid()
+            assert stored(consumer) == (1 if is_cancelled else 2)
+            if not is_cancelled:
+                assert (await other).value() == "1"
+
+    run(scenario())
+    assert committed(make_consumer) == (1 if is_cancelled else 2)
+
+
+def test_a_message_that_cannot_be_deserialized_counts_as_read(open_consumer, fill, make_consumer):
+    fill(b"bad", b"1")
+
+    async def scenario():
+        slow = Slow()
+        slow.ended.set()
+        async with await open_consumer(slow) as consumer:
+            await consumer.subscribe(["t"])
+            with pytest.raises(ValueDeserializationError, match="why"):
+                await consumer.poll(PATIENCE_SECONDS)
+            assert (await consumer.position(HERE))[0].offset == 1
+        # Closing commits it.
+
+    run(scenario())
+    assert committed(make_consumer) == 1
+
+
+def test_what_is_deserialized_of_partitions_that_are_given_back_is_not_returned(open_consumer, fill):
+    fill(b"0")
+    fill(b"other", topic="u")
+
+    async def scenario():
+        slow = Slow()
+        async with await open_consumer(slow) as consumer:
+            await consumer.assign([TopicPartition("t", 0, 0)])
+            polling = asyncio.create_task(consumer.poll(PATIENCE_SECONDS))
+            await slow.begun.wait()
+            await consumer.assign([TopicPartition("u", 0, 0)])
+            slow.ended.set()
+            assert (await polling).value() == "other"
+
+    run(scenario())
+
+
+def test_a_poll_beside_one_that_deserializes_waits_until_that_returns_before_partitions_go(open_consumer, fill):
+    fill(b"0")
+    revoked: list[object] = []
+
+    async def scenario():
+        slow = Slow()
+        async with await open_consumer(slow) as consumer:
+            await consumer.subscribe(["t"], on_revoke=lambda _, partitions: revoked.extend(partitions))
+            polling = asyncio.create_task(consumer.poll(PATIENCE_SECONDS))
+            await slow.begun.wait()
+            await consumer.unsubscribe()
+            assert await consumer.poll(0.01) is None
+            other = asyncio.create_task(consumer.poll(-1))
+            assert await consumer.poll(0.3) is None
+            assert revoked == []
+            slow.ended.set()
+            assert (await polling).value() == "0"
+            while not revoked:
+                await consumer.poll(0)
+            other.cancel()
+            await asyncio.wait([other])
+
+    run(scenario())
