@@ -63,6 +63,8 @@ class AsyncCalls:
         """Where the calls run."""
         self._owns_executor = executor is None
         self._turn = asyncio.Lock() if one_at_a_time else None
+        self.is_closed = False
+        """Whether it has begun to close the client."""
         self._closing: asyncio.Task[None] | None = None
 
     @property
@@ -75,6 +77,20 @@ class AsyncCalls:
     def is_busy(self) -> bool:
         """Whether a call is under way, where one waits for the other; one that has just been answered is not."""
         return self._turn is not None and self._turn.locked()
+
+    def check(self, closed_text: str) -> None:
+        """Refuse a call of a closed client, unless a callback makes it that its closing waits for, or of another loop.
+
+        Raises:
+            RuntimeError: it is refused; nothing has been done.
+        """
+        if self.is_closed and not self.is_in_callback:
+            raise RuntimeError(closed_text)
+        self._check_loop()
+
+    def _check_loop(self) -> None:
+        if asyncio.get_running_loop() is not self.loop:
+            raise RuntimeError("the client belongs to another event loop: make one on each loop")
 
     async def run(
         self, work: Callable[_Parameters, _Result], *arguments: _Parameters.args, **keywords: _Parameters.kwargs
@@ -141,11 +157,16 @@ class AsyncCalls:
 
         Called again within a callback of the client it does not wait, because the closing may be waiting for that.  If
         the client's loop has been closed, it is done on the one that runs.
+
+        Raises:
+            RuntimeError: its loop is another one, which is not closed.
         """
         if self.loop.is_closed():
             # What waits on that one, or for its turn there, waits for ever.
             self.loop, self._closing = asyncio.get_running_loop(), None
             self._turn = None if self._turn is None else asyncio.Lock()
+        self._check_loop()
+        self.is_closed = True
         if self._closing is None:
             self._closing = self.loop.create_task(close())
             await asyncio.shield(self._closing)

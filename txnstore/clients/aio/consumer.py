@@ -38,6 +38,8 @@ _PAUSE_SECONDS: Final = 0.02
 #: A long wait is cut into pieces: between them other calls have their turn, and after a cancelled one the next begins.
 _SLICE_SECONDS: Final = 0.2
 
+_CLOSED_TEXT: Final = "Consumer closed"
+
 _CONSUME_MAX: Final = 1_000_000
 
 
@@ -100,7 +102,6 @@ class AIOConsumer(OfOneProcess):
     def __init__(self, consumer_conf: dict[str, Any], max_workers: int = 100, executor: Executor | None = None) -> None:
         self._calls = AsyncCalls(max_workers, executor, name="txnstore-aio-consumer", one_at_a_time=True)
         self._consumer = _ReturningConsumer(self._calls.with_callbacks(consumer_conf, "on_commit"))
-        self._closed = False
         self._taking = threading.Lock()
         #: What a thread has read and has not reached its call: it was cancelled, or is about to get it.
         self._taken: list[Message] = []
@@ -211,8 +212,7 @@ class AIOConsumer(OfOneProcess):
             return await self._call(commit)
         if not hasattr(connection, "run_sync"):
             return await self._call(functools.partial(commit, connection=connection))
-        if self._closed:
-            raise RuntimeError("Consumer closed")
+        self._calls.check(_CLOSED_TEXT)
         if self._lets_go:
             await self._call(lambda: None)
         # Its statements are only understood on the loop's own thread.
@@ -276,9 +276,13 @@ class AIOConsumer(OfOneProcess):
     async def close(self) -> None:
         """Leave the group, as `Consumer.close` does, and end the threads; again: wait until that is done.
 
-        It goes on even if the call is cancelled.  Within a callback it may be called, too.
+        It goes on even if the call is cancelled.  Within a callback it may be called, too.  The callbacks that it waits
+        for may use the consumer: on_revoke may commit.
+
+        Raises:
+            RuntimeError: the consumer belongs to another loop, which is not closed.
+            Exception: what a callback raised; the consumer is closed nevertheless.
         """
-        self._closed = True
         await self._calls.close_once(self._close)
 
     async def _close(self) -> None:
@@ -290,8 +294,7 @@ class AIOConsumer(OfOneProcess):
     async def _call(
         self, work: Callable[_Parameters, _Result], *arguments: _Parameters.args, **keywords: _Parameters.kwargs
     ) -> _Result:
-        if self._closed:
-            raise RuntimeError("Consumer closed")
+        self._calls.check(_CLOSED_TEXT)
         return await self._calls.run(self._in_turn, functools.partial(work, *arguments, **keywords))
 
     async def _change(self, work: Callable[..., None], *arguments: Any) -> None:

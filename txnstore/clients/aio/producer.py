@@ -69,7 +69,6 @@ class AIOProducer(OfOneProcess):
         # Each future waits for its report, the good ones included.
         configuration.pop("delivery.report.only.error", None)
         self._producer = Producer(configuration)
-        self._closed = False
         self._pending: set[asyncio.Future[Message]] = set()
         #: Reports on their way from the threads to the loop.
         self._reports: deque[tuple[asyncio.Future[Message], KafkaError | None, Message]] = deque()
@@ -115,10 +114,10 @@ class AIOProducer(OfOneProcess):
             headers: a list of pairs or a dictionary.
 
         Raises:
-            RuntimeError: the producer has been closed.
+            RuntimeError: the producer has been closed, or it belongs to another loop; nothing is queued.
             KafkaException: as of `Producer.produce`.
         """
-        self._refuse_if_closed()
+        self._check()
         delivered: asyncio.Future[Message] = self._calls.loop.create_future()
         report = functools.partial(self._report, delivered)
         while True:
@@ -128,7 +127,7 @@ class AIOProducer(OfOneProcess):
                 )
             except BufferError:
                 await self.poll(_SLICE_SECONDS)
-                self._refuse_if_closed()
+                self._check()
             else:
                 break
         self._pending.add(delivered)
@@ -202,9 +201,12 @@ class AIOProducer(OfOneProcess):
         """Close as `Producer.close` does and end the threads; no future stays pending.  Again: wait until that is done.
 
         An open transaction is aborted; the futures of what was not delivered raise `KafkaException`.  It goes on even
-        if the call is cancelled.  Within a callback it may be called, too.
+        if the call is cancelled.  Within a callback it may be called, too, and the callbacks that it waits for may use
+        the producer.
+
+        Raises:
+            RuntimeError: the producer belongs to another loop, which is not closed.
         """
-        self._closed = True
         await self._calls.close_once(self._close)
 
     async def _close(self) -> None:
@@ -221,14 +223,13 @@ class AIOProducer(OfOneProcess):
             self._pending.clear()
             await self._calls.close()
 
-    def _refuse_if_closed(self) -> None:
-        if self._closed:
-            raise RuntimeError("Producer has been closed")
+    def _check(self) -> None:
+        self._calls.check("Producer has been closed")
 
     async def _call(
         self, work: Callable[_Parameters, _Result], *arguments: _Parameters.args, **keywords: _Parameters.kwargs
     ) -> _Result:
-        self._refuse_if_closed()
+        self._check()
         try:
             return await self._calls.run(work, *arguments, **keywords)
         finally:
@@ -236,7 +237,7 @@ class AIOProducer(OfOneProcess):
 
     async def _serve_reports(self) -> None:
         """Serve reports as long as a future waits for its own."""
-        while self._pending and not self._closed:
+        while self._pending and not self._calls.is_closed:
             try:
                 await self._calls.run(self._producer.poll, _SLICE_SECONDS)
             except Exception:
@@ -322,12 +323,12 @@ class AsyncSerializingProducer(AIOProducer, Generic[Key, Value]):
         Raises:
             KeySerializationError: the key's serializer raised `exception`.
             ValueSerializationError: the value's serializer raised `exception`.
-            RuntimeError: the producer has been closed.
+            RuntimeError: the producer has been closed, or it belongs to another loop; nothing is queued.
             TypeError: the topic is not text.
             KafkaException: as of `Producer.produce`.
         """
         # The serializers never see a message that cannot be queued.
-        self._refuse_if_closed()
+        self._check()
         steps = serialized(self._serializers, topic, key, value, headers)
         serialized_key, serialized_value = await finished_async(steps)
         return await super().produce(topic, serialized_value, serialized_key, partition, timestamp, headers)
