@@ -111,6 +111,28 @@ def test_a_cancelled_call_keeps_its_turn_until_it_has_ended():
     run(scenario())
 
 
+@pytest.mark.parametrize("one_at_a_time", [True, False])
+def test_a_call_that_is_cancelled_while_it_waits_for_a_thread_is_not_made(one_at_a_time):
+    async def scenario():
+        calls = make_calls(1, one_at_a_time=one_at_a_time)
+        end = threading.Event()
+        busy = calls.executor.submit(end.wait, WAIT_SECONDS)
+        made: list[int] = []
+        call = asyncio.create_task(calls.run(made.append, 1))
+        await asyncio.sleep(0)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        end.set()
+        await asyncio.wrap_future(busy)
+        # It has given its turn back.
+        await calls.run(made.append, 2)
+        assert made == [2]
+        await calls.close()
+
+    run(scenario())
+
+
 def test_a_callback_runs_on_the_loop_whether_it_is_a_coroutine_function_or_not():
     async def scenario():
         calls = make_calls()

@@ -12,7 +12,7 @@ import functools
 import inspect
 import queue
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any, Final, ParamSpec, TypeVar
 
 _Parameters = ParamSpec("_Parameters")
@@ -98,7 +98,7 @@ class AsyncCalls:
         """Run a blocking call and return what it returns; a call from inside a callback does not wait for its turn.
 
         A call that has begun cannot be stopped: one that is cancelled goes on in its thread, and it keeps its turn
-        until it has ended.
+        until it has ended.  One that still waits for a thread is not made any more.
         """
         call = functools.partial(work, *arguments, **keywords)
         callback = _running_callback.get()
@@ -106,21 +106,34 @@ class AsyncCalls:
             return await self._run_inside(callback, call)
         turn = self._turn
         if turn is None:
-            return await asyncio.shield(self.loop.run_in_executor(self.executor, call))
+            return await self._answer(*self._submit(call))
         await turn.acquire()
         try:
-            running = self.loop.run_in_executor(self.executor, call)
+            submitted, running = self._submit(call)
         except BaseException:
             turn.release()
             raise
         try:
-            return await asyncio.shield(running)
+            return await self._answer(submitted, running)
         finally:
             # Not earlier: the caller has its result before the next call begins.
             if running.done():
                 turn.release()
             else:
                 running.add_done_callback(lambda _: turn.release())
+
+    def _submit(self, call: Callable[[], _Result]) -> tuple[Future[_Result], asyncio.Future[_Result]]:
+        submitted = self.executor.submit(call)
+        return submitted, asyncio.wrap_future(submitted, loop=self.loop)
+
+    async def _answer(self, submitted: Future[_Result], running: asyncio.Future[_Result]) -> _Result:
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            # Closing goes on even if its loop ends.
+            if asyncio.current_task() is not self._closing:
+                submitted.cancel()
+            raise
 
     def callback(self, function: Callable[..., Any] | None) -> Callable[..., Any] | None:
         """Return what calls `function`, which may be a coroutine function, on the loop and waits for it."""

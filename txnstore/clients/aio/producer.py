@@ -7,7 +7,7 @@ import functools
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from typing import Any, Final, Generic, ParamSpec, Self, TypeVar
 
 from txnstore.clients.aio.calls import AsyncCalls
@@ -27,6 +27,7 @@ from txnstore.clients.model.serializers import (
 )
 from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.clients.producer.producer import Producer
+from txnstore.deadline import check_timeout
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
@@ -73,6 +74,8 @@ class AIOProducer(OfOneProcess):
         #: Reports on their way from the threads to the loop.
         self._reports: deque[tuple[asyncio.Future[Message], KafkaError | None, Message]] = deque()
         self._serving: asyncio.Task[None] | None = None
+        #: By call: what tells of one that was cancelled and went on, until the same call takes that up.
+        self._left: dict[str, Future[BaseException | None]] = {}
 
     @property
     def executor(self) -> Executor:
@@ -156,12 +159,13 @@ class AIOProducer(OfOneProcess):
         return await self._call(self._producer.cluster_id, timeout)
 
     async def init_transactions(self, timeout: float = -1) -> None:
-        """As `Producer.init_transactions`."""
-        await self._call(self._producer.init_transactions, timeout)
+        """As `Producer.init_transactions`; cancelled, it goes on as `commit_transaction` does."""
+        if not await self._take_up("init", timeout):
+            await self._resumable("init", self._producer.init_transactions, timeout)
 
     async def begin_transaction(self) -> None:
         """As `Producer.begin_transaction`."""
-        await self._call(self._producer.begin_transaction)
+        await self._call(self._begin)
 
     async def send_offsets_to_transaction(
         self, positions: list[TopicPartition], group_metadata: Any, timeout: float = -1
@@ -170,9 +174,19 @@ class AIOProducer(OfOneProcess):
         await self._call(self._producer.send_offsets_to_transaction, positions, group_metadata, timeout)
 
     async def commit_transaction(self, timeout: float = -1, *, writers: Collection[int] | None = None) -> None:
-        """Deliver what was produced, so that the futures are done, then as `Producer.commit_transaction`."""
-        await self.flush(timeout)
-        await self._call(functools.partial(self._producer.commit_transaction, writers=writers), timeout)
+        """Deliver what was produced, so that the futures are done, then as `Producer.commit_transaction`.
+
+        Cancelled before it has come to commit, it commits nothing.  Afterwards the commit goes on, and the next
+        `commit_transaction` waits for it and returns its answer.
+
+        Raises:
+            RuntimeError: the producer has been closed, or it belongs to another loop.
+            KafkaException: as of `Producer.commit_transaction`.
+        """
+        if not await self._take_up("commit", timeout):
+            await self.flush(timeout)
+            commit = functools.partial(self._producer.commit_transaction, writers=writers)
+            await self._resumable("commit", commit, timeout)
 
     async def commit_transaction_async(self) -> asyncio.Future[None]:
         """As `Producer.commit_transaction_async`; the futures of the messages are done when they are committed."""
@@ -189,9 +203,27 @@ class AIOProducer(OfOneProcess):
         return await self._call(self._producer.report_writer, timeout)
 
     async def abort_transaction(self, timeout: float = -1) -> None:
-        """Deliver what was produced, so that the futures are done, then as `Producer.abort_transaction`."""
-        await self.flush(timeout)
-        await self._call(self._producer.abort_transaction, timeout)
+        """Deliver what was produced, so that the futures are done, then as `Producer.abort_transaction`.
+
+        After a commit that was cancelled and goes on, it waits for that, and aborts only if that has failed.  If it is
+        cancelled itself, it goes on as `commit_transaction` does.
+
+        Raises:
+            RuntimeError: the producer has been closed, or it belongs to another loop.
+            KafkaException: as of `Producer.abort_transaction`; `_STATE`: that commit has committed the transaction.
+        """
+        try:
+            is_committed = await self._take_up("commit", timeout)
+        except KafkaException as error:
+            is_committed = False
+            if not error.args[0].txn_requires_abort():
+                raise
+        if is_committed:
+            reason = "the transaction is committed: its commit went on after it was cancelled"
+            raise KafkaException(KafkaError(KafkaError._STATE, reason))
+        if not await self._take_up("abort", timeout):
+            await self.flush(timeout)
+            await self._resumable("abort", self._producer.abort_transaction, timeout)
 
     async def set_sasl_credentials(self, username: str, password: str) -> None:
         """As `Producer.set_sasl_credentials`."""
@@ -235,6 +267,40 @@ class AIOProducer(OfOneProcess):
         finally:
             self._settle()
 
+    def _begin(self) -> None:
+        self._producer.begin_transaction()
+        # Here, for this may have been cancelled: what is told of the transaction before is no answer for this one.
+        self._left.clear()
+
+    async def _resumable(self, name: str, work: Callable[[float], None], timeout: float) -> None:
+        """Make a call whose answer is kept if it is cancelled and goes on."""
+        told: Future[BaseException | None] = Future()
+        try:
+            await self._call(_tell, told, functools.partial(work, timeout))
+        except asyncio.CancelledError:
+            if not told.cancel():
+                self._left[name] = told
+            raise
+
+    async def _take_up(self, name: str, timeout: float) -> bool:
+        """Wait for such a call that goes on; return whether it was answered, and raise what it raised."""
+        self._check()
+        timeout_seconds, told = check_timeout(timeout), self._left.get(name)
+        if told is None:
+            return False
+        await asyncio.wait([asyncio.wrap_future(told)], timeout=None if timeout_seconds < 0 else timeout_seconds)
+        if not told.done():
+            reason = "Timed out waiting for operation to finish, retry call to resume"
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, reason, retriable=True))
+        self._left.pop(name, None)
+        error = told.result()
+        if isinstance(error, KafkaException) and error.args[0].code() == KafkaError._TIMED_OUT:
+            # Its own time was up, which is no answer: made again, it is resumed.
+            return False
+        if error is not None:
+            raise error
+        return True
+
     async def _serve_reports(self) -> None:
         """Serve reports as long as a future waits for its own."""
         while self._pending and not self._calls.is_closed:
@@ -267,6 +333,17 @@ def _finish(delivered: asyncio.Future[Message], error: KafkaError | None, messag
         delivered.set_exception(KafkaException(error))
     elif message is not None:
         delivered.set_result(message)
+
+
+def _tell(told: Future[BaseException | None], work: Callable[[], None]) -> None:
+    """Do it in a thread, unless whoever wanted it is gone, and tell what it raises."""
+    if told.set_running_or_notify_cancel():
+        try:
+            work()
+        except BaseException as error:
+            told.set_result(error)
+            raise
+        told.set_result(None)
 
 
 class AsyncSerializingProducer(AIOProducer, Generic[Key, Value]):
