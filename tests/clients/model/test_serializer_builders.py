@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
 
 from tests.clients.steps import PATIENCE_SECONDS, create_topic
+from tests.databases import on_sqlite_alone
 from txnstore import (
     OFFSET_BEGINNING,
     DeserializingConsumer,
@@ -195,6 +197,52 @@ def test_the_asynchronous_clients_serialize(url, builder, serializer):
 
     asyncio.run(work())
     assert [built.closed for built in values.built] == [1]
+
+
+@pytest.mark.parametrize("reads", [False, True], ids=["producer", "consumer"])
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_what_builders_made_is_closed_though_closing_is_cancelled_or_fails(url, monkeypatch, is_cancelled, reads):
+    values = AsyncBuilder(AsyncPrefixing)
+    name, kind = ("deserializer", AsyncDeserializingConsumer) if reads else ("serializer", AsyncSerializingProducer)
+
+    async def work():
+        conf = read(url) if reads else {"bootstrap.servers": url}
+        client: Any = await kind({**conf, f"value.{name}.builder": values, **PREFIXED})
+        blocking = client._consumer if reads else client._producer
+        close, loop, begun, may_end = blocking.close, asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+
+        def close_late():
+            loop.call_soon_threadsafe(begun.set)
+            assert may_end.wait(PATIENCE_SECONDS)
+            close()
+            if not is_cancelled:
+                raise ZeroDivisionError
+
+        monkeypatch.setattr(blocking, "close", close_late)
+        closing = asyncio.create_task(client.close())
+        await begun.wait()
+        if is_cancelled:
+            closing.cancel()
+        may_end.set()
+        with pytest.raises(asyncio.CancelledError if is_cancelled else ZeroDivisionError):
+            await closing
+        # It goes on by itself.
+        await asyncio.wait([client._calls._closing])
+        assert [built.closed for built in values.built] == [1]
+        await client.close()
+        assert [built.closed for built in values.built] == [1]
+
+    asyncio.run(work())
+
+
+@on_sqlite_alone
+def test_an_asynchronous_client_that_deserializes_hands_out_no_transactions(url):
+    async def work():
+        async with await AsyncDeserializingConsumer(read(url, **{"value.deserializer": Stripping("")})) as consumer:
+            with pytest.raises(NotImplementedError, match=r"has no consume_transaction\(\): call poll\(\)"):
+                await consumer.consume_transaction(0)
+
+    asyncio.run(work())
 
 
 def test_what_an_asynchronous_client_cannot_serialize_is_said(url):

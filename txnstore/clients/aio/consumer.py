@@ -430,11 +430,13 @@ class AsyncDeserializingConsumer(AIOConsumer, Generic[Key, Value]):
         offer_cluster_id_async(self.cluster_id, *taken.converters)
         return self
 
-    async def close(self) -> None:
-        """Close as `AIOConsumer.close` does, then the deserializers that builders have made."""
-        await super().close()
-        owned, self._owned_deserializers = self._owned_deserializers, []
-        await close_converters_async(owned)
+    async def _close(self) -> None:
+        # Here, for it goes on though close() is cancelled.
+        try:
+            await super()._close()
+        finally:
+            owned, self._owned_deserializers = self._owned_deserializers, []
+            await close_converters_async(owned)
 
     async def poll(self, timeout: float = -1) -> Message | None:
         """Return the next message, its key and value deserialized, or None if none came within `timeout` seconds.
@@ -464,6 +466,16 @@ class AsyncDeserializingConsumer(AIOConsumer, Generic[Key, Value]):
             RuntimeError: the consumer has been closed.
         """
         return await super().consume(num_messages, timeout)
+
+    async def consume_transaction(
+        self, timeout: float = -1, *, messages_max: int = MESSAGES_MAX
+    ) -> ConsumedTransaction | None:
+        """Refuse, as `DeserializingConsumer.consume_transaction` does.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError("an AsyncDeserializingConsumer has no consume_transaction(): call poll()")
 
     async def _convert(self, messages: list[Message]) -> Exception | None:
         for message in list(messages):

@@ -380,11 +380,13 @@ class AsyncSerializingProducer(AIOProducer, Generic[Key, Value]):
         offer_cluster_id_async(self.cluster_id, *taken.converters)
         return self
 
-    async def close(self) -> None:
-        """Close as `AIOProducer.close` does, then the serializers that builders have made."""
-        await super().close()
-        owned, self._owned_serializers = self._owned_serializers, []
-        await close_converters_async(owned)
+    async def _close(self) -> None:
+        # Here, for it goes on though close() is cancelled.
+        try:
+            await super()._close()
+        finally:
+            owned, self._owned_serializers = self._owned_serializers, []
+            await close_converters_async(owned)
 
     async def produce(  # type: ignore[override]  # noqa: PLR0917 - confluent-kafka's signature: the key is first here
         self,
