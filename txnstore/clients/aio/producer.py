@@ -41,7 +41,8 @@ _SLICE_SECONDS: Final = 0.1
 class AIOProducer(OfOneProcess):
     """A `Producer` whose methods are coroutines; made while a loop runs, and used on that loop.
 
-    Callbacks of the configuration may be coroutine functions; they run on the loop.
+    Callbacks of the configuration may be coroutine functions; they run on the loop.  It has no `transaction`, `enlist`,
+    `prepare_transaction`, `complete_transaction` and `produce_batch`: these are for `Producer`.
 
     Args:
         producer_conf: the configuration of `Producer`; it is not changed.
