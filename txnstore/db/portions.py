@@ -31,6 +31,8 @@ BYTES_AT_ONCE: Final = 1024 * 1024
 FOUND_MAX: Final = 500
 #: How long a portion is to take over its rows: others wait so long and for the commit, and for those before them.
 HELD_SECONDS: Final = 0.01
+#: So long a commit may take before it counts, too: it waits for the disk, whatever was done.
+COMMIT_SECONDS: Final = 0.08
 #: How many rows and bytes the first portion of a turn that has little time takes at most.
 FIRST_ROWS: Final = 25
 FIRST_BYTES: Final = 128 * 1024
@@ -61,8 +63,9 @@ def write_without_a_break(store: Store, work: Callable[[Connection], Result], **
 def undisturbed_seconds() -> float:
     """Return a time that stands still while this thread waits for a processor, as far as the system counts that.
 
-    Linux does.  A portion of half the size waits as long for its turn, so how long that is says nothing of its size: a
-    machine that others kept busy would make the smallest portions, and fall behind those who write.
+    Linux does.  A portion of half the size waits as long for its turn, so how long that is says nothing of its size: on
+    SQLite, where this thread does the work, a machine that others kept busy would make the smallest portions, and fall
+    behind those who write.
     """
     try:
         # What it ran, what it waited for its turn, in nanoseconds, and how often it ran.
@@ -161,14 +164,13 @@ class Portions:
         Raises:
             TxnStoreError: see `Store.write`; the portions before stay done.
         """
-        began = worked_seconds = 0.0
+        began = work_began = worked_seconds = 0.0
 
         def timed(connection: Connection) -> Result:
             # From here on others wait; before, this one did.
-            nonlocal began, worked_seconds
+            nonlocal began, work_began, worked_seconds
             began, work_began = self._monotonic_seconds(), self._work_seconds()
             result = work(connection)
-            # Not the commit: it waits for the disk, whatever was done.
             worked_seconds = self._work_seconds() - work_began
             return result
 
@@ -182,7 +184,7 @@ class Portions:
         held_seconds = self._monotonic_seconds() - began
         others_wait = store.backend.has_one_writer or not is_apart
         if others_wait or self.is_bounded:
-            self._adapt(worked_seconds)
+            self._adapt(max(worked_seconds, self._work_seconds() - work_began - COMMIT_SECONDS))
         if others_wait and self.left_seconds > 0 and goes_on(result):
             pause_after_portion(0 if is_awaited else held_seconds)
         return result
