@@ -215,7 +215,10 @@ def give(future: Future[Any], set_it: Callable[[Any], None], outcome: object) ->
 
 
 def to_its_end(work: Callable[[], None]) -> None:
-    """Do what nobody else would do, however often Ctrl-C comes meanwhile; raise what came first."""
+    """Do what nobody else would do, even if Ctrl-C comes again and again meanwhile; raise what came first.
+
+    Between two tries is one instruction that the next one could still get past.
+    """
     first: BaseException | None = None
     is_done = False
     while not is_done:

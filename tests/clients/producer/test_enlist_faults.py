@@ -222,6 +222,27 @@ def test_an_interrupt_in_the_commit_leaves_it_to_be_asked_for_again(begun, bank,
 
 
 @pytest.mark.parametrize("kind", ["core", "orm"])
+def test_a_connection_that_could_not_be_dropped_is_dropped_by_the_next_call(bank, monkeypatch, kind):
+    owner: Any = Connection if kind == "core" else Session
+
+    def without_memory(*_):
+        raise MemoryError
+
+    with open_store(bank) as store, calling(bank, kind) as caller:
+        caller.write("lost")
+        taken = EnlistedConnection(store, callers_connection(caller.given), AssertionError)
+        taken.take()
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, "invalidate", without_memory)
+            with pytest.raises(MemoryError):
+                taken.abandon()
+        assert not taken.callers.is_given_up
+        taken.abandon()
+        assert taken.callers.is_given_up
+        caller.rollback()
+
+
+@pytest.mark.parametrize("kind", ["core", "orm"])
 @pytest.mark.parametrize("side", ["before", "after"])
 def test_what_is_begun_after_a_connection_was_dropped_is_not_dropped(bank, monkeypatch, kind, side):
     """However often an interrupt comes as it is dropped, it is; the producer asks for that again later."""

@@ -159,7 +159,7 @@ class EnlistedConnection:
         self._name = self._isolation = ""
         # The thread that lets go may be another than the one that commits.
         self._lock = threading.Lock()
-        self._is_committing = self._is_let_go = self._was_abandoned = False
+        self._is_committing = self._is_let_go = self._is_dropped = False
 
     def take(self) -> None:
         """Begin the database transaction if it is not open yet, remember it, and refuse the caller's endings.
@@ -265,14 +265,13 @@ class EnlistedConnection:
     def abandon(self) -> None:
         """Give the connection back after its COMMIT has got lost: nothing on it counts any more.
 
-        Once it has begun it comes to its end, whatever interrupts it; a second call does nothing, as what is open by
-        then the owner has begun.
+        Once it has begun it comes to its end, whatever interrupts it; after that a second call does nothing, as what is
+        open by then the owner has begun.
         """
-        if not self._was_abandoned:
+        if not self._is_dropped:
             to_its_end(self._drop)
 
     def _drop(self) -> None:
-        self._was_abandoned = True
         self._guards.remove()
         callers = self.callers
         with contextlib.suppress(SQLAlchemyError, psycopg.Error, sqlite3.Error):
@@ -284,6 +283,8 @@ class EnlistedConnection:
                     transaction.rollback()
             else:
                 callers.driver.close()
+        # Not before: what failed is to be done again.
+        self._is_dropped = True
 
     def let_go(self) -> None:
         """Give the connection back as it is: its owner ends what is open on it.
