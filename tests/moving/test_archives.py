@@ -29,7 +29,7 @@ from txnstore.log.outbox.sequencer import drain_outbox
 from txnstore.log.topics import get_topic
 from txnstore.model import INTERNAL_GROUP_PREFIX
 from txnstore.moving import archiving, loading
-from txnstore.moving.archive_files import SCHEMA, Contents, reading
+from txnstore.moving.archive_files import SCHEMA, Contents, new_archive_id, reading
 from txnstore.moving.archiving import RecordSelection, export
 from txnstore.moving.loading import load
 from txnstore.observability.store_figures import FigureLimits, StoreFigures, read_cluster_figures
@@ -510,20 +510,21 @@ def test_what_is_no_archive_or_was_cut_off_is_refused(cluster, url, tmp_path) ->
         ({"config": ["retention.ms"]}, "does not say of itself"),
         ({"topic": None}, "does not say of itself"),
         ({"partition_count": "many"}, "does not say of itself"),
-        (None, "does not say of itself"),
+        ({"archive_id": "orders\0"}, "does not say of itself"),
+        ({"archive_id": 7}, "does not say of itself"),
+        (b"\xff{", "does not say of itself"),
+        (b"[" * 200_000, "does not say of itself"),
     ],
 )
 def test_what_says_other_things_of_itself_than_an_archive_is_refused(tmp_path, changes, told) -> None:
     path = tmp_path / "forged.parquet"
-    (name,), (text,) = zip(*Contents("id", "orders", 1, {}, {0: (0, 1)}).to_metadata().items(), strict=True)
+    (name,), (text,) = zip(*Contents(new_archive_id(), "orders", 1, {}, {0: (0, 1)}).to_metadata().items(), strict=True)
     stated = json.loads(text)
     assert stated["version"] == 1
-    for key, value in (changes or {}).items():
-        if value is None:
-            del stated[key]
-        else:
-            stated[key] = value
-    text = b"\xff{" if changes is None else json.dumps(stated).encode()
+    if isinstance(changes, bytes):
+        text = changes
+    else:
+        text = json.dumps({key: value for key, value in (stated | changes).items() if value is not None}).encode()
     pq.write_table(pa.Table.from_pylist([], SCHEMA.with_metadata({name: text})), path)
     with reading(path) as file, pytest.raises(InvalidRequest, match=told):
         Contents.of(file, str(path))

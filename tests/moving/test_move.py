@@ -446,6 +446,21 @@ def test_who_is_cancelled_at_the_end_opens_nothing(urls_up, opened, monkeypatch)
     assert target.read(read_move).state is MoveState.ARRIVING
 
 
+def test_what_is_written_to_a_source_whose_copy_was_cancelled_is_no_damage(urls_up, opened, monkeypatch) -> None:
+    source, target = opened(filled(urls_up[0])), opened(urls_up[1])
+    compare = moving._compare
+
+    def cancel_first(*arguments):
+        assert cancel(source)
+        source.write(lambda connection: create_topic(connection, "since", partition_count=1))
+        return compare(*arguments)
+
+    monkeypatch.setattr(moving, "_compare", cancel_first)
+    with pytest.raises(StoreMoved, match="the copy was cancelled"):
+        move(source, target)
+    assert source.read(read_move) is None
+
+
 def test_a_copy_that_is_cancelled_before_its_first_page_is_over_too(urls_across, opened, monkeypatch) -> None:
     """Its call may still be there: it would go on, and hand over what the source held before the last writes."""
     source, target = opened(filled(urls_across[0])), opened(urls_across[1])

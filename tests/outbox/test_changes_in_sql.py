@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from datetime import datetime
 
 import pytest
@@ -126,6 +128,22 @@ def test_an_attribute_that_is_set_to_an_expression_has_changed(store, outbox, se
         ["update", 40, ["balance", "note"]],
         ["update", 10, ["balance"]],
     ]
+
+
+def test_a_watch_is_not_kept_by_the_class_that_it_watches(engine, sessions):
+    """The class is there as long as the process; an outbox may be made for each request."""
+
+    def watch_and_forget():
+        forgotten = Outbox(engine, sequencer=False)
+        with Session(engine) as session:
+            forgotten.watch(Account, topic="accounts", value=as_json, sessions=session)
+        return weakref.ref(forgotten)
+
+    forgotten = watch_and_forget()
+    gc.collect()
+    assert forgotten() is None
+    with sessions.begin() as session:
+        session.get(Account, 1).balance = Account.balance - 30
 
 
 def test_each_flush_of_a_transaction_has_its_own_changes(store, outbox, sessions, watch):

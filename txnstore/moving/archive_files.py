@@ -93,8 +93,10 @@ class Contents:
                 )
             ranges = {int(number): (int(start), int(end)) for number, (start, end) in told["ranges"].items()}
             config = {str(key): str(value) for key, value in told["config"].items()}
-            return cls(str(told["archive_id"]), str(told["topic"]), int(told["partition_count"]), config, ranges)
-        except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
+            # Ids of groups and of transactions are made of it.
+            archive_id = str(uuid.UUID(told["archive_id"]))
+            return cls(archive_id, str(told["topic"]), int(told["partition_count"]), config, ranges)
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
             raise InvalidRequest(
                 f"{name} is not an archive: it does not say of itself what `txnstore export` writes"
             ) from None

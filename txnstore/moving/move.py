@@ -166,7 +166,8 @@ def move(source: Store, target: Store, *, told: Told | None = None, even_if_dama
                 tables = _compare(source, target, dict(filling.position.next_keys), tell)
                 _check_sound(target, remedy, even_if_damaged, lambda *of: tell("verifying the target", *of))
             except StoreDamaged:
-                # What clients write to a target that another call has opened is no damage.
+                # What clients write to a target that another call has opened is no damage, nor what they write to a
+                # source that is open again.
                 filling.check_alone()
                 raise
             filling.settle(replace(filling.position, is_verified=True))
@@ -339,14 +340,19 @@ def _leave(source: Store, closed: Move) -> None:
 
     def work(connection: Connection) -> None:
         wait_for_writers(connection)
-        found = read_move(connection)
-        if found is None or found.uuid != closed.uuid:
-            raise StoreMoved(
-                f"the copy was cancelled, and {source.url} is open again: what was copied is no longer the store"
-            )
+        if not _is_closed_for(read_move(connection), closed):
+            raise _open_again(source)
         set_move(connection, replace(closed, state=MoveState.GONE))
 
     source.write(work)
+
+
+def _is_closed_for(found: Move | None, closed: Move) -> bool:
+    return found is not None and found.uuid == closed.uuid
+
+
+def _open_again(source: Store) -> StoreMoved:
+    return StoreMoved(f"the copy was cancelled, and {source.url} is open again: what was copied is no longer the store")
 
 
 # --- 3 and 4: the rows -------------------------------------------------------------------------------------------
@@ -405,9 +411,11 @@ class _Filling:
         self._arriving = behind
 
     def check_alone(self) -> None:
-        """Raise InvalidRequest if somebody else has filled the target further, or has opened it."""
+        """Raise what becomes of this call if somebody else has filled the target further, or opened either of both."""
         if self._target.read(read_move) != self._arriving:
             raise self._not_alone()
+        if not _is_closed_for(self._source.read(read_move), self._arriving):
+            raise _open_again(self._source)
 
     def _not_alone(self) -> InvalidRequest:
         return InvalidRequest(

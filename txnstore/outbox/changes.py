@@ -93,11 +93,18 @@ class Watch:
         self._is_stopped = self.is_refusing = self._has_taken_over = False
         #: By session that flushes: the attributes that no object to be written had changed, just before it was.
         self._unchanged: Final = weakref.WeakKeyDictionary[Session, dict[Any, set[str]]]()
+        before_writing = weakref.WeakMethod(self._before_writing)
+
+        def note(mapper: object, connection: object, state: InstanceState[Any]) -> None:
+            # A class outlives its sessions, and would keep all that ever watched one, with their outboxes.
+            if (noting := before_writing()) is not None:
+                noting(mapper, connection, state)
+
         self._listeners: Final[list[tuple[Any, str, Any]]] = [
             (self._sessions, "after_flush", self._after_flush),
             (self._sessions, "before_flush", self._before_flush),
-            (model, "before_insert", self._before_writing),
-            (model, "before_update", self._before_writing),
+            (model, "before_insert", note),
+            (model, "before_update", note),
         ]
         try:
             for target, name, listener in self._listeners:
