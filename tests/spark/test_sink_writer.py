@@ -569,7 +569,7 @@ def test_an_older_version_of_another_query_is_neither_written_nor_dropped(url, o
     write("one", 1, "1")
     assert "batch 1 of app::app is dropped" in caplog.text
     for version in (0, 2):
-        with pytest.raises(ProducerFenced, match=r"was not written by this query; .* a txnAppId of its own"):
+        with pytest.raises(ProducerFenced, match=r"that this query wrote it is not known .* a txnAppId of its own"):
             write("two", version, "new")
     write("two", 3, "3")
     write("two", 3, "3")
@@ -585,9 +585,30 @@ def test_what_another_query_has_written_meanwhile_is_not_dropped_by_the_decision
     # An empty task asks nothing.
     message = late.task([], "two")
     first.run(rows("a"), query_id="one")
-    with pytest.raises(ProducerFenced, match="was not written by this query"):
+    with pytest.raises(ProducerFenced, match="that this query wrote it is not known"):
         late.copy().commit([message])
     assert visible(out) == ["a"]
+
+
+def test_a_query_whose_version_is_no_longer_remembered_is_not_told_that_it_is_new(url, out, opened_stores):
+    """Its checkpoint may be an older copy: under another txnAppId it would write everything again."""
+    for version in (0, 50, 51, 150):
+        Job(url, txnAppId="app", txnVersion=str(version)).run(rows(str(version)), query_id="one")
+    Job(url, txnAppId="app", txnVersion="51").run(rows("again"), query_id="one")
+    for version in (0, 50):
+        with pytest.raises(ProducerFenced, match=r"\(the last 100 numbers are .* older copy .* do not change txnAppId"):
+            Job(url, txnAppId="app", txnVersion=str(version)).run(rows("again"), query_id="one")
+    assert visible(out) == written(out) == sorted(["0", "50", "51", "150"])
+
+
+def test_a_version_that_was_written_by_hand_is_refused_to_the_query_that_comes_to_it(url, out, opened_stores):
+    Job(url, txnAppId="app", txnVersion="6").run(rows("6"), query_id="one")
+    Job(url, txnAppId="app", txnVersion="7").run(rows("7"))
+    with pytest.raises(ProducerFenced, match=r"version 7 .* written by hand is skipped by hand"):
+        Job(url, txnAppId="app", txnVersion="7").run(rows("7"), query_id="one")
+    # Skipped by hand it goes on.
+    Job(url, txnAppId="app", txnVersion="8").run(rows("8"), query_id="one")
+    assert visible(out) == written(out) == ["6", "7", "8"]
 
 
 def test_a_version_is_written_once_to_each_topic(url, out, opened_stores):

@@ -443,8 +443,11 @@ def _is_written_by_query(
     if connection.execute(_DECIDED_AS, of_version).one_or_none() is None:
         raise ProducerFenced(
             f"version {version} of {run.sink_id[:80]!r} is not newer than {last}, the last one that was written, and"
-            " was not written by this query; nothing was changed. With a new checkpoint Spark numbers batches from 0"
-            " again, so this may well be new: give each new checkpoint, and each query, a txnAppId of its own"
+            f" that this query wrote it is not known (the last {BATCHES_KEPT} numbers are remembered); nothing was"
+            " changed. With a new checkpoint Spark numbers batches from 0 again, so this may well be new: give each new"
+            " checkpoint, and each query, a txnAppId of its own. With an older copy of the checkpoint, or where this"
+            " version was written by hand, do not change txnAppId: what was written would be written again. A version"
+            " written by hand is skipped by hand, in the function of foreachBatch"
         )
     return True
 
