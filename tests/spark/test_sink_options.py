@@ -44,6 +44,7 @@ def test_options_may_have_the_prefix_that_sparks_kafka_sink_wants_and_any_case()
             "KAFKA.Transaction.Timeout.MS": "20000",
             "kafka.partitioner": "murmur2_random",
             "kafka.batch.size": "500",
+            "kafka.partitioner.ignore.keys": "False",
             "kafka.acks": "1",
             "kafka.linger.ms": "5",
             "checkpointlocation": "/somewhere",
@@ -85,6 +86,7 @@ def test_options_may_have_the_prefix_that_sparks_kafka_sink_wants_and_any_case()
         ({"txnappid": "a" * 701, "txnversion": "1"}, "txnAppId has at most 700 characters, not 701"),
         ({"txnappid": "a\0", "txnversion": "1"}, "txnAppId: a transactional id holds a NUL"),
         ({"txnappid": "a", "txnversion": "1", "transactional__id": "t"}, "give either it or transactional.id"),
+        ({"kafka__partitioner__ignore__keys": "true"}, "cannot be given: partitioner=random does not look at keys"),
         ({"key__serializer": "x"}, "the option key.serializer cannot be given"),
     ],
 )

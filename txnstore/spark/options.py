@@ -75,6 +75,9 @@ class Option:
     refused: str = ""
     """Why it is an error to give it."""
 
+    harmless: str | None = None
+    """The value that asks for nothing, which is accepted although any other is refused."""
+
     def kafka_named(self) -> tuple[str, ...]:
         """Return its names, keys of Kafka's clients with and without `kafka.` in front."""
         return tuple(
@@ -143,7 +146,7 @@ _OPTIONS: Final = (
         Side.SINK,
         refused="it names a class in Java; the option partitioner says which partition a key goes to",
     ),
-    Option("partitioner.ignore.keys", Side.SINK, refused="partitioner=random does not look at keys"),
+    Option("partitioner.ignore.keys", Side.SINK, refused="partitioner=random does not look at keys", harmless="false"),
     Option("interceptor.classes", refused="interceptors are Java classes, and nothing here can run them"),
 )
 
@@ -182,8 +185,8 @@ def read_options(given: Mapping[str, str], side: Side) -> dict[str, str]:
     values: dict[str, str] = {}
     ignored: list[str] = []
     for given_name, text in given.items():
-        option = _find(given_name, side)
-        if option is None or option.ignored:
+        option = _find(given_name, side, text)
+        if option is None or option.ignored or option.harmless is not None:
             ignored.append(given_name)
         elif values.setdefault(option.name, text) != text:
             names = " and ".join(sorted(name for name in given if _BY_NAME.get(name.lower()) is option))
@@ -193,7 +196,7 @@ def read_options(given: Mapping[str, str], side: Side) -> dict[str, str]:
     return values
 
 
-def _find(name: str, side: Side) -> Option | None:
+def _find(name: str, side: Side, text: str | None = None) -> Option | None:
     """Return the option, or None for a key of Kafka's clients that means nothing here."""
     option = _BY_NAME.get(name.lower())
     if option is None:
@@ -203,7 +206,7 @@ def _find(name: str, side: Side) -> Option | None:
     if side not in option.side:
         here, there = ("source", "sink") if side is Side.SOURCE else ("sink", "source")
         raise InvalidConfiguration(f"{option.name} is an option of the {there}; the {here} does not take it")
-    if option.refused:
+    if option.refused and (text is None or text.strip().lower() != option.harmless):
         raise InvalidConfiguration(f"the option {name} cannot be given: {option.refused}")
     return option
 
