@@ -211,6 +211,7 @@ def test_what_is_dropped_of_a_copied_checkpoint_is_a_warning_and_the_replay_of_a
     run(1)
     (warning,) = caplog.messages
     assert re.search(r"batch 1 of query:query-1 is dropped: .* batch 3 was decided at 20\d\d-.*'spark-query-", warning)
+    assert "A restart repeats the last batch alone. Its checkpoint is an older copy" in warning
     assert "a copied checkpoint is the same query" in warning
     assert visible(out) == ["0", "1", "2", "3"]
 
@@ -555,6 +556,7 @@ def test_an_older_version_is_dropped_with_a_warning_and_the_last_one_without(url
     assert visible(out) == ["3", "4"]
     (warning,) = caplog.messages
     assert re.search(r"batch 3 of app::app is dropped: .* batch 4 was decided at 20\d\d-.*'spark-app-:app'", warning)
+    assert "restart" not in warning
 
 
 def test_an_older_version_of_another_query_is_neither_written_nor_dropped(url, out, opened_stores, caplog):

@@ -38,8 +38,8 @@ _BATCH_ID: Final = "streaming.sql.batchId"
 #: What aborts is over soon or left to the next run: somebody waits for the error that led to it.
 _ABORT_TIMEOUT_MS: Final = 5_000
 _OF_OLDER_CHECKPOINT: Final = (
-    "Its checkpoint is an older copy, or one that another query uses, too: a copied checkpoint is the same query, and"
-    " what one of them has read is not written for the other"
+    "A restart repeats the last batch alone. Its checkpoint is an older copy, or one that another query uses, too: a"
+    " copied checkpoint is the same query, and what one of them has read is not written for the other"
 )
 _OF_OLDER_VERSION: Final = "An older txnVersion is never written: if its data is new, give it a newer one"
 Messages = Sequence[WriterCommitMessage | None]
@@ -227,8 +227,7 @@ def _tell_of_replay(store: Store, run: SinkRun, batch_id: int) -> None:
         )
         return
     _logger.warning(
-        "batch %d of %s is dropped: it is taken for written, for batch %d was decided at %s under %r. A restart repeats"
-        " the last batch alone. %s",
+        "batch %d of %s is dropped: it is taken for written, for batch %d was decided at %s under %r. %s",
         batch_id,
         run.sink_id,
         last.batch_id,
