@@ -27,11 +27,15 @@ _NUMBER_MAX: Final = 2**63 - 1
 #: Keys without a dot that Kafka's clients have, too.
 _KEYS_WITHOUT_DOT: Final = frozenset({"partitioner"})
 #: What Kafka's clients in Java call what only brokers could do something with, where librdkafka has no such key.
+#: Levels of compression mean as little here as compression.level does, which a producer takes.
 _JAVA_FAMILIES: Final = ("ssl.", "sasl.", "metrics.", "metadata.")
 _JAVA_KEYS: Final = frozenset(
     {
         "auto.include.jmx.reporter",
         "buffer.memory",
+        "compression.gzip.level",
+        "compression.lz4.level",
+        "compression.zstd.level",
         "default.api.timeout.ms",
         "enable.metrics.push",
         "exclude.internal.topics",

@@ -51,7 +51,8 @@ _PRODUCER_KEYS: Final = (
     "message.timeout.ms",
     "allow.auto.create.topics",
 )
-#: Room for what stands in front of it in a transactional id, with the name of a topic.
+#: Room for what stands in front of it in a transactional id, with the name of a topic; within foreachBatch the query's
+#: id has to fit, too, in what its versions are remembered under.
 _APP_ID_LENGTH_MAX: Final = TRANSACTIONAL_ID_LENGTH_MAX - 300
 _APP_ID_BYTES_MAX: Final = NAME_BYTES_MAX - 300
 _VERSION_MAX: Final = 2**63 - 1
