@@ -15,6 +15,7 @@ from sqlalchemy import select
 from tests.spark.sink_schemas import schema_of
 from txnstore.db.cluster.catalogue import change_store_settings
 from txnstore.db.schema import transactions
+from txnstore.db.store import Store
 from txnstore.errors import (
     InvalidConfiguration,
     InvalidRequest,
@@ -29,6 +30,7 @@ from txnstore.log.fetch import fetch
 from txnstore.log.topics import create_topic, find_topics
 from txnstore.model import IsolationLevel
 from txnstore.spark import sink_task, sink_writer, stores
+from txnstore.spark.sink_coordination import decide
 from txnstore.spark.sink_inputs import SinkInput, note_inputs
 from txnstore.spark.sink_run import run_of_query
 from txnstore.spark.sink_writer import batch_writer, stream_writer
@@ -557,6 +559,28 @@ def test_an_older_version_is_dropped_with_a_warning_and_the_last_one_without(url
     (warning,) = caplog.messages
     assert re.search(r"batch 3 of app::app is dropped: .* batch 4 was decided at 20\d\d-.*'spark-app-:app'", warning)
     assert "restart" not in warning
+
+
+def test_a_batch_that_is_over_does_not_wait_long_for_what_is_told_of_it(url, out, opened_stores, monkeypatch, caplog):
+    given = []
+
+    def away(store, work, *, retry_timeout_ms=None):
+        given.append(retry_timeout_ms)
+        raise StoreUnavailable("the database is away")
+
+    def decide_and_lose(*arguments, **options):
+        decided = decide(*arguments, **options)
+        monkeypatch.setattr(Store, "read", away)
+        return decided
+
+    Job(url, txnAppId="app", txnVersion="3").run(rows("a"))
+    Job(url, txnAppId="app", txnVersion="4").run(rows("b"))
+    replay = Job(url, txnAppId="app", txnVersion="3")
+    message = replay.task(rows("a"))
+    monkeypatch.setattr(sink_writer, "decide", decide_and_lose)
+    replay.copy().commit([message])
+    assert given == [5_000]
+    assert caplog.text == ""
 
 
 def test_an_older_version_of_another_query_is_neither_written_nor_dropped(url, out, opened_stores, caplog):

@@ -35,7 +35,8 @@ _logger: Final = logging.getLogger("txnstore")
 _QUERY_ID: Final = "sql.streaming.queryId"
 _RUN_ID: Final = "spark.jobGroup.id"
 _BATCH_ID: Final = "streaming.sql.batchId"
-#: What aborts is over soon or left to the next run: somebody waits for the error that led to it.
+#: What aborts is over soon or left to the next run: somebody waits for the error that led to it. Nor does a batch that
+#: is over wait for what is only told of it.
 _ABORT_TIMEOUT_MS: Final = 5_000
 _OF_OLDER_CHECKPOINT: Final = (
     "A restart repeats the last batch alone. Its checkpoint is an older copy, or one that another query uses, too: a"
@@ -216,9 +217,9 @@ def _decide(options: SinkOptions, messages: Messages) -> None:
 def _tell_of_replay(store: Store, run: SinkRun, batch_id: int) -> None:
     """Log that a batch was dropped: as a warning, unless it is the last one, which a restart repeats."""
     try:
-        last = store.read(lambda connection: last_decision(connection, run.sink_id))
+        last = store.read(lambda connection: last_decision(connection, run.sink_id), retry_timeout_ms=_ABORT_TIMEOUT_MS)
     except TxnStoreError:
-        # Nobody waits for it: the batch is over all the same.
+        # It is only told: the batch is over all the same.
         last = None
     extra = {"event": "sink_batch_replayed", "batch_id": batch_id, "sink_id": run.sink_id}
     if last is None or last.batch_id == batch_id:
