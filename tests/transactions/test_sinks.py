@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -13,6 +14,7 @@ from tests.transactions.bench import bench_on
 from txnstore.db.cluster.catalogue import change_store_settings
 from txnstore.db.portions import Portions
 from txnstore.db.schema import sink_batches, sink_inputs, sink_positions, sink_runs
+from txnstore.errors import ProducerFenced
 from txnstore.log.append import Append
 from txnstore.log.codec import encode
 from txnstore.log.deleting import purge_deleted_partitions
@@ -20,7 +22,7 @@ from txnstore.log.topics import delete_topic, names_of_partitions
 from txnstore.model import Record
 from txnstore.spark.sink_coordination import decide, last_batch, open_writer
 from txnstore.spark.sink_inputs import SinkInput, note_inputs
-from txnstore.spark.sink_run import run_of_query
+from txnstore.spark.sink_run import run_of_job, run_of_query
 from txnstore.transactions.recovery import abort_timed_out
 from txnstore.transactions.sinks import forget_silent_sinks
 from txnstore.transactions.writers import append_as_writer
@@ -145,6 +147,22 @@ def test_runs_that_never_committed_anything_go_too(bench, query, clock):
     clock.advance(29 * DAY_MS)
     assert forget_silent_sinks(bench.store) == 1
     assert counts(bench.store) == [0, 0, 0, 0]
+
+
+def test_a_version_that_its_query_repeats_is_remembered_as_of_that_query_for_as_long(bench, clock):
+    def write(version, query_id="query"):
+        run = replace(run_of_job(str(uuid.uuid4()), app_id="app"), query_id=query_id)
+        return decide(bench.store, run, version, [])
+
+    assert write(3)
+    for _ in range(2):
+        clock.advance(20 * DAY_MS)
+        assert forget_silent_sinks(bench.store) == 0
+        assert not write(3)
+    with pytest.raises(ProducerFenced, match="that this query wrote it is not known"):
+        write(3, "another")
+    clock.advance(30 * DAY_MS)
+    assert forget_silent_sinks(bench.store) == 2
 
 
 def test_whoever_keeps_everything_keeps_it(bench, query, clock):

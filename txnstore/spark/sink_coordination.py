@@ -104,6 +104,12 @@ _LAST: Final = select(func.max(sink_batches.c.batch_id)).where(_OF_SINK)
 _DECIDED_AS: Final = select(sink_batches.c.transactional_id).where(
     _OF_SINK, sink_batches.c.batch_id == bindparam("of_batch_id")
 )
+# Who repeats a version is not silent: that the query wrote it is kept for as long as that it was written at all.
+_RENEW: Final = (
+    update(sink_batches)
+    .where(_OF_SINK, sink_batches.c.batch_id == bindparam("of_batch_id"))
+    .values(commit_ms=server_now_ms())
+)
 _LAST_DECISION: Final = (
     select(sink_batches.c.batch_id, sink_batches.c.transactional_id, sink_batches.c.commit_ms)
     .where(_OF_SINK)
@@ -440,7 +446,7 @@ def _is_written_by_query(
     if last is None or version > last:
         return False
     of_version = {"of_sink_id": query_sink_id, "of_batch_id": version}
-    if connection.execute(_DECIDED_AS, of_version).one_or_none() is None:
+    if connection.execute(_RENEW, of_version).rowcount == 0:
         raise ProducerFenced(
             f"version {version} of {run.sink_id[:80]!r} is not newer than {last}, the last one that was written, and"
             f" that this query wrote it is not known (the last {BATCHES_KEPT} numbers are remembered); nothing was"
