@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from concurrent.futures import wait
 
 import pytest
 
@@ -165,6 +166,43 @@ def test_a_cancelled_commit_is_no_answer_for_the_transaction_after_it(url, monke
             held.may_go_on.set()
             await asyncio.wrap_future(producer._left["commit"])
             await producer.begin_transaction()
+            await producer.produce("t", b"1", partition=0)
+            await producer.commit_transaction(PATIENCE_SECONDS)
+            assert held.count == 2
+
+    run(scenario())
+    assert committed_values(2) == [b"0", b"1"]
+
+
+def test_a_commit_that_is_told_late_of_its_cancelling_answers_nothing_later(url, monkeypatch, committed_values):
+    async def scenario():
+        async with a_transaction(url, b"0") as producer:
+            executor, submitted = producer._calls.executor, []
+            submit = executor.submit
+
+            def submit_and_note(work):
+                submitted.append(submit(work))
+                return submitted[-1]
+
+            monkeypatch.setattr(executor, "submit", submit_and_note)
+            held = Held(monkeypatch, producer, "commit_transaction")
+            committing = asyncio.create_task(producer.commit_transaction(PATIENCE_SECONDS))
+            await held.begun.wait()
+            held.may_go_on.set()
+
+            def submit_and_wait(work):
+                done = submit(work)
+                wait([done], PATIENCE_SECONDS)
+                return done
+
+            # From here to the beginning of the next transaction the loop does nothing else.
+            wait(submitted, PATIENCE_SECONDS)
+            monkeypatch.setattr(executor, "submit", submit_and_wait)
+            committing.cancel()
+            await producer.begin_transaction()
+            with pytest.raises(asyncio.CancelledError):
+                await committing
+            monkeypatch.setattr(executor, "submit", submit)
             await producer.produce("t", b"1", partition=0)
             await producer.commit_transaction(PATIENCE_SECONDS)
             assert held.count == 2

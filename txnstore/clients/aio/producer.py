@@ -271,29 +271,32 @@ class AIOProducer(OfOneProcess):
     def _begin(self) -> None:
         self._producer.begin_transaction()
         # Here, for this may have been cancelled: what is told of the transaction before is no answer for this one.
-        self._left.clear()
+        self._left = {}
 
     async def _resumable(self, name: str, work: Callable[[float], None], timeout: float) -> None:
         """Make a call whose answer is kept if it is cancelled and goes on."""
         told: Future[BaseException | None] = Future()
+        # As it is before: a transaction may have begun by the time this is told that it is cancelled.
+        left = self._left
         try:
             await self._call(_tell, told, functools.partial(work, timeout))
         except asyncio.CancelledError:
             if not told.cancel():
-                self._left[name] = told
+                left[name] = told
             raise
 
     async def _take_up(self, name: str, timeout: float) -> bool:
         """Wait for such a call that goes on; return whether it was answered, and raise what it raised."""
         self._check()
-        timeout_seconds, told = check_timeout(timeout), self._left.get(name)
+        timeout_seconds, left = check_timeout(timeout), self._left
+        told = left.get(name)
         if told is None:
             return False
         await asyncio.wait([asyncio.wrap_future(told)], timeout=None if timeout_seconds < 0 else timeout_seconds)
         if not told.done():
             reason = "Timed out waiting for operation to finish, retry call to resume"
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT, reason, retriable=True))
-        self._left.pop(name, None)
+        left.pop(name, None)
         error = told.result()
         if isinstance(error, KafkaException) and error.args[0].code() == KafkaError._TIMED_OUT:
             # Its own time was up, which is no answer: made again, it is resumed.
