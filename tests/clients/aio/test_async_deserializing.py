@@ -310,3 +310,93 @@ def test_a_poll_beside_one_that_deserializes_waits_until_that_returns_before_par
             await asyncio.wait([other])
 
     run(scenario())
+
+
+class OneByOne:
+    """A deserializer that takes until this very value is let through."""
+
+    def __init__(self, count):
+        self.begun = [asyncio.Event() for _ in range(count)]
+        self.ended = [asyncio.Event() for _ in range(count)]
+
+    async def __call__(self, value, ctx=None):
+        self.begun[int(value)].set()
+        await self.ended[int(value)].wait()
+        return value.decode()
+
+
+def test_offsets_are_stored_up_to_the_first_that_is_held_where_calls_always_overlap(open_consumer, fill):
+    fill(*(b"%d" % number for number in range(6)))
+
+    async def scenario():
+        one_by_one = OneByOne(6)
+        async with await open_consumer(one_by_one) as consumer:
+            await consumer.assign([TopicPartition("t", 0, 0)])
+
+            async def begin(number):
+                polling = asyncio.create_task(consumer.poll(PATIENCE_SECONDS))
+                await one_by_one.begun[number].wait()
+                return polling
+
+            calls = [await begin(0), await begin(1)]
+            # Behind one that is still held, nothing counts.
+            one_by_one.ended[1].set()
+            await calls[1]
+            calls.append(await begin(2))
+            assert stored(consumer) <= 0
+            for number in (0, 2, 3):
+                calls.append(await begin(len(calls)))
+                one_by_one.ended[number].set()
+                await calls[number]
+                await consumer.position(HERE)
+                assert stored(consumer) == {0: 2, 2: 3, 3: 4}[number]
+            for ended in one_by_one.ended:
+                ended.set()
+            await asyncio.gather(*calls)
+            assert stored(consumer) == 6
+
+    run(scenario())
+
+
+def test_what_was_left_later_and_lies_before_the_rest_comes_again_too(open_consumer, fill):
+    fill(b"0", b"1")
+
+    async def scenario():
+        one_by_one = OneByOne(2)
+        async with await open_consumer(one_by_one) as consumer:
+            await consumer.assign([TopicPartition("t", 0, 0)])
+            calls = []
+            for begun in one_by_one.begun:
+                calls.append(asyncio.create_task(consumer.poll(PATIENCE_SECONDS)))
+                await begun.wait()
+            for call in reversed(calls):
+                call.cancel()
+                await asyncio.wait([call])
+            for ended in one_by_one.ended:
+                ended.set()
+            return [(await consumer.poll(PATIENCE_SECONDS)).value() for _ in range(2)]
+
+    assert run(scenario()) == ["0", "1"]
+
+
+def test_what_is_held_stores_nothing_before_it_that_has_yet_to_come_again(open_consumer, fill):
+    fill(b"0", b"1", b"2")
+
+    async def scenario():
+        one_by_one = OneByOne(3)
+        async with await open_consumer(one_by_one) as consumer:
+            await consumer.assign([TopicPartition("t", 0, 0)])
+            calls = []
+            for begun in one_by_one.begun:
+                calls.append(asyncio.create_task(consumer.poll(PATIENCE_SECONDS)))
+                await begun.wait()
+            for call in calls[:2]:
+                call.cancel()
+                await asyncio.wait([call])
+            one_by_one.ended[0].set()
+            assert (await consumer.poll(PATIENCE_SECONDS)).value() == "0"
+            assert stored(consumer) == 1
+            one_by_one.ended[2].set()
+            await calls[2]
+
+    run(scenario())

@@ -72,9 +72,9 @@ class _ReturningConsumer(Consumer):
                 for messages in list(held):
                     messages[:] = [it for it in messages if (it.topic(), it.partition()) not in gone]
 
-    def let_go(self) -> None:
-        """Count as read what was handed out: the caller has it."""
-        self._core.let_go()
+    def let_go(self, unreturned: list[Message]) -> None:
+        """Count as read what was handed out, up to what is unreturned: the caller has it."""
+        self._core.let_go(unreturned)
 
     def give_back(self, messages: list[Message]) -> None:
         """Hand these records out again; the group's offsets do not count them as read."""
@@ -349,11 +349,12 @@ class AIOConsumer(OfOneProcess):
             self._settle()
 
     def _settle(self) -> None:
-        """Count as read what was, unless a call of another task holds some of it, or has left it; no thread reads."""
+        """Count as read what was, up to what calls of other tasks hold, unless one has left some; no thread reads."""
         # In this order: what is left was held before.
-        if self._lets_go and not self._held and not self._left:
-            self._lets_go = False
-            self._consumer.let_go()
+        held = [message for messages in list(self._held) for message in list(messages)]
+        if self._lets_go and not self._left:
+            self._lets_go = bool(held)
+            self._consumer.let_go(held)
 
     def _read_some(self, count: int, timeout: float) -> None:
         messages, self._events = self._events[:count], self._events[count:]

@@ -399,10 +399,10 @@ class ConsumerCore:
             events = self.inbox.events
             return bool(events) and isinstance(events[0], AnswerEvent | RebalanceEvent)
 
-    def let_go(self) -> None:
-        """Count what was gathered as read: it reaches the application now."""
+    def let_go(self, unreturned: Iterable[Message] = ()) -> None:
+        """Count what was gathered as read, up to what is unreturned: it reaches the application now."""
         with self.arrived:
-            self.subscription.let_go()
+            self.subscription.let_go(unreturned)
 
     # --- trouble -----------------------------------------------------------------------------------------------------
 

@@ -304,12 +304,16 @@ class Subscription:
         self._stores_at_once = False
         self.gathered[id(messages)] = messages, {}
 
-    def let_go(self) -> None:
+    def let_go(self, unreturned: Iterable[Message] = ()) -> None:
         """Store the offsets of what was handed out, up to what is kept or gathered: it reaches the application now.
 
-        Until the rest is given back or let go, nothing that is handed out is stored.
+        So it is up to what is `unreturned`.  Until the rest is given back or let go, nothing that is handed out is
+        stored.
         """
         held = dict(self.begins_of_kept())
+        for partition, begin in self._lowest_of(unreturned).items():
+            # What was given back may lie before it, and be read again only in part.
+            held[partition] = min(begin, partition.position, held.get(partition, begin))
         for _, begins in self.gathered.values():
             for partition, begin in begins.items():
                 held[partition] = min(begin, held.get(partition, begin))
@@ -323,7 +327,7 @@ class Subscription:
     def give_back(self, messages: Iterable[Message]) -> None:
         """Hand these messages out again, which were taken but never reached the application."""
         self._go_back_to_torn()
-        begins = self._begins_of(messages)
+        begins = self._lowest_of(messages)
         if begins and self.kept:
             kept = self.begins_of_kept()
             # What is kept of a partition may lie before these, or behind them.
@@ -381,6 +385,14 @@ class Subscription:
             self._begins = self._begins_of(self.kept[self._begins_known :]) | self._begins
             self._begins_known = len(self.kept)
         return self._begins
+
+    def _lowest_of(self, messages: Iterable[Message]) -> dict[AssignedPartition, int]:
+        """Return the lowest positions of these records, which several calls may have read, in no order."""
+        lowest: dict[AssignedPartition, int] = {}
+        for message in messages:
+            for partition, position in self._begins_of((message,)).items():
+                lowest[partition] = min(position, lowest.get(partition, position))
+        return lowest
 
     def _begins_of(self, messages: Iterable[Message]) -> dict[AssignedPartition, int]:
         """Return the positions of the first of these records in each partition that is assigned."""
