@@ -36,7 +36,7 @@ class Held:
         assert self.may_go_on.wait(PATIENCE_SECONDS)
         error, self.error = self.error, None
         if error is not None:
-            raise KafkaException(error)
+            raise KafkaException(error) if isinstance(error, KafkaError) else error
         return self.call(*arguments, **keywords)
 
     async def cancel(self, call):
@@ -125,6 +125,37 @@ def test_an_abort_after_a_cancelled_commit_that_failed_aborts(url, monkeypatch, 
             held.may_go_on.set()
             await producer.abort_transaction(PATIENCE_SECONDS)
             await producer.begin_transaction()
+
+    run(scenario())
+    assert committed_values(0) == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [KafkaException(KafkaError(KafkaError._FAIL, "why", retriable=True)), TypeError("why")],
+    ids=["retriable", "mistake"],
+)
+def test_an_abort_after_a_cancelled_commit_that_only_raised_aborts_at_once(url, monkeypatch, committed_values, error):
+    async def scenario():
+        async with a_transaction(url, b"0") as producer:
+            held = Held(monkeypatch, producer, "commit_transaction", error)
+            await held.cancel(producer.commit_transaction(PATIENCE_SECONDS))
+            held.may_go_on.set()
+            await producer.abort_transaction(PATIENCE_SECONDS)
+            await producer.begin_transaction()
+
+    run(scenario())
+    assert committed_values(0) == []
+
+
+def test_an_abort_after_a_cancelled_commit_that_was_fatal_raises_that(url, monkeypatch, committed_values):
+    async def scenario():
+        async with a_transaction(url, b"0") as producer:
+            error = KafkaError(KafkaError._FENCED, "why", fatal=True)
+            held = Held(monkeypatch, producer, "commit_transaction", error)
+            await held.cancel(producer.commit_transaction(PATIENCE_SECONDS))
+            held.may_go_on.set()
+            assert await code_of(producer.abort_transaction(PATIENCE_SECONDS)) is error
 
     run(scenario())
     assert committed_values(0) == []

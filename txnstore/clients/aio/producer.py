@@ -213,11 +213,14 @@ class AIOProducer(OfOneProcess):
             RuntimeError: the producer has been closed, or it belongs to another loop.
             KafkaException: as of `Producer.abort_transaction`; `_STATE`: that commit has committed the transaction.
         """
+        has_left_commit = "commit" in self._left
         try:
             is_committed = await self._take_up("commit", timeout)
-        except KafkaException as error:
+        except Exception as error:
             is_committed = False
-            if not error.args[0].txn_requires_abort():
+            # One that has failed without an end is the producer's to judge: it refuses while the commit may stand.
+            is_fatal = isinstance(error, KafkaException) and error.args[0].fatal()
+            if is_fatal or not has_left_commit or "commit" in self._left:
                 raise
         if is_committed:
             reason = "the transaction is committed: its commit went on after it was cancelled"
