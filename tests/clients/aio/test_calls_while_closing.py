@@ -213,3 +213,15 @@ def test_on_revoke_commits_with_rows_of_an_async_session_while_the_consumer_is_c
 
     run(scenario())
     assert (committed(make_consumer), ledger_of(url)) == (1, ["row"])
+
+
+@pytest.mark.parametrize("client", [AIOProducer, AIOConsumer])
+def test_what_was_closed_on_a_loop_that_is_closed_is_closed_again_on_another_one(configuration, client):
+    async def scenario():
+        made = client({"bootstrap.servers": configuration["bootstrap.servers"], "group.id": "readers"})
+        await made.close()
+        return made
+
+    made = run(scenario())
+    for _ in range(2):
+        run(made.close())

@@ -175,6 +175,9 @@ class AsyncCalls:
             RuntimeError: its loop is another one, which is not closed.
         """
         if self.loop.is_closed():
+            done = self._closing
+            if done is not None and done.done() and not done.cancelled() and done.exception() is None:
+                return
             # What waits on that one, or for its turn there, waits for ever.
             self.loop, self._closing = asyncio.get_running_loop(), None
             self._turn = None if self._turn is None else asyncio.Lock()
