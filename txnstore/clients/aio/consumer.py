@@ -376,7 +376,7 @@ class AIOConsumer(OfOneProcess):
         return taken
 
     def _in_turn(self, work: Callable[[], _Result]) -> _Result:
-        """Call the consumer, as nobody else does now; it knows first what was read and what was not."""
+        """Call the consumer, as none but a commit on a connection does now; it knows first what was read."""
         self._give_back()
         self._settle()
         return work()

@@ -42,7 +42,7 @@ class AIOProducer(OfOneProcess):
     """A `Producer` whose methods are coroutines; made while a loop runs, and used on that loop.
 
     Callbacks of the configuration may be coroutine functions; they run on the loop.  It has no `transaction`, `enlist`,
-    `prepare_transaction`, `complete_transaction` and `produce_batch`: these are for `Producer`.
+    `prepare_transaction`, `complete_transaction` or `produce_batch`: these are for `Producer`.
 
     Args:
         producer_conf: the configuration of `Producer`; it is not changed.
