@@ -46,7 +46,7 @@ class AsyncCalls:
 
     Args:
         max_workers: how many threads the calls may have.
-        executor: where to run them instead; it stays the caller's.
+        executor: where to run them instead; it stays the caller's.  Its futures that run must not be cancellable.
         name: what the threads are called.
         one_at_a_time: whether a call waits until the one before it has ended.
 

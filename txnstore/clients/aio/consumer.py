@@ -91,7 +91,8 @@ class AIOConsumer(OfOneProcess):
     Args:
         consumer_conf: the configuration of `Consumer`; it is not changed.
         max_workers: how many threads there may be.
-        executor: where to run the calls instead; it stays the caller's.
+        executor: where to run the calls instead; it stays the caller's.  One of your own has to mark a future as
+            running (`set_running_or_notify_cancel`) before its call: a cancelled call would go on beside the next.
 
     Raises:
         ValueError: `max_workers` is below one, or there is no `group.id`.

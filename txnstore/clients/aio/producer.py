@@ -47,7 +47,8 @@ class AIOProducer(OfOneProcess):
     Args:
         producer_conf: the configuration of `Producer`; it is not changed.
         max_workers: how many threads there may be.
-        executor: where to run the calls instead; it stays the caller's.
+        executor: where to run the calls instead; it stays the caller's.  One of your own has to mark a future as
+            running (`set_running_or_notify_cancel`) before its call: a cancelled call would go on beside the next.
         batch_size: taken for confluent-kafka's sake; here `batch.size` and `batch.num.messages` decide.
         buffer_timeout: taken for confluent-kafka's sake; here `linger.ms` decides.
 
