@@ -130,6 +130,24 @@ def test_another_url_that_cannot_be_understood_is_not_taken_for_several_hosts(te
         parse_url(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("localhost:9092", "not the address of a Kafka broker"),
+        ("one,two:9092", "not the address of a Kafka broker"),
+        ("/tmp/orders.db", "not a path; sqlite:/// before it"),
+        ("data/orders", "not a path; sqlite:/// before it"),
+        ("orders.db", "not a path; sqlite:/// before it"),
+        ("C:\\orders.db", "not a path; sqlite:/// before it"),
+        ("['sqlite:///orders.db']", "one text, with commas between them"),
+        ("one two", "cannot be understood"),
+    ],
+)
+def test_what_is_often_taken_for_a_url_is_told_as_such(text, said):
+    with pytest.raises(InvalidUrl, match=said):
+        parse_url(text)
+
+
 @pytest.mark.parametrize("text", ["sqlite:///", "sqlite+pysqlite:///"])
 def test_a_url_whose_path_is_empty_is_not_taken_for_a_store_in_memory(text):
     """As of f"sqlite:///{unset}": what is written there nobody else would ever read."""

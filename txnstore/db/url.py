@@ -27,6 +27,9 @@ _NO_FILE: Final = (
     " sqlite:///path/to/file.db, or sqlite:// for a store in memory, which is gone with its process"
 )
 _UNCLEAR: Final = f"the database URL cannot be understood; expected {_FORMS}"
+_NOT_A_BROKER: Final = f"this takes the URL of a database, not the address of a Kafka broker; expected {_FORMS}"
+_NOT_A_PATH: Final = f"this takes the URL of a database, not a path; sqlite:/// before it makes it one: {_FORMS}"
+_NOT_A_LIST: Final = "a list is not understood: the URLs of several databases are one text, with commas between them"
 _SEVERAL_PORTS: Final = (
     "the PostgreSQL URL has several hosts with ports before the database's name, where there is room for one port:"
     " write them as options, postgresql://user:password@/database?host=HOST1:PORT1&host=HOST2:PORT2"
@@ -35,6 +38,14 @@ _SEVERAL_PORTS: Final = (
 _HOST_AND_PORT: Final = r"(?:[\w.-]+|\[[0-9a-fA-F:.]+\])(?::\d*)?"
 _HOSTS_AND_PORTS: Final = re.compile(
     rf"postgres(?:ql)?(?:\+\w+)?://(?:[^/?]*@)?{_HOST_AND_PORT}(?:,{_HOST_AND_PORT})+(?:[/?]|$)"
+)
+
+#: What is no URL, and why somebody may have taken it for one; the first that fits.
+_MISTAKEN: Final = (
+    (_HOSTS_AND_PORTS, _SEVERAL_PORTS),
+    (re.compile(r"[\[({]"), _NOT_A_LIST),
+    (re.compile(r"[\w.-]*/(?!/)|[\w.-]+\.(?:db|sqlite3?)$|[A-Za-z]:\\"), _NOT_A_PATH),
+    (re.compile(r"[\w.-]+(?::\d+)?(?:,[\w.-]+(?::\d+)?)*$"), _NOT_A_BROKER),
 )
 
 #: Parts of a PostgreSQL URL that libpq also takes as options after the question mark.
@@ -114,7 +125,8 @@ def parse_url(text: object) -> DatabaseUrl:
     try:
         url = make_url(text)
     except (ArgumentError, ValueError):
-        raise InvalidUrl(_SEVERAL_PORTS if _HOSTS_AND_PORTS.match(text) else _UNCLEAR) from None
+        why = next((why for mistaken, why in _MISTAKEN if mistaken.match(text)), _UNCLEAR)
+        raise InvalidUrl(why) from None
     kind = _KINDS.get(url.drivername)
     if kind is None:
         raise InvalidUrl(f"txnstore has no support for this kind of database; expected {_FORMS}")

@@ -8,9 +8,11 @@ were told is not known here; that is for the test to compare.
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import nullcontext
 from typing import Final
 
 from txnstore.db.cluster.cluster import Cluster
+from txnstore.db.opening import open_store
 from txnstore.db.store import Store
 from txnstore.verification.invariants import Invariant, Place, Violation
 from txnstore.verification.partitions import partition_violations
@@ -29,13 +31,15 @@ __all__: Final = [
 ]
 
 
-def assert_sound(store: Store, *, at_rest: bool = False, partition_ids: Collection[int] | None = None) -> None:
-    """Return if the store is as `find_violations` wants it.
+def assert_sound(store: Store | str, *, at_rest: bool = False, partition_ids: Collection[int] | None = None) -> None:
+    """Return if the store, or the one at a URL, which is opened for this, is as `find_violations` wants it.
 
     Raises:
         AssertionError: it is not; the text names each violated invariant.
+        TxnStoreError: the database refused or cannot be reached, or holds no store.
     """
-    found = find_violations(store, at_rest=at_rest, partition_ids=partition_ids)
+    with nullcontext(store) if isinstance(store, Store) else open_store(store, create=False) as opened:
+        found = find_violations(opened, at_rest=at_rest, partition_ids=partition_ids)
     assert not found, "\n".join(["the store breaks its invariants:", *map(str, found)])
 
 

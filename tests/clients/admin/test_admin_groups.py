@@ -12,6 +12,7 @@ from txnstore import (
     ConsumerGroupType,
     KafkaError,
     KafkaException,
+    TopicCollection,
 )
 from txnstore.errors import IllegalGeneration
 from txnstore.testing.invariants import assert_sound
@@ -51,6 +52,20 @@ def test_a_group_of_one_member_is_described(admin, log):
     assert (member.member_id, member.client_id, member.host) == (joined.member_id, "worker", "")
     assert member.group_instance_id == "first"
     assert member.assignment.topic_partitions == member.target_assignment.topic_partitions == [T0, T1]
+
+
+def test_what_was_found_shows_itself_to_a_programmer(admin, log):
+    log.join_alone("g", assignment={"t": [1, 0]}, instance="first")
+    (group,) = result(admin.list_consumer_groups()).valid
+    assert repr(group).startswith("ConsumerGroupListing(group_id='g', is_simple_consumer_group=False, state=")
+    found = repr(result(admin.describe_consumer_groups(["g"])["g"]))
+    assert "MemberDescription(member_id=" in found
+    assert "assignment=MemberAssignment(topic_partitions=[TopicPartition{topic=t,partition=0" in found
+    assert "coordinator=Node(id=0" in found
+    topic = repr(result(admin.describe_topics(TopicCollection(["t"]))["t"]))
+    assert topic.startswith("TopicDescription(name='t', topic_id=")
+    assert "TopicPartitionInfo(id=1, leader=Node(id=0" in topic
+    assert "object at 0x" not in repr(result(admin.list_consumer_groups())) + found + topic
 
 
 def test_a_group_that_rebalances_shows_who_has_what(admin, log):

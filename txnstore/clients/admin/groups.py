@@ -18,6 +18,7 @@ from txnstore.clients.model.metadata import (
     GroupMember,
     GroupMetadata,
     Node,
+    with_fields,
 )
 from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.db.cluster.cluster import OPENING_MS, Cluster, LeftOut
@@ -84,6 +85,9 @@ class ConsumerGroupListing:
         if type is not None:
             self.type: ConsumerGroupType = member_of(ConsumerGroupType, type)
 
+    def __repr__(self) -> str:
+        return with_fields(self)
+
 
 class ListConsumerGroupsResult:
     """What `list_consumer_groups()` has found; `errors` tells of databases that could not be asked for theirs."""
@@ -92,12 +96,18 @@ class ListConsumerGroupsResult:
         self.valid = valid
         self.errors = errors
 
+    def __repr__(self) -> str:
+        return with_fields(self)
+
 
 class MemberAssignment:
     """The partitions of a member of a group."""
 
     def __init__(self, topic_partitions: list[TopicPartition] | None) -> None:
         self.topic_partitions: list[TopicPartition] = [] if topic_partitions is None else topic_partitions
+
+    def __repr__(self) -> str:
+        return with_fields(self)
 
 
 class MemberDescription:
@@ -127,6 +137,9 @@ class MemberDescription:
         self.assignment = assignment
         self.target_assignment = target_assignment
         self.group_instance_id = group_instance_id
+
+    def __repr__(self) -> str:
+        return with_fields(self)
 
 
 class ConsumerGroupDescription:
@@ -166,6 +179,9 @@ class ConsumerGroupDescription:
             self.state: ConsumerGroupState = member_of(ConsumerGroupState, state)
         self.type: ConsumerGroupType = member_of(ConsumerGroupType, type)
         self.coordinator = coordinator
+
+    def __repr__(self) -> str:
+        return with_fields(self)
 
 
 # --- arguments, in confluent-kafka's words ----------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from sqlalchemy import Connection
 from txnstore import model
 from txnstore.clients.admin.calls import Call
 from txnstore.clients.model.errors import KafkaError, KafkaException
+from txnstore.clients.model.metadata import with_fields
 from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.store import Store
@@ -143,6 +144,9 @@ class DeletedRecords:
 
     def __init__(self, low_watermark: int) -> None:
         self.low_watermark = low_watermark
+
+    def __repr__(self) -> str:
+        return with_fields(self)
 
 
 # --- arguments, in confluent-kafka's words ----------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from txnstore.clients.admin.calls import Call, write
 from txnstore.clients.admin.configs import known_topic_config
 from txnstore.clients.brokers import BROKER_ID, broker_nodes, broker_of
 from txnstore.clients.model.errors import KafkaError, KafkaException
-from txnstore.clients.model.metadata import Node, TopicCollection, TopicPartitionInfo, Uuid
+from txnstore.clients.model.metadata import Node, TopicCollection, TopicPartitionInfo, Uuid, with_fields
 from txnstore.db.cluster.catalogue import read_store_settings
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.log.deleting import purge_soon
@@ -167,6 +167,9 @@ class TopicDescription:
         self.is_internal = is_internal
         self.partitions = partitions
         self.authorized_operations = authorized_operations
+
+    def __repr__(self) -> str:
+        return with_fields(self)
 
 
 # --- arguments --------------------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ Errors are confluent-kafka's.  No secret is in any of them, nor in the configura
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from types import MappingProxyType
@@ -35,7 +34,6 @@ _TOPIC_DEFAULTS: Final = "default.topic.config"
 _MEMORY_URLS: Final = frozenset({"sqlite://:memory:", "sqlite:///:memory:", "sqlite+pysqlite://:memory:"})
 #: Of more than 4300 digits Python makes no text, and no key takes half as many bits.
 _BITS_MAX: Final = 1024
-_BROKER: Final = re.compile(r"[\w.-]+(:\d+)?(,[\w.-]+(:\d+)?)*")
 
 
 class Configuration(Mapping[str, Any]):
@@ -179,11 +177,6 @@ def _database_url(values: dict[str, Any]) -> DatabaseUrl:
         )
     if text in _MEMORY_URLS:
         text = values["bootstrap.servers"] = "sqlite://"
-    if _BROKER.fullmatch(text):
-        raise InvalidUrl(
-            "bootstrap.servers takes the URL of a database, not the address of a Kafka broker; for example"
-            " sqlite:///path/to/file.db"
-        )
     try:
         addresses = [address.lasting() for address in addresses_of(split_urls(text))]
     except (InvalidUrl, WrongCluster) as error:

@@ -136,6 +136,12 @@ class GroupMember:
         self.assignment: bytes | None = None
 
 
+def with_fields(described: object) -> str:
+    """Return the text of an answer's object for a programmer: its class and all that it holds."""
+    fields = ", ".join(f"{name}={value!r}" for name, value in vars(described).items())
+    return f"{type(described).__name__}({fields})"
+
+
 class Node:
     """A broker, from the calls of the admin client."""
 
@@ -145,6 +151,9 @@ class Node:
         self.host = host
         self.port = port
         self.rack = rack
+
+    def __repr__(self) -> str:
+        return with_fields(self)
 
     def __str__(self) -> str:
         rack = f"(Rack - {self.rack})" if self.rack else ""
@@ -166,6 +175,9 @@ class TopicPartitionInfo:
         self.replicas = replicas
         self.isr = isr
 
+    def __repr__(self) -> str:
+        return with_fields(self)
+
 
 class TopicCollection:
     """The topics that `describe_topics()` is about, by name."""
@@ -185,6 +197,9 @@ class ConsumerGroupTopicPartitions:
     def __init__(self, group_id: str, topic_partitions: list[TopicPartition] | None = None) -> None:
         self.group_id = group_id
         self.topic_partitions = topic_partitions
+
+    def __repr__(self) -> str:
+        return with_fields(self)
 
 
 class Uuid:
