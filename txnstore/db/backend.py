@@ -409,6 +409,12 @@ class Backend(Protocol):
         """Return those of them that seem to be empty to this role, whatever is in them, though it may read them."""
         ...
 
+    def narrowed_tables(
+        self, connection: Connection, schema: str, names: Collection[str], *, when_locking: bool = False
+    ) -> list[str]:
+        """Return those of these tables of which this role may not be shown every row, or not when it locks them."""
+        ...
+
     def checked_relations(self, connection: Connection, schema: str) -> list[str]:
         """Return the names of what `check_relation` can be asked about here: tables with their indexes, or indexes."""
         ...

@@ -20,6 +20,7 @@ from txnstore.db.cluster.locality import Locality
 from txnstore.db.cluster.membership import coordinator_of_producer
 from txnstore.db.identity import check_not_standby
 from txnstore.db.portions import Portions
+from txnstore.db.row_security import check_sees_all
 from txnstore.db.schema import transaction_writers, transactions
 from txnstore.db.statements import HotStatement, is_listed
 from txnstore.db.store import Store
@@ -45,6 +46,8 @@ _OWNER_OF_PRODUCER: Final = union_all(
         transaction_writers.c.writer_producer_id == bindparam("of_producer_id")
     ),
 )
+#: So many producers are named in a message.
+_NAMED_MAX: Final = 5
 _IS_PRODUCER: Final = is_listed("of_producer_ids", transactions.c.producer_id)
 _KNOWN_PRODUCERS: Final = HotStatement(
     union_all(
@@ -77,6 +80,7 @@ def abort_open_transaction(
         InvalidTransactionState: the producer has no transaction open there, or it is decided to commit.
         InvalidProducerEpoch: the open transaction is of another epoch.
         TransactionCoordinatorFenced: the partition has a marker of a newer coordinator.
+        PermissionDenied: the role lacks a right, or it sees no transaction of the producer and might not be shown it.
         TxnStoreError: the database that coordinates the transaction cannot be reached or refuses.
     """
     others = several(cluster)
@@ -84,7 +88,7 @@ def abort_open_transaction(
     if coordinator is store:
         owner = store.write(
             # As it is then: it may hear of other databases in between.
-            lambda connection: _abort_owner(target, Locality.of(store, cluster), connection),
+            lambda connection: _abort_owner(store, target, Locality.of(store, cluster), connection),
             wakes_readers=True,
             retry_timeout_ms=retry_timeout_ms,
         )
@@ -138,12 +142,17 @@ def _unknown_to_coordinators(
     unknown: list[OpenInPartition] = []
     for number, some in by_coordinator.items():
         coordinator = store if others is None else others.own(number)
-        these = _IS_PRODUCER.parameters({target.producer.producer_id for target in some})
-        known = set(coordinator.read(lambda connection, these=these: _KNOWN_PRODUCERS.values(connection, these)))  # type: ignore[misc]
-        of_nobody = [target for target in some if target.producer.producer_id not in known]
-        if of_nobody:
-            coordinator.read(partial(check_not_standby, coordinator))
-        unknown += of_nobody
+        producer_ids = {target.producer.producer_id for target in some}
+        of_nobody = coordinator.read(partial(_producers_of_nobody, coordinator, producer_ids))
+        unknown += [target for target in some if target.producer.producer_id in of_nobody]
+    return unknown
+
+
+def _producers_of_nobody(coordinator: Store, producer_ids: Collection[int], connection: Connection) -> set[int]:
+    unknown = set(producer_ids) - set(_KNOWN_PRODUCERS.values(connection, _IS_PRODUCER.parameters(producer_ids)))
+    if unknown:
+        check_not_standby(coordinator, connection)
+        _check_of_nobody(coordinator, connection, unknown)
     return unknown
 
 
@@ -171,7 +180,7 @@ def _abort_elsewhere(
 ) -> str | None:
     """Do the same where the partition lives in another database than the transaction; return the transactional id."""
     store.read(lambda connection: _check_open(connection, target), retry_timeout_ms=retry_timeout_ms)
-    work = partial(_abort_owner, target, locality)
+    work = partial(_abort_owner, coordinator, target, locality)
     owner = coordinator.write(work, wakes_readers=True, retry_timeout_ms=retry_timeout_ms)
     if owner is None:
         store.write(
@@ -182,15 +191,15 @@ def _abort_elsewhere(
     return owner
 
 
-def _abort_owner(target: OpenInPartition, locality: Locality | None, connection: Connection) -> str | None:
+def _abort_owner(
+    coordinator: Store, target: OpenInPartition, locality: Locality | None, connection: Connection
+) -> str | None:
     """Abort the transaction at its coordinator, if it has one; return its transactional id.
 
     A partition of this database without one gets its marker here.
     """
     is_here = locality is None or not locality.partitions_elsewhere(connection, [target.partition_id])
-    of_producer = {"of_producer_id": target.producer.producer_id}
-    owner = connection.execute(_OWNER_OF_PRODUCER, of_producer).scalars().first()
-    work = None if owner is None else LockedTransaction.lock(connection, owner, locality)
+    work = _lock_owner(coordinator, connection, target.producer.producer_id, locality)
     row = None if work is None else work.row
 
     def end_here() -> None:
@@ -229,11 +238,30 @@ def _abort_owner(target: OpenInPartition, locality: Locality | None, connection:
     return row.transactional_id
 
 
+def _lock_owner(
+    coordinator: Store, connection: Connection, producer_id: int, locality: Locality | None
+) -> LockedTransaction | None:
+    """Lock the transaction of the producer, as whatever writer of it; None: nobody has it."""
+    owner = connection.execute(_OWNER_OF_PRODUCER, {"of_producer_id": producer_id}).scalars().first()
+    work = None if owner is None else LockedTransaction.lock(connection, owner, locality)
+    if work is not None and work.row is not None:
+        return work
+    _check_of_nobody(coordinator, connection, [producer_id])
+    return None
+
+
 def _end_in_partition(connection: Connection, target: OpenInPartition) -> None:
     """Write the marker that no coordinator will write."""
     lock_heads(connection, [target.partition_id])
     _check_open(connection, target)
     write_markers(connection, [_marker_of(target)])
+
+
+def _check_of_nobody(coordinator: Store, connection: Connection, producer_ids: Collection[int]) -> None:
+    """Refuse to take the producers for unknown where the transaction of one may be hidden from this role."""
+    some = ", ".join(map(str, sorted(producer_ids)[:_NAMED_MAX]))
+    judgement = f"a transactional id has what is open of producer {some}, and would end it"
+    check_sees_all(coordinator, connection, (transactions, transaction_writers), judgement, when_locking=True)
 
 
 def _marker_of(target: OpenInPartition) -> Marker:

@@ -30,6 +30,7 @@ from txnstore.db.postgresql import commit_function
 from txnstore.db.postgresql.closing import CLOSED
 from txnstore.db.postgresql.connections import ListenWaiter, NotifyAnnouncer, PostgreSQLConnection
 from txnstore.db.postgresql.protection import warn_of_unverified
+from txnstore.db.postgresql.row_security import HIDDEN, NARROWED
 from txnstore.db.statements import CompiledStatements, heard, run_on_driver
 from txnstore.db.url import DatabaseUrl
 from txnstore.errors import (
@@ -167,17 +168,6 @@ _RUNNING: Final = (
     " FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()"
 )
 
-# With row-level security and no policy for reading that is this role's, no row is shown.
-_HIDDEN: Final = text("""
-    SELECT c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-    WHERE n.nspname = :schema AND c.relrowsecurity AND pg_catalog.row_security_active(c.oid)
-        AND pg_catalog.has_table_privilege(c.oid, 'SELECT')
-        AND NOT EXISTS (
-            SELECT FROM pg_catalog.pg_policy p, pg_catalog.unnest(p.polroles) AS of_role
-            WHERE p.polrelid = c.oid AND p.polcmd IN ('r', '*') AND p.polpermissive
-                AND (of_role = 0 OR pg_catalog.pg_has_role(of_role, 'USAGE'))
-        )
-""")
 _SIZES: Final = (
     "SELECT pg_database_size(current_database()), sum(pg_total_relation_size(oid))"
     " FROM pg_catalog.pg_class WHERE relkind = 'r' AND relnamespace ="
@@ -567,7 +557,15 @@ class PostgreSQLBackend:
 
     def hidden_tables(self, connection: Connection, schema: str) -> frozenset[str]:
         """Return those whose rows row-level security keeps from this role."""
-        return frozenset(connection.execute(_HIDDEN, {"schema": schema}).scalars())
+        return frozenset(connection.execute(HIDDEN, {"schema": schema}).scalars())
+
+    def narrowed_tables(
+        self, connection: Connection, schema: str, names: Collection[str], *, when_locking: bool = False
+    ) -> list[str]:
+        """Return those of which row-level security shows this role not every row, whoever's it is."""
+        commands = ["r", "w"] if when_locking else ["r"]
+        of = {"schema": schema, "names": list(names), "commands": commands}
+        return list(connection.execute(NARROWED, of).scalars())
 
     def checked_relations(self, connection: Connection, schema: str) -> list[str]:
         """Return the indexes, where the extension amcheck is there and this role may use it."""

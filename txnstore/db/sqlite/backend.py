@@ -352,6 +352,12 @@ class SQLiteBackend:
         """Return none: a file is read as a whole."""
         return frozenset()
 
+    def narrowed_tables(
+        self, connection: Connection, schema: str, names: Collection[str], *, when_locking: bool = False
+    ) -> list[str]:
+        """Return none, for the same reason."""
+        return []
+
     def checked_relations(self, connection: Connection, schema: str) -> list[str]:
         """Return the tables."""
         return sorted(self.table_names(connection, schema) - {*VIEWS})
