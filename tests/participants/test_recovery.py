@@ -161,7 +161,9 @@ def test_what_was_decided_before_its_lock_came_is_not_taken_for_aborted(sqlite_b
     transfer = sqlite_bank.prepared()
     transfer.decide(commit=True)
     for branch in sqlite_bank.rows():
-        assert sqlite_bank.store.write(partial(recovery._abort_if_over, branch)) is Standing.COMMITTED
+        assert (
+            sqlite_bank.store.write(partial(recovery._abort_if_over, sqlite_bank.store, branch)) is Standing.COMMITTED
+        )
     transfer.finish(commit=True)
     sqlite_bank.assert_whole(transfer.name, committed=True)
 

@@ -223,7 +223,9 @@ class Branches:
             TxnStoreError: the coordinator cannot be asked, or a standby would have to answer for it.
         """
         gids = [branch.gid for branch in self._branches if branch.state is not _S.ENLISTED]
-        known = known_branches(self._store, gids, retry_timeout_ms=timeout_ms)
+        known = known_branches(
+            self._store, gids, of_transactional_id=self._transactional_id, retry_timeout_ms=timeout_ms
+        )
         # Nobody knows of one that is enlisted only; and one that was registered is not forgotten before it has ended.
         decided: dict[str, bool] = {}
         for branch in self._branches:

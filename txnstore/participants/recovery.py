@@ -39,6 +39,7 @@ from txnstore.transactions.branch_rows import (
     RegisteredBranch,
     branches_by_gid,
     branches_in_database,
+    check_sees_branches,
     decide_branches,
     forget_branches,
     has_branches,
@@ -86,6 +87,8 @@ def recover_branches(store: Store, participant: str | DatabaseUrl, cluster: Clus
         InvalidRequest: the database is a standby, or has max_prepared_transactions = 0.
         StoreCopied: the store is a copy, and what is prepared there may be its original's.
         StoreReadOnly: the store is a standby, which may not have heard yet of what is prepared there.
+        PermissionDenied: row-level security hides transactions from this role, and something is prepared there that
+            may be of one of them.
         TxnStoreError: the database, or the store, cannot be reached.
     """
     check_original(store)
@@ -184,7 +187,7 @@ class _Recovery:
     def _cure_prepared(self, gid: str, branch: RegisteredBranch | None) -> None:
         standing = Standing.UNKNOWN if branch is None else self._standing(branch)
         if branch is not None and CURES[standing][True] is Cure.ABORT_FIRST:
-            standing = self._store.write(partial(_abort_if_over, branch))
+            standing = self._store.write(partial(_abort_if_over, self._store, branch))
         cure = CURES[standing][True]
         if cure is Cure.LEAVE:
             self._done.open.append(gid)
@@ -194,11 +197,11 @@ class _Recovery:
 
     def _cure_unprepared(self, branch: RegisteredBranch) -> None:
         # As it stood before the database was asked: what was decided since then was prepared meanwhile.
-        standing = _standing_by_outcome(branch) or self._store.read(partial(_standing_of, branch))
+        standing = _standing_by_outcome(branch) or self._store.read(partial(_standing_of, self._store, branch))
         cure = CURES[standing][False]
         if cure is Cure.ABORT_FIRST:
             # The next look forgets it.
-            self._store.write(partial(_abort_if_over, branch))
+            self._store.write(partial(_abort_if_over, self._store, branch))
         elif cure is Cure.FORGET and branch.commit is not None:
             # Nobody says whether one that was decided to abort has ever voted.
             self._forget_ended(branch, commit=branch.commit, has_voted=branch.commit)
@@ -244,7 +247,7 @@ class _Recovery:
                     f"the branch {branch.gid} in {self._database.label} is left as it is: no rule can abort its"
                     f" transaction ({error})"
                 ) from error
-            standing = self._store.read(partial(_standing_of, branch))
+            standing = self._store.read(partial(_standing_of, self._store, branch))
         return standing
 
     def _end(self, gid: str, branch: RegisteredBranch | None, *, commit: bool) -> None:
@@ -268,21 +271,23 @@ def _standing_by_outcome(branch: RegisteredBranch) -> Standing | None:
     return Standing.COMMITTED if branch.commit else Standing.ABORTED
 
 
-def _standing_of(branch: RegisteredBranch, connection: Connection) -> Standing:
+def _standing_of(store: Store, branch: RegisteredBranch, connection: Connection) -> Standing:
     """Return how a branch stands by now."""
     found = branches_by_gid(connection, [branch.gid]).get(branch.gid)
+    row = rows.read_row(connection, branch.transactional_id).row
+    if found is None or row is None:
+        check_sees_branches(store, connection, branch.gid)
     if found is None:
         return Standing.UNKNOWN
-    row = rows.read_row(connection, branch.transactional_id).row
     is_open = row is not None and row.state is TransactionState.ONGOING and row.begin_identity == branch.producer
     return _standing_by_outcome(found) or (Standing.OPEN if is_open else Standing.STRANDED)
 
 
-def _abort_if_over(branch: RegisteredBranch, connection: Connection) -> Standing:
+def _abort_if_over(store: Store, branch: RegisteredBranch, connection: Connection) -> Standing:
     """Decide a stranded branch, so that nobody can commit it later; return how it stands then."""
     # The lock of its transaction's row: nobody decides it meanwhile.
     rows.lock_row(connection, branch.transactional_id)
-    standing = _standing_of(branch, connection)
+    standing = _standing_of(store, branch, connection)
     if standing is not Standing.STRANDED:
         return standing
     decide_branches(connection, branch.transactional_id, branch.producer, commit=False)

@@ -15,9 +15,11 @@ from sqlalchemy import Connection, Row, bindparam, delete, exists, select, updat
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from txnstore.db.identity import check_not_standby
-from txnstore.db.schema import transaction_branches
+from txnstore.db.row_security import check_sees_all
+from txnstore.db.schema import transaction_branches, transactions
 from txnstore.db.store import Store, make_durable, server_now_ms
 from txnstore.model import ProducerIdentity
+from txnstore.transactions import rows
 
 _ABORT: Final = 0
 _COMMIT: Final = 1
@@ -115,20 +117,41 @@ def branches_by_gid(connection: Connection, gids: Collection[str]) -> dict[str, 
 
 
 def known_branches(
-    store: Store, gids: Collection[str], *, retry_timeout_ms: int | None = None
+    store: Store,
+    gids: Collection[str],
+    *,
+    of_transactional_id: str | None = None,
+    retry_timeout_ms: int | None = None,
 ) -> dict[str, RegisteredBranch]:
     """Return those of the branches that are known: the caller may take the others for aborted, or ended.
 
+    If all are of one transactional id, it is enough that the role sees that one.
+
     Raises:
         StoreReadOnly: this is a standby, which may not have heard of them yet.
+        PermissionDenied: row-level security may hide one that is not seen from this role.
         TxnStoreError: the store cannot be asked.
     """
 
     def work(connection: Connection) -> dict[str, RegisteredBranch]:
         check_not_standby(store, connection)
-        return branches_by_gid(connection, gids)
+        known = branches_by_gid(connection, gids)
+        unknown = set(gids) - known.keys()
+        if unknown and (of_transactional_id is None or rows.read_row(connection, of_transactional_id).row is None):
+            check_sees_branches(store, connection, min(unknown))
+        return known
 
     return store.read(work, retry_timeout_ms=retry_timeout_ms)
+
+
+def check_sees_branches(store: Store, connection: Connection, gid: str) -> None:
+    """Refuse to take a branch for aborted, or ended, where this role might not be shown what says otherwise.
+
+    Raises:
+        PermissionDenied: row-level security limits this role to some transactional ids.
+    """
+    judgement = f"the transaction of the branch {gid} is open, or is decided to commit"
+    check_sees_all(store, connection, (transaction_branches, transactions), judgement)
 
 
 def branches_in_database(connection: Connection, database_identity: str, count_max: int) -> list[RegisteredBranch]:

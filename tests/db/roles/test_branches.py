@@ -14,7 +14,7 @@ from txnstore.db.opening import open_store
 from txnstore.errors import PermissionDenied
 from txnstore.participants.recovery import raise_failed, recover_branches
 from txnstore.testing.postgres_server import connection_string
-from txnstore.transactions.branch_rows import all_branches
+from txnstore.transactions.branch_rows import all_branches, known_branches
 
 _NUMBERS = itertools.count(1)
 #: Whose the topic is that each of them writes to.
@@ -148,3 +148,35 @@ def test_what_a_producer_left_prepared_is_ended_by_a_coordinator_that_may_be_its
         raise_failed(recover_branches(store, there))
         assert name in entries()
         assert store.read(all_branches) == []
+
+
+def test_who_does_not_see_the_transaction_of_what_is_prepared_does_not_presume_that_it_was_aborted(
+    shop, bank, make_producer, open_teller, entries, monkeypatch
+):
+    name = f"hidden {next(_NUMBERS)}"
+    teller = open_teller("writer")
+    with shop.producer("writer", transactional_id=f"others-{name}") as producer:
+        producer.init_transactions(PATIENCE_SECONDS)
+        pay(producer, teller, "writer", name)
+        with monkeypatch.context() as patched:
+            patched.setattr("txnstore.participants.branches.Branches._finish", lambda *_: None)
+            producer.commit_transaction(PATIENCE_SECONDS)
+    teller.close()
+    # The superuser there, who may end whatever is prepared.
+    there = shop.server.url(bank)
+    with (
+        open_store(shop.url(TENANT)) as store,
+        pytest.raises(PermissionDenied, match="some rows of transaction_branches, transactions"),
+    ):
+        recover_branches(store, there)
+    raise_failed(recover_branches(shop.store, there))
+    assert name in entries()
+
+
+def test_who_sees_a_transactional_id_may_say_that_it_has_no_such_branch(shop):
+    with open_store(shop.url(TENANT)) as store:
+        assert known_branches(store, ["of nobody"], of_transactional_id="tenant-id") == {}
+        with pytest.raises(PermissionDenied, match="the branch of nobody is open"):
+            known_branches(store, ["of nobody"], of_transactional_id="others-id")
+    with open_store(shop.url("writer")) as store:
+        assert known_branches(store, ["of nobody"]) == {}
