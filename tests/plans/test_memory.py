@@ -61,7 +61,7 @@ def _listed(big: BigStore, connection: Connection) -> None:
     (found,) = list_transactions(connection, TransactionFilter(transactional_id_pattern=pattern))
     assert found.transactional_id == "id 77"
     assert len(list_transactions(connection, TransactionFilter(producer_ids=[OPEN_PRODUCER_ID, 5]))) == 2
-    hanging_transactions(connection, 0)
+    hanging_transactions(big.store, connection, 0)
 
 
 def assert_pages(found: list[Touched]) -> None:

@@ -480,7 +480,9 @@ CALLS = [
     Call("outcome that nobody knows", _unknown_outcome),
     Call("outcome for good", _resolved),
     Call("abort by an administrator", _aborted_by_administrator),
-    Call("search for hanging transactions", _read(lambda _, connection: hanging_transactions(connection, 0))),
+    Call(
+        "search for hanging transactions", _read(lambda big, connection: hanging_transactions(big.store, connection, 0))
+    ),
     # A row joins seven tables, and there are those of the calls before, one each at most.
     Call("what holds readers back", lambda big: lambda: list(each_open_in(big.store)), rows=1_000, instructions=20_000),
     Call(

@@ -390,7 +390,9 @@ def test_what_a_writer_has_open_does_not_hang_while_its_transaction_runs(bench) 
     bench.clock.advance(899_000)
 
     def hanging():
-        return bench.store.read(lambda connection: hanging_transactions(connection, 1_000, bench.partition_ids))
+        return bench.store.read(
+            lambda connection: hanging_transactions(bench.store, connection, 1_000, bench.partition_ids)
+        )
 
     assert hanging() == []
     producer.abort()

@@ -397,7 +397,7 @@ def find_hanging(
     with opened(url, schema) as cluster:
         if cluster.is_alone:
             found = cluster.controller.read(
-                lambda connection: hanging_transactions(connection, longest_ms, ids_of(connection))
+                lambda connection: hanging_transactions(cluster.controller, connection, longest_ms, ids_of(connection))
             )
         else:
             found = hanging_in_cluster(cluster, left_out, longest_ms, cluster.controller.read(ids_of))

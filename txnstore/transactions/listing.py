@@ -9,12 +9,14 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from sqlalchemy import Connection, Row, Select, bindparam, case, exists, select, tuple_, union_all
 
 from txnstore.db.cluster.cluster import Cluster, LeftOut
 from txnstore.db.cluster.membership import coordinator_of_producer
+from txnstore.db.row_security import check_sees_all
 from txnstore.db.schema import (
     producer_states,
     transaction_partitions,
@@ -22,7 +24,7 @@ from txnstore.db.schema import (
     transaction_writers,
     transactions,
 )
-from txnstore.db.store import server_now_ms
+from txnstore.db.store import Store, server_now_ms
 from txnstore.errors import TransactionalIdNotFound
 from txnstore.log.topics import names_of_partitions
 from txnstore.model import PartitionName
@@ -35,6 +37,8 @@ RUNNING: Final = DECIDED | {TransactionState.ONGOING}
 #: Kafka's tool takes no transaction for hanging before its longest timeout is over by so much.
 HANGING_MARGIN_MS: Final = 5 * 60 * 1000
 
+#: What says of an open transaction that its coordinator will end it.
+_COORDINATOR: Final = (transactions, transaction_partitions, transaction_writers, transaction_writer_partitions)
 #: How many rows are read in one go: the filter leaves few of many.
 PAGE_ROWS: Final = 1_000
 
@@ -219,12 +223,15 @@ def describe_transaction(connection: Connection, transactional_id: str) -> Descr
 
 
 def hanging_transactions(
-    connection: Connection, max_timeout_ms: int, partition_ids: Collection[int] | None = None
+    store: Store, connection: Connection, max_timeout_ms: int, partition_ids: Collection[int] | None = None
 ) -> list[HangingInPartition]:
     """Return what hangs, in these partitions or in all.
 
     Hanging is what is open in a partition for longer than `max_timeout_ms` and five minutes, while no transaction of
     the coordinator lists the partition.  Nothing of txnstore makes such transactions; damage does.
+
+    Raises:
+        PermissionDenied: row-level security may hide from this role who would end what it takes for hanging.
     """
     parameters: dict[str, object] = {"age_ms": max_timeout_ms + HANGING_MARGIN_MS}
     if partition_ids is not None:
@@ -236,8 +243,16 @@ def hanging_transactions(
         page = connection.execute(statement, parameters | after).all()
         found += _hanging(connection, page)
         if len(page) < PAGE_ROWS:
-            return found
+            break
         after = {"after_partition_id": page[-1].partition_id, "after_offset": page[-1].transaction_first_offset}
+    if found:
+        _check_hangs(store, connection, found[0])
+    return found
+
+
+def _check_hangs(store: Store, connection: Connection, one: HangingInPartition) -> None:
+    judgement = f"a transactional id has what is open of producer {one.producer_id} in {one.partition}, and will end it"
+    check_sees_all(store, connection, _COORDINATOR, judgement)
 
 
 def _hanging(connection: Connection, page: Sequence[Row[Any]]) -> list[HangingInPartition]:
@@ -271,10 +286,11 @@ def hanging_in_cluster(
     """
     found: list[HangingInPartition] = []
 
-    def work(connection: Connection) -> list[HangingInPartition]:
-        return hanging_transactions(connection, max_timeout_ms, partition_ids)
-
-    for store, suspects in cluster.read_all(work, left_out, retry_timeout_ms=retry_timeout_ms):
+    for store in cluster.stores(left_out):
+        suspects: list[HangingInPartition] = []
+        with cluster.leaving_out(store.database_id, left_out):
+            work = partial(hanging_transactions, store, max_timeout_ms=max_timeout_ms, partition_ids=partition_ids)
+            suspects = store.read(work, retry_timeout_ms=retry_timeout_ms)
         away = [one for one in suspects if coordinator_of_producer(one.producer_id) != store.database_id]
         explained = _explained(cluster, left_out, away, retry_timeout_ms)
         found += [one for one in suspects if one not in away or (one.producer_id, one.partition) not in explained]
@@ -290,16 +306,24 @@ def _explained(
         by_coordinator.setdefault(coordinator_of_producer(one.producer_id), []).append(one)
     explained: set[tuple[int, PartitionName]] = set()
     for database_id, those in by_coordinator.items():
-        producer_ids = sorted({one.producer_id for one in those})
-
-        def read(connection: Connection, producer_ids: list[int] = producer_ids) -> set[tuple[int, PartitionName]]:
-            rows = connection.execute(_LISTED, {"producer_ids": producer_ids}).all()
-            names = names_of_partitions(connection, (row.partition_id for row in rows))
-            return {(row.producer_id, names[row.partition_id]) for row in rows if row.partition_id in names}
-
         if database_id not in left_out:
             with cluster.leaving_out(database_id, left_out):
-                explained |= cluster.own(database_id).read(read, retry_timeout_ms=retry_timeout_ms)
+                coordinator = cluster.own(database_id)
+                work = partial(_listed, coordinator, those)
+                explained |= coordinator.read(work, retry_timeout_ms=retry_timeout_ms)
                 continue
         explained |= {(one.producer_id, one.partition) for one in those}
     return explained
+
+
+def _listed(
+    coordinator: Store, suspects: Sequence[HangingInPartition], connection: Connection
+) -> set[tuple[int, PartitionName]]:
+    found = connection.execute(_LISTED, {"producer_ids": sorted({one.producer_id for one in suspects})}).all()
+    names = names_of_partitions(connection, (row.partition_id for row in found))
+    listed = {(row.producer_id, names[row.partition_id]) for row in found if row.partition_id in names}
+    for one in suspects:
+        if (one.producer_id, one.partition) not in listed:
+            _check_hangs(coordinator, connection, one)
+            break
+    return listed

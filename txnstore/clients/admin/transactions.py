@@ -405,7 +405,7 @@ def find_hanging(
 
     def work(connection: Connection) -> list[listing.HangingInPartition]:
         ids = None if partitions is None else [partition_id_of(connection, partition) for partition in partitions]
-        return listing.hanging_transactions(connection, max_timeout_ms, ids)
+        return listing.hanging_transactions(cluster.controller, connection, max_timeout_ms, ids)
 
     def found_in_cluster() -> list[listing.HangingInPartition]:
         from txnstore.transactions.listing import hanging_in_cluster
