@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from sqlalchemy import Connection, Table
 
+from txnstore.db.schema import metadata
 from txnstore.db.store import Store
 from txnstore.errors import PermissionDenied
 
@@ -31,3 +32,12 @@ def check_sees_all(
             " (`txnstore roles grant coordinator`; `txnstore roles list` names who is one), or as the owner of the"
             " tables"
         )
+
+
+def check_sees_store(store: Store, connection: Connection, judgement: str) -> None:
+    """Refuse the same of all tables, where anything that is missing would be taken for what there is not.
+
+    Raises:
+        PermissionDenied: row-level security limits this role to some rows of a table.
+    """
+    check_sees_all(store, connection, list(metadata.tables.values()), judgement)

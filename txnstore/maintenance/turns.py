@@ -13,8 +13,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
+from sqlalchemy import Connection
+
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.portions import FOUND_MAX, LOCK_TIMEOUT_MS, Portions
+from txnstore.db.row_security import check_sees_store
 from txnstore.db.store import Store
 from txnstore.errors import TxnStoreError
 from txnstore.maintenance import leases
@@ -145,6 +148,7 @@ def take_turn(
     What fails is tried again where it was when it is due again, and keeps no other duty from being done.
 
     Raises:
+        PermissionDenied: this role lacks a right, or row-level security shows it a part of the store.
         TxnStoreError: the leases cannot be taken; nothing was done.
     """
     turn = Turn()
@@ -159,10 +163,12 @@ def take_turn(
         settings_of = {name: settings_of[name] for name in due.due}
     holder = leases.new_holder()
     retry_timeout_ms = LOCK_TIMEOUT_MS if portions.is_bounded else None
-    taken = store.write(
-        partial(leases.take, settings_of=settings_of, holder=holder, lease_ms=lease_ms, forced=forced),
-        retry_timeout_ms=retry_timeout_ms,
-    )
+
+    def take(connection: Connection) -> list[DutyLease]:
+        check_sees_store(store, connection, "what is old or done is still needed")
+        return leases.take(connection, settings_of, holder, lease_ms=lease_ms, forced=forced)
+
+    taken = store.write(take, retry_timeout_ms=retry_timeout_ms)
     if forced:
         taken = [lease._replace(position=(positions or {}).get(lease.duty)) for lease in taken]
     outcomes: list[PortionOutcome] = []

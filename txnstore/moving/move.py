@@ -42,6 +42,7 @@ from txnstore.db.closing import (
 from txnstore.db.cluster.membership import ALONE_LABEL, CONTROLLER_ID, read_databases
 from txnstore.db.identity import check_original
 from txnstore.db.names import DEFAULT_SCHEMA
+from txnstore.db.row_security import check_sees_store
 from txnstore.db.schema import stores
 from txnstore.db.store import Store
 from txnstore.errors import InvalidRequest, OutcomeUnknown, StoreDamaged, StoreMoved
@@ -129,6 +130,7 @@ def move(source: Store, target: Store, *, told: Told | None = None, even_if_dama
             cannot hold; or the target is not empty, or filled by another call.
         StoreCopied: one of them is a copy that was not adopted.
         StoreMoved: the source is being moved to another target, or has gone there.
+        PermissionDenied: a role lacks a right, or row-level security shows it a part of its store.
         StoreDamaged: the source is not sound, or the two differ at the end.
         TxnStoreError: one of the databases refuses or cannot be reached.
     """
@@ -140,6 +142,8 @@ def move(source: Store, target: Store, *, told: Told | None = None, even_if_dama
         raise refuse(source.url, found)
     if _place_of(source) == _place_of(target):
         raise InvalidRequest(f"{source.url} and {target.url} are the same store")
+    _check_shown(source)
+    _check_shown(target)
     check_original(source)
     # As it is called since another call has filled it.
     target.store_uuid = _uuid(target)
@@ -174,6 +178,11 @@ def move(source: Store, target: Store, *, told: Told | None = None, even_if_dama
         _leave(source, found)
     _open(target, arriving)
     return Moved(_uuid(target), tables)
+
+
+def _check_shown(store: Store) -> None:
+    """Refuse to take a part of what a database holds for a store, or a store for an empty place."""
+    store.read(partial(check_sees_store, store, judgement="there is more in the store"))
 
 
 def cancel(source: Store) -> bool:

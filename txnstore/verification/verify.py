@@ -11,6 +11,7 @@ from typing import Final
 from sqlalchemy import Connection
 
 from txnstore.db.cluster.cluster import Cluster
+from txnstore.db.row_security import check_sees_store
 from txnstore.db.store import Store
 from txnstore.db.url import DatabaseUrl
 from txnstore.verification.branches import branch_violations
@@ -185,11 +186,14 @@ def verify(
     what is new in partitions is read.
 
     Raises:
+        PermissionDenied: this role lacks a right, or row-level security shows it a part of the store.
         TxnStoreError: one of the databases refused or cannot be reached.
     """
     watch = watch or WatchState()
     now_seconds = time.monotonic()
     watch.forget_proofs_if_old(now_seconds)
+    for member in cluster.databases:
+        _check_shown(cluster.own(member.database_id))
     if cluster.is_alone:
         found = _verify_alone(cluster.controller, watch, told)
     else:
@@ -217,11 +221,18 @@ def verify_store(store: Store, *, told: Callable[[int, int], None] | None = None
     """Return the same of a store that is known to be alone, but for what shows only in a second look.
 
     Raises:
+        PermissionDenied: see `verify`.
         TxnStoreError: the database refused or cannot be reached.
     """
+    _check_shown(store)
     found = _verify_alone(store, WatchState(), told) + branch_violations(store) + index_violations(store)
     found += store.read(partial(table_violations, store))
     return found + store.read(partial(number_violations, store))
+
+
+def _check_shown(store: Store) -> None:
+    """Refuse to call a store damaged, or sound, by what a part of it says."""
+    store.read(lambda connection: check_sees_store(store, connection, "the store is sound"))
 
 
 def _name_of(violation: Violation) -> tuple[Invariant, Place, str]:
