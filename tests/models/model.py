@@ -199,6 +199,9 @@ class Model:
             self._complete(id_)
             old = id_.identity
             id_.identity = _next(old)
+        if self.delivers_elsewhere and expected is None:
+            # A start of its own has a producer id of its own.
+            id_.identity = ProducerIdentity(FRESH, 0)
         id_.state, id_.timeout_ms, id_.rested_ms = "Empty", timeout_ms, self.now_ms
         id_.last = old if expected is not None else None
         id_.ended, id_.aborted_from_outside = None, False

@@ -66,4 +66,5 @@ def test_an_end_never_tells_its_producer_that_it_is_a_newer_one(coordinator, beg
     ended = coordinator.end_transaction("payments", identity, commit=True)
     # It was given up to the newer one in the meantime, and will find that out.
     assert ended.identity == ProducerIdentity(identity.producer_id, identity.epoch + 1)
-    assert newer[0].epoch == identity.epoch + 2
+    # Over several databases a start has a producer id of its own.
+    assert (newer[0].producer_id > identity.producer_id, newer[0].epoch) == (True, 0)

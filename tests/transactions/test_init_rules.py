@@ -245,7 +245,7 @@ def test_an_open_transaction_is_fenced_and_aborted_with_one_bump(
     assert (row.last_producer_epoch, row.fence_reason) == (-1, FenceReason.INIT)
 
     request = replace(REQUEST, expected=None if expected is None else ProducerIdentity(*expected))
-    started = init_after_abort(before, complete(row, now_ms=NOW_MS), request)
+    started = init_after_abort(before, complete(row, now_ms=NOW_MS), request, allocate=lambda: 8)
     assert (started.state, started.identity, started.timeout_ms) == (S.EMPTY, ProducerIdentity(7, 6), 30_000)
     assert started.last_producer_epoch == (-1 if expected is None else 5)
     assert (started.start_ms, started.begin_epoch, started.fence_reason) == (-1, -1, None)
@@ -255,7 +255,7 @@ def test_an_open_transaction_at_the_last_epoch_is_aborted_and_the_producer_id_re
     before = new_row(S.ONGOING, producer_epoch=32766, begin_epoch=32766)
     action, row = init(before)
     assert (action, row.producer_epoch, row.next_producer_id) == (InitAction.ABORT_FIRST, 32767, 8)
-    started = init_after_abort(before, complete(row, now_ms=NOW_MS), REQUEST)
+    started = init_after_abort(before, complete(row, now_ms=NOW_MS), REQUEST, allocate=lambda: 9)
     assert (started.identity, started.previous_producer_id) == (ProducerIdentity(8, 0), 7)
 
 
@@ -320,7 +320,7 @@ def test_what_was_taken_over_at_the_last_epochs_is_aborted_by_a_start_and_the_pr
         8,
     )
     check_change(before, row)
-    started = init_after_abort(before, complete(row, now_ms=NOW_MS), REQUEST)
+    started = init_after_abort(before, complete(row, now_ms=NOW_MS), REQUEST, allocate=lambda: 9)
     assert (started.identity, started.previous_producer_id) == (ProducerIdentity(8, 0), 7)
 
 

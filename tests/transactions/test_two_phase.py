@@ -299,7 +299,7 @@ def test_what_was_decided_of_it_is_completed_by_whoever_comes_next(open_bench, c
     next_id = open_bench.row(dead.transactional_id).next_producer_id
     new = dead.twin()
     assert new.start(**KEEP).ongoing is None
-    assert new.identity == ProducerIdentity(next_id, 1)
+    assert new.identity == ProducerIdentity(next_id + 1, 0)
     refuse_all(open_bench, [*zombies, dead] if not commit else zombies)
     if commit:
         # It stands, and is the last thing that it is told.

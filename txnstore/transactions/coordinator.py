@@ -90,10 +90,10 @@ class TransactionCoordinator:
     ) -> Initialized:
         """Return who the producer is; nothing of an older epoch of its transactional id takes effect any more.
 
-        An open transaction is aborted, a decided one completed.  Without a transactional id the answer is a new
-        producer id with epoch 0.  `timeout_ms` is how long a transaction may stay open.  With `expected` a producer
-        asks for its next epoch (KIP-360); the answer is the same if it asks again.  `client` is told to who asks what
-        holds up readers.
+        An open transaction is aborted, a decided one completed.  Without a transactional id, and over several
+        databases, the answer is a new producer id with epoch 0.  `timeout_ms` is how long a transaction may stay open.
+        With `expected` a producer asks for its next epoch (KIP-360); the answer is the same if it asks again.  `client`
+        is told to who asks what holds up readers.
 
         Raises:
             InvalidRequest, InvalidTransactionTimeout, TransactionalIdAuthorizationFailed: see
@@ -118,6 +118,7 @@ class TransactionCoordinator:
                     keep_prepared=keep_prepared,
                     two_phase_commit_allowed=settings["transaction.two.phase.commit.enable"],
                     client=client,
+                    has_several_databases=several(self.cluster) is not None,
                 ),
                 Locality.of(self.store, self.cluster),
             )
@@ -557,7 +558,9 @@ def try_to_initialize(
         if transaction.undelivered is not None:
             transaction.save("InitProducerId")
             return Interrupted(transaction.undelivered, is_own_abort=True)
-        transaction.step(initialization.init_after_abort(before, transaction.known, request))
+        transaction.step(
+            initialization.init_after_abort(before, transaction.known, request, allocate=transaction.allocate)
+        )
     else:
         transaction.step(row)
         if action is InitAction.KEEP_ONGOING:

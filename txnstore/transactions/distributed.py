@@ -29,7 +29,13 @@ from txnstore.log.append import Append, Appended, UnannouncedProducerError, anno
 from txnstore.model import ProducerIdentity
 from txnstore.transactions import protocol, rows
 from txnstore.transactions.protocol import TransactionWriter, check_open, check_unreported
-from txnstore.transactions.transaction import LockedTransaction, SentOffsets, check_batches, write_in_time
+from txnstore.transactions.transaction import (
+    LockedTransaction,
+    SentOffsets,
+    check_batches,
+    fencing_other_starts,
+    write_in_time,
+)
 
 Result = TypeVar("Result")
 #: How often a producer is made known where it writes to; each time it was forgotten in between.
@@ -249,8 +255,13 @@ class RemoteTransaction:
 
     def _explain(self) -> None:
         """Raise what the coordinator says of a producer whose epoch is too old elsewhere, if it does."""
-        found = self.coordinator.read(lambda connection: rows.read_row(connection, self.transactional_id))
-        protocol.add_to_transaction(found.row, self.producer, now_ms=found.now_ms, holds_all=True)
+
+        def ask(connection: Connection) -> None:
+            found = rows.read_row(connection, self.transactional_id)
+            with fencing_other_starts(connection, found.row, self.producer):
+                protocol.add_to_transaction(found.row, self.producer, now_ms=found.now_ms, holds_all=True)
+
+        self.coordinator.read(ask)
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,18 @@ class InitRequest:
     client: ClientProcess | None = None
     """The process that starts, for people who look for it."""
 
+    has_several_databases: bool = False
+    """Whether what it writes may live in other databases than the coordinator's row."""
+
+    @property
+    def needs_new_producer_id(self) -> bool:
+        """Whether nobody else may ever have had the producer id, whatever its epoch.
+
+        The epochs that a row has given out are forgotten with the last changes of its database; where they wrote is in
+        the others, which would take the next one who gets them for the one who had them.
+        """
+        return self.has_several_databases and self.expected is None
+
 
 class InitAction(enum.Enum):
     """What a producer that starts finds."""
@@ -129,13 +141,13 @@ def init_producer_id(
 
 
 def init_after_abort(
-    before: TransactionMetadata, aborted: TransactionMetadata, request: InitRequest
+    before: TransactionMetadata, aborted: TransactionMetadata, request: InitRequest, *, allocate: AllocateProducerId
 ) -> TransactionMetadata:
     """Return the row for a producer whose start has aborted the open transaction of `before`.
 
     The abort has raised the epoch, or replaced the producer id, already: once is enough (KAFKA-19367).
     """
-    return replace(
+    fresh = replace(
         aborted,
         state=_S.EMPTY,
         start_ms=NO_START_MS,
@@ -145,6 +157,9 @@ def init_after_abort(
         fence_reason=None,
         fence_detail=None,
     )
+    if request.needs_new_producer_id and aborted.producer_id == before.producer_id:
+        return _with_new_producer_id(fresh, allocate)
+    return fresh
 
 
 def _init_at_rest(
@@ -164,16 +179,19 @@ def _init_at_rest(
         fence_reason=None,
         fence_detail=None,
     )
-    if is_current and row.epoch_exhausted:
-        return InitAction.SAVE, replace(
-            fresh, producer_id=allocate(), previous_producer_id=row.producer_id, producer_epoch=0
-        )
+    is_new = row.producer_epoch == NO_PRODUCER_EPOCH
+    if is_current and (row.epoch_exhausted or (request.needs_new_producer_id and not is_new)):
+        return InitAction.SAVE, _with_new_producer_id(fresh, allocate)
     if is_current:
         return InitAction.SAVE, replace(fresh, producer_epoch=row.producer_epoch + 1)
     assert expected is not None
     if _is_answered_already(row, expected):
         return InitAction.ANSWER, row
     raise fenced(row, expected)
+
+
+def _with_new_producer_id(row: TransactionMetadata, allocate: AllocateProducerId) -> TransactionMetadata:
+    return replace(row, producer_id=allocate(), previous_producer_id=row.producer_id, producer_epoch=0)
 
 
 def _may_be(row: TransactionMetadata, expected: ProducerIdentity) -> bool:

@@ -523,8 +523,8 @@ def _aborted(row: TransactionMetadata, detail: str | None) -> TransactionAbortab
 
 def fenced(row: TransactionMetadata, producer: ProducerIdentity) -> ProducerFenced:
     """Return the error of a producer that a newer one has replaced, or of which the store does not know yet."""
-    if row.producer_epoch < producer.epoch <= EPOCH_MAX:
-        # Nobody was given this epoch by what is here.
+    if (row.producer_id, row.producer_epoch) < (producer.producer_id, producer.epoch) and producer.epoch <= EPOCH_MAX:
+        # Nobody was given this epoch, or producer id, by what is here.
         why = "was an older state restored, or did a standby take over without the last commits?"
         now = f"only {row.identity} here: {why}"
     else:

@@ -20,7 +20,8 @@ markers and groups' offsets carry the epoch that the decision raised. So nobody 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Self, TypeVar
@@ -30,6 +31,7 @@ from sqlalchemy.util import memoized_property
 
 from txnstore.db.cluster.cluster import Cluster, several
 from txnstore.db.cluster.locality import Locality
+from txnstore.db.cluster.membership import coordinator_of_producer, read_databases
 from txnstore.db.store import Store, make_durable, note_change
 from txnstore.errors import (
     ConcurrentTransactions,
@@ -82,6 +84,29 @@ class SentOffsets:
 
     committer: GroupMembership
     offsets: Mapping[int, OffsetAndMetadata]
+
+
+@contextmanager
+def fencing_other_starts(
+    connection: Connection, row: TransactionMetadata | None, producer: ProducerIdentity
+) -> Iterator[None]:
+    """Let the producer of another start be told that it is fenced, as it is where the producer id stays the same.
+
+    Over several databases each start has a producer id of its own: see `InitRequest.needs_new_producer_id`.
+
+    Raises:
+        ProducerFenced: the row has the producer id of another start.
+    """
+    try:
+        yield
+    except InvalidProducerIdMapping:
+        # With this name only ids come that were given to it.
+        is_from_here = row is not None and coordinator_of_producer(row.producer_id) == coordinator_of_producer(
+            producer.producer_id
+        )
+        if row is None or not is_from_here or len(read_databases(connection)) == 1:
+            raise
+        raise protocol.fenced(row, producer) from None
 
 
 @dataclass
@@ -286,9 +311,10 @@ class LockedTransaction:
         return appended
 
     def _decide(self, producer: ProducerIdentity, *, commit: bool, writers: Collection[int] | None) -> None:
-        action, row = protocol.end_transaction(
-            self.row, producer, commit=commit, now_ms=self.now_ms, allocate=self.allocate
-        )
+        with fencing_other_starts(self.connection, self.row, producer):
+            action, row = protocol.end_transaction(
+                self.row, producer, commit=commit, now_ms=self.now_ms, allocate=self.allocate
+            )
         if action is EndAction.DECIDE and commit:
             if self.known.begin_identity != producer and self.participants.has_branches:
                 # A producer that keeps what an older one has prepared (KIP-939) knows nothing of the votes.
@@ -300,7 +326,9 @@ class LockedTransaction:
         self.step(row)
 
     def _add(self, producer: ProducerIdentity) -> None:
-        self.step(protocol.add_to_transaction(self.row, producer, now_ms=self.now_ms, holds_all=True))
+        with fencing_other_starts(self.connection, self.row, producer):
+            row = protocol.add_to_transaction(self.row, producer, now_ms=self.now_ms, holds_all=True)
+        self.step(row)
 
     @memoized_property
     def _stored_markers(self) -> list[Marker]:
