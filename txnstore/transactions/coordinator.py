@@ -90,10 +90,11 @@ class TransactionCoordinator:
     ) -> Initialized:
         """Return who the producer is; nothing of an older epoch of its transactional id takes effect any more.
 
-        An open transaction is aborted, a decided one completed.  Without a transactional id, and over several
-        databases, the answer is a new producer id with epoch 0.  `timeout_ms` is how long a transaction may stay open.
-        With `expected` a producer asks for its next epoch (KIP-360); the answer is the same if it asks again.  `client`
-        is told to who asks what holds up readers.
+        An open transaction is aborted, a decided one completed.  Without a transactional id the answer is a new
+        producer id with epoch 0; so it is over several databases, unless the producer says whom it `expected` to be or
+        an open transaction is kept.  `timeout_ms` is how long a transaction may stay open.  With `expected` a producer
+        asks for its next epoch (KIP-360); the answer is the same if it asks again.  `client` is told to who asks what
+        holds up readers.
 
         Raises:
             InvalidRequest, InvalidTransactionTimeout, TransactionalIdAuthorizationFailed: see

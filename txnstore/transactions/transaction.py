@@ -31,7 +31,7 @@ from sqlalchemy.util import memoized_property
 
 from txnstore.db.cluster.cluster import Cluster, several
 from txnstore.db.cluster.locality import Locality
-from txnstore.db.cluster.membership import coordinator_of_producer, read_databases
+from txnstore.db.cluster.membership import read_databases
 from txnstore.db.store import Store, make_durable, note_change
 from txnstore.errors import (
     ConcurrentTransactions,
@@ -100,11 +100,7 @@ def fencing_other_starts(
     try:
         yield
     except InvalidProducerIdMapping:
-        # With this name only ids come that were given to it.
-        is_from_here = row is not None and coordinator_of_producer(row.producer_id) == coordinator_of_producer(
-            producer.producer_id
-        )
-        if row is None or not is_from_here or len(read_databases(connection)) == 1:
+        if row is None or len(read_databases(connection)) == 1:
             raise
         raise protocol.fenced(row, producer) from None
 
