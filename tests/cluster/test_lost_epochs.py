@@ -7,56 +7,19 @@ start has a producer id of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
-from sqlalchemy import Connection, delete, insert, select
 
 from tests.cluster.conftest import Bench, Producer
-from txnstore.db.schema import (
-    pending_markers,
-    transaction_groups,
-    transaction_log,
-    transaction_partitions,
-    transactions,
-)
-from txnstore.db.store import Store
+from tests.cluster.lost_changes import backup_of
 from txnstore.errors import ProducerFenced
 from txnstore.model import IsolationLevel, ProducerIdentity
 from txnstore.testing.invariants import assert_cluster_sound
 from txnstore.transactions.administration import OpenInPartition, abort_open_transaction
 from txnstore.transactions.listing import HANGING_MARGIN_MS, hanging_in_cluster
 
-#: What a coordinator knows of its transactional ids, the tables that others refer to first.
-TABLES = (transactions, transaction_partitions, transaction_groups, transaction_log, pending_markers)
-
 EACH_DATABASE = pytest.mark.parametrize("database_id", [1, 2, 3])
-
-
-def backup_of(store: Store) -> Callable[[], None]:
-    """Return what lets the store be as it is now again; only its producer ids go on, as they do by its age."""
-
-    def read(connection: Connection) -> list[list[dict[str, Any]]]:
-        return [
-            [
-                dict(row._mapping)
-                for row in connection.execute(select(*(column for column in table.c if column.computed is None)))
-            ]
-            for table in TABLES
-        ]
-
-    kept = store.read(read)
-
-    def put_back(connection: Connection) -> None:
-        for table in reversed(TABLES):
-            connection.execute(delete(table))
-        for table, found in zip(TABLES, kept, strict=True):
-            if found:
-                connection.execute(insert(table), found)
-
-    return lambda: store.write(put_back)
 
 
 def end_hanging(bench: Bench, partition_id: int, lost: ProducerIdentity) -> None:

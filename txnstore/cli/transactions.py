@@ -47,10 +47,18 @@ from txnstore.log.sequences import ProducerInPartition
 from txnstore.log.topics import get_topic
 from txnstore.model import ClientProcess, ProducerIdentity
 from txnstore.participants.recovery import RecoveredBranches, recover_branches
-from txnstore.transactions.administration import OpenInPartition, abort_open_transaction, abort_open_transactions
+from txnstore.transactions.administration import (
+    LostOffsets,
+    OpenInPartition,
+    abort_open_transaction,
+    abort_open_transactions,
+    drop_lost_offsets,
+    offsets_held_elsewhere,
+)
 from txnstore.transactions.branch_rows import RegisteredBranch, all_branches
 from txnstore.transactions.coordinator import TransactionCoordinator, check_transactional_id
 from txnstore.transactions.listing import (
+    HANGING_MARGIN_MS,
     HangingInPartition,
     TransactionFilter,
     describe_transaction,
@@ -274,7 +282,8 @@ def abort(
     """Abort an open transaction as a whole, wherever it wrote; its producer learns of this with its next request.
 
     Give its transactional id; or --topic and --partition with --start-offset, or with --producer-id and
-    --producer-epoch; or --producer-id alone, for one that its coordinator knows.
+    --producer-epoch; or --producer-id alone, for one that its coordinator knows, or that holds offsets of groups in
+    another database and that its coordinator has lost.
     """
     by_offset = start_offset is not None
     by_producer = producer_id is not None or producer_epoch is not None
@@ -286,7 +295,7 @@ def abort(
             _abort_id(cluster, transactional_id, yes=yes)
             return
         if producer_id is not None and topic is None and partition is None and not by_offset and producer_epoch is None:
-            _abort_id(cluster, _transactional_id_of(cluster, producer_id), yes=yes)
+            _abort_producer(cluster, producer_id, yes=yes)
             return
         if topic is None or partition is None or by_offset == by_producer:
             raise typer.BadParameter(
@@ -374,37 +383,33 @@ def find_hanging(
     url: Url = None,
     schema: Schema = DEFAULT_SCHEMA,
 ) -> None:
-    """Find transactions that hold up readers and that nobody will ever end; `abort` ends them."""
+    """Find transactions that hold up readers and that nobody will ever end; `abort` ends them.
+
+    One with a GROUP holds offsets of it, which consumers of the group wait for.
+    """
     ids_of = _partition_ids(topic, partition)
-
-    def rows(found: Iterable[HangingInPartition]) -> list[dict[str, Any]]:
-        return [
-            {
-                "topic": each.partition.topic,
-                "partition": each.partition.partition,
-                "producer_id": each.producer_id,
-                "producer_epoch": each.producer_epoch,
-                "coordinator_epoch": each.coordinator_epoch,
-                "start_offset": each.start_offset,
-                "last_timestamp_ms": each.last_timestamp_ms,
-                "duration_ms": each.age_ms,
-            }
-            for each in found
-        ]
-
     longest_ms = max_timeout * _MINUTE_MS
     left_out: LeftOut = {}
+    held: list[HeldOffsets] = []
     with opened(url, schema) as cluster:
         if cluster.is_alone:
             found = cluster.controller.read(
                 lambda connection: hanging_transactions(cluster.controller, connection, longest_ms, ids_of(connection))
             )
         else:
-            found = hanging_in_cluster(cluster, left_out, longest_ms, cluster.controller.read(ids_of))
-        show_rows(rows(found), _HANGING_COLUMNS, as_json=as_json)
-        if abort and found:
-            _ask(f"the {len(found)} transactions above" if len(found) > 1 else "the transaction above", yes=yes)
-            _abort_hanging(cluster, found)
+            partition_ids = cluster.controller.read(ids_of)
+            found = hanging_in_cluster(cluster, left_out, longest_ms, partition_ids)
+            held = [
+                one
+                for one in each_held(cluster, left_out, partition_ids)
+                if one.is_hanging and one.age_ms > longest_ms + HANGING_MARGIN_MS
+            ]
+        columns = _HANGING_COLUMNS if not held else (*_HANGING_COLUMNS[:2], _GROUP_COLUMN, *_HANGING_COLUMNS[2:])
+        shown = [*map(_hanging_row, found), *map(_hanging_offsets_row, held)]
+        show_rows(shown, columns, as_json=as_json)
+        if abort and shown:
+            _ask(f"the {len(shown)} transactions above" if len(shown) > 1 else "the transaction above", yes=yes)
+            _abort_hanging(cluster, found, held, left_out)
     tell_and_exit(left_out.values())
 
 
@@ -496,7 +501,32 @@ def _producer(state: ProducerInPartition) -> dict[str, Any]:
     }
 
 
-def _transactional_id_of(cluster: Cluster, producer_id: int) -> str:
+def _abort_producer(cluster: Cluster, producer_id: int, *, yes: bool) -> None:
+    transactional_id = _transactional_id_of(cluster, producer_id)
+    if transactional_id is not None:
+        _abort_id(cluster, transactional_id, yes=yes)
+        return
+    left_out: LeftOut = {}
+    held = offsets_held_elsewhere(cluster, [producer_id], left_out)
+    if held:
+        names = _names_of_groups(held)
+        _ask(f"what producer {producer_id}, which its coordinator does not know, holds of {names}", yes=yes)
+        lost = drop_lost_offsets(cluster, held)
+        if not lost:
+            raise CommandFailed(f"somebody has or will have the producer id {producer_id} now; nothing was changed")
+        say(f"what producer {producer_id} held of {_names_of_groups(lost)} was dropped")
+    tell_and_exit(left_out.values())
+    if not held:
+        raise CommandFailed(
+            f"no transactional id has the producer id {producer_id} now; what does `txnstore verify` say?"
+        )
+
+
+def _names_of_groups(held: Iterable[LostOffsets]) -> str:
+    return "the offsets of " + list_text(sorted(group_id for one in held for group_id in one.group_ids))
+
+
+def _transactional_id_of(cluster: Cluster, producer_id: int) -> str | None:
     wanted = TransactionFilter(producer_ids=[producer_id])
     left_out: LeftOut = {}
     for _, found in cluster.read_all(partial(list_transactions, wanted=wanted), left_out):
@@ -504,7 +534,7 @@ def _transactional_id_of(cluster: Cluster, producer_id: int) -> str:
             return row.transactional_id
     # Perhaps it is known there.
     tell_and_exit(left_out.values())
-    raise CommandFailed(f"no transactional id has the producer id {producer_id} now; what does `txnstore verify` say?")
+    return None
 
 
 def _abort_id(cluster: Cluster, transactional_id: str, *, yes: bool) -> None:
@@ -515,6 +545,14 @@ def _abort_id(cluster: Cluster, transactional_id: str, *, yes: bool) -> None:
 def _abort_at(store: Store, cluster: Cluster, transactional_id: str, *, yes: bool) -> None:
     found = store.read(lambda connection: describe_transaction(connection, transactional_id))
     if not found.is_running:
+        held = offsets_held_elsewhere(cluster, [found.row.producer_id], {})
+        if held:
+            raise CommandFailed(
+                f"{transactional_id} has no open transaction; nothing was changed. Its producer held"
+                f" {_names_of_groups(held)}: if it still does, a coordinator that was restored has lost that."
+                f" Start a producer with this id; then `txnstore transactions abort --producer-id"
+                f" {found.row.producer_id}` ends that"
+            )
         say(f"{transactional_id} has no open transaction; nothing was changed")
         return
     if found.row.state is TransactionState.PREPARE_COMMIT:
@@ -526,7 +564,9 @@ def _abort_at(store: Store, cluster: Cluster, transactional_id: str, *, yes: boo
     say(f"the transaction of {transactional_id} was aborted, and its producer is fenced")
 
 
-def _abort_hanging(cluster: Cluster, found: Iterable[HangingInPartition]) -> None:
+def _abort_hanging(
+    cluster: Cluster, found: Iterable[HangingInPartition], held: Iterable[HeldOffsets], left_out: LeftOut
+) -> None:
     targets: list[OpenInPartition] = []
     for topic, those in itertools.groupby(found, key=lambda one: one.partition.topic):
         partition_ids = cluster.controller.read(partial(get_topic, name=topic)).partition_ids
@@ -542,7 +582,12 @@ def _abort_hanging(cluster: Cluster, found: Iterable[HangingInPartition]) -> Non
         repaired(cluster, database_id, partial(abort_open_transactions, targets=some, cluster=cluster))
         for database_id, some in cluster.by_leader(targets).items()
     )
+    groups_held = offsets_held_elsewhere(cluster, {one.producer_id for one in held}, left_out)
+    lost = {one.producer_id for one in drop_lost_offsets(cluster, groups_held)}
+    count += sum(one.producer_id in lost for one in held)
     hint(f"{count} {'transaction was' if count == 1 else 'transactions were'} aborted")
+    for producer_id in sorted({one.producer_id for one in groups_held} - lost):
+        hint(f"left, its transactional id is in use: see `txnstore transactions abort --producer-id {producer_id}`")
 
 
 def _partition_ids(topic: str | None, partition: int | None) -> Callable[[Connection], list[int] | None]:
@@ -559,6 +604,34 @@ def _partition_ids(topic: str | None, partition: int | None) -> Callable[[Connec
     return find
 
 
+def _hanging_row(one: HangingInPartition) -> dict[str, Any]:
+    return {
+        "topic": one.partition.topic,
+        "partition": one.partition.partition,
+        "group": None,
+        "producer_id": one.producer_id,
+        "producer_epoch": one.producer_epoch,
+        "coordinator_epoch": one.coordinator_epoch,
+        "start_offset": one.start_offset,
+        "last_timestamp_ms": one.last_timestamp_ms,
+        "duration_ms": one.age_ms,
+    }
+
+
+def _hanging_offsets_row(one: HeldOffsets) -> dict[str, Any]:
+    return {
+        "topic": one.partition.topic,
+        "partition": one.partition.partition,
+        "group": one.group_id,
+        "producer_id": one.producer_id,
+        "producer_epoch": one.producer_epoch,
+        "coordinator_epoch": None,
+        "start_offset": None,
+        "last_timestamp_ms": one.sent_ms,
+        "duration_ms": one.age_ms,
+    }
+
+
 def _open_row(one: OpenTransaction) -> dict[str, Any]:
     return _row(one) | {
         "first_offset": one.first_offset,
@@ -572,7 +645,12 @@ def _open_row(one: OpenTransaction) -> dict[str, Any]:
 
 
 def _held_row(one: HeldOffsets) -> dict[str, Any]:
-    return _row(one) | {"group": one.group_id, "pending_offset": one.pending_offset, "last_write_ms": one.sent_ms}
+    return _row(one) | {
+        "group": one.group_id,
+        "pending_offset": one.pending_offset,
+        "last_write_ms": one.sent_ms,
+        **({"state": "hanging"} if one.is_hanging else {}),
+    }
 
 
 def _row(one: OpenTransaction | HeldOffsets) -> dict[str, Any]:

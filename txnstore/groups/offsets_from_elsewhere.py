@@ -58,8 +58,13 @@ _LOCK_PRODUCERS: Final = (
     .order_by(offset_producers.c.producer_id)
     .with_for_update()
 )
-_HOLDING: Final = select(pending_group_offsets.c.producer_id).where(
-    pending_group_offsets.c.producer_id.in_(bindparam("producer_ids", expanding=True))
+_IS_HOLDING: Final = pending_group_offsets.c.producer_id.in_(bindparam("producer_ids", expanding=True))
+_HOLDING: Final = select(pending_group_offsets.c.producer_id).where(_IS_HOLDING)
+_HELD: Final = (
+    select(pending_group_offsets.c.producer_id, pending_group_offsets.c.group_id).where(_IS_HOLDING).distinct()
+)
+_HELD_EPOCHS: Final = select(pending_group_offsets.c.producer_id, pending_group_offsets.c.producer_epoch).where(
+    _IS_HOLDING
 )
 _FORGET_PRODUCERS: Final = delete(offset_producers).where(
     offset_producers.c.producer_id.in_(bindparam("producer_ids", expanding=True)),
@@ -140,6 +145,36 @@ def finish_offsets_from_elsewhere(connection: Connection, ended: Sequence[EndedE
     raised = [{"producer_id": each.marker.producer_id, "producer_epoch": each.marker.epoch} for each in fresh]
     if raised:
         connection.execute(_RAISE_EPOCH, raised)
+
+
+def groups_held_for(connection: Connection, producer_ids: Collection[int]) -> dict[int, list[str]]:
+    """Return the groups whose offsets transactions of these producers hold here, by producer id."""
+    held: dict[int, list[str]] = {}
+    for producer_id, group_id in connection.execute(_HELD, {"producer_ids": sorted(producer_ids)}):
+        held.setdefault(producer_id, []).append(group_id)
+    return held
+
+
+def drop_offsets_of_lost(connection: Connection, held: Mapping[int, Collection[str]]) -> None:
+    """Drop what producers hold in groups, by producer id, whose transactions no coordinator knows or will ever know.
+
+    What comes from them later is refused, as after any other end.
+    """
+    # Locked as a sender locks them: behind that, nobody sends a newer epoch than is found.
+    for group_id in sorted({group_id for group_ids in held.values() for group_id in group_ids}):
+        lock_group(connection, group_id)
+    newest: dict[int, int] = {}
+    # A coordinator that had forgotten some of the groups may have ended the others with a newer epoch than is held.
+    ended = _PRODUCER_EPOCHS.rows(connection, _IS_PRODUCER.parameters(held))
+    for producer_id, epoch in (*connection.execute(_HELD_EPOCHS, {"producer_ids": sorted(held)}), *ended):
+        newest[producer_id] = max(epoch, newest.get(producer_id, epoch))
+    finish_offsets_from_elsewhere(
+        connection,
+        [
+            EndedElsewhere(ProducerIdentity(producer_id, epoch + 1), held[producer_id], commit=False)
+            for producer_id, epoch in newest.items()
+        ],
+    )
 
 
 def forget_offset_producers(store: Store, portions: Portions | None = None, *, before_ms: int, rows_max: int) -> int:

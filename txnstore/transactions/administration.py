@@ -1,21 +1,26 @@
-"""What an administrator ends: transactions that are open in a partition, known to their coordinator or not.
+"""What an administrator ends: what is open in a partition or holds a group's offsets, known to a coordinator or not.
 
 An administrator aborts what holds up the readers of a partition.  Kafka's tool writes an ABORT marker into the one
 partition, whatever the coordinator knows: that is meant for transactions that hang, and tears apart one that does not.
 Here a transaction that the coordinator knows is aborted as a whole, in all its partitions and groups; only what it does
 not know gets a marker of its own.
+
+A producer that its coordinator does not know is known to nobody any more, and will not be: a producer id is given out
+once, its row is there before anything is written with it, and what the row knew went with an older state of that
+database, or with a start that has ended the last transaction of it.  So who has seen what a producer wrote, and only
+then finds that nobody knows it, may take it for lost whatever happens meanwhile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
-from sqlalchemy import Connection, bindparam, select, union_all
+from sqlalchemy import BindParameter, Connection, bindparam, select, union_all
 
-from txnstore.db.cluster.cluster import Cluster, several
+from txnstore.db.cluster.cluster import Cluster, LeftOut, several
 from txnstore.db.cluster.locality import Locality
 from txnstore.db.cluster.membership import coordinator_of_producer
 from txnstore.db.identity import check_not_standby
@@ -30,13 +35,14 @@ from txnstore.errors import (
     TransactionCoordinatorFenced,
     TxnStoreError,
 )
+from txnstore.groups.offsets_from_elsewhere import drop_offsets_of_lost, groups_held_for
 from txnstore.log.append import Marker
 from txnstore.log.markers import write_markers
 from txnstore.log.partition_rows import ProducerKey, lock_heads, read_marked_producers
 from txnstore.log.sequences import MarkedProducer
 from txnstore.model import ControlType, ProducerIdentity
 from txnstore.transactions import rows
-from txnstore.transactions.protocol import FenceReason, TransactionState
+from txnstore.transactions.protocol import DECIDED, FenceReason, TransactionState
 from txnstore.transactions.recovery import ABORTED_MAX, ABORTED_MIN, HELD_SECONDS
 from txnstore.transactions.transaction import LockedTransaction, complete_if_possible
 
@@ -56,6 +62,16 @@ _KNOWN_PRODUCERS: Final = HotStatement(
             is_listed("of_producer_ids", transaction_writers.c.writer_producer_id)
         ),
     )
+)
+# As numbers in the statement's text: SQLite takes no partial index for parameters.
+_DECIDED_STATES: Final[BindParameter[Any]] = bindparam(
+    "states", sorted(int(state) for state in DECIDED), expanding=True, literal_execute=True
+)
+# What nobody has yet, and somebody is about to get.
+_NEXT_PRODUCERS: Final = (
+    select(transactions.c.next_producer_id)
+    .where(transactions.c.state.in_(_DECIDED_STATES))
+    .where(transactions.c.next_producer_id.in_(bindparam("producer_ids", expanding=True)))
 )
 
 
@@ -130,10 +146,65 @@ def abort_open_transactions(store: Store, targets: Sequence[OpenInPartition], cl
     return count
 
 
+@dataclass(frozen=True, slots=True)
+class LostOffsets:
+    """What a producer holds of the offsets of groups that live in another database than its coordinator."""
+
+    producer_id: int
+    database_id: int
+    """The database of the groups."""
+
+    group_ids: tuple[str, ...]
+
+
+def offsets_held_elsewhere(cluster: Cluster, producer_ids: Collection[int], left_out: LeftOut) -> list[LostOffsets]:
+    """Return what transactions of these producers hold in groups, whether anybody will ever end them or not.
+
+    Groups in the database of the coordinator are left out: what it knows of them is as old as they are.
+    """
+    if cluster.is_alone:
+        return []
+    found = [
+        LostOffsets(producer_id, store.database_id, tuple(sorted(group_ids)))
+        for store, held in cluster.read_all(partial(groups_held_for, producer_ids=producer_ids), left_out)
+        for producer_id, group_ids in held.items()
+    ]
+    return [one for one in found if coordinator_of_producer(one.producer_id) != one.database_id]
+
+
+def drop_lost_offsets(cluster: Cluster, held: Iterable[LostOffsets]) -> list[LostOffsets]:
+    """Drop what producers hold of groups' offsets that no coordinator knows; return that: the rest is left as it is.
+
+    What was found must be there before this is called, or it may be of a producer that has started since.
+
+    Raises:
+        StoreReadOnly: a coordinator is a standby, which may not have heard of the producer yet.
+        PermissionDenied: the role lacks a right, or might not be shown the transaction of a producer.
+        TxnStoreError: a database cannot be reached or refuses; what was dropped before stays so.
+    """
+    by_coordinator: dict[int, list[LostOffsets]] = {}
+    for one in held:
+        by_coordinator.setdefault(coordinator_of_producer(one.producer_id), []).append(one)
+    lost: list[LostOffsets] = []
+    for number, some in by_coordinator.items():
+        coordinator = cluster.own(number)
+        producer_ids = {one.producer_id for one in some}
+        unknown = coordinator.read(partial(_producers_of_nobody, coordinator, producer_ids))
+        lost += [one for one in some if one.producer_id in unknown]
+    by_database: dict[int, list[LostOffsets]] = {}
+    for one in lost:
+        by_database.setdefault(one.database_id, []).append(one)
+    for number, some in by_database.items():
+        for first in range(0, len(some), ABORTED_MAX):
+            groups_of = {one.producer_id: one.group_ids for one in some[first : first + ABORTED_MAX]}
+            cluster.write_at(number, partial(drop_offsets_of_lost, held=groups_of), wakes_readers=True)
+    return lost
+
+
 def _unknown_to_coordinators(
     store: Store, targets: Sequence[OpenInPartition], cluster: Cluster | None
 ) -> list[OpenInPartition]:
-    """Return those whose producers no transactional id has or will ever have: a producer id is given out once."""
+    """Return those whose producers no transactional id has or will ever have."""
     others = several(cluster)
     by_coordinator: dict[int, list[OpenInPartition]] = {}
     for target in targets:
@@ -149,10 +220,15 @@ def _unknown_to_coordinators(
 
 
 def _producers_of_nobody(coordinator: Store, producer_ids: Collection[int], connection: Connection) -> set[int]:
+    """Return the producers that no transactional id of their coordinator has or will ever have.
+
+    The one that a transactional id had before it got a new producer id is nobody's: see the head of this file.
+    """
     unknown = set(producer_ids) - set(_KNOWN_PRODUCERS.values(connection, _IS_PRODUCER.parameters(producer_ids)))
     if unknown:
         check_not_standby(coordinator, connection)
         _check_of_nobody(coordinator, connection, unknown)
+        unknown -= set(connection.execute(_NEXT_PRODUCERS, {"producer_ids": sorted(unknown)}).scalars())
     return unknown
 
 

@@ -235,6 +235,16 @@ class HeldOffsets:
 
     timeout_ms: int | None = None
     started_ms: int | None = None
+    is_elsewhere: bool = False
+    """Whether another database than the group's coordinates it."""
+
+    coordinator_is_away: bool = False
+    """Whether its coordinator could not be asked, or may know it: a standby, or one that does not show all to us."""
+
+    @property
+    def is_hanging(self) -> bool:
+        """Whether nobody will ever end it but an administrator: what coordinated it has lost it."""
+        return self.transactional_id is None and self.is_elsewhere and not self.coordinator_is_away
 
     @property
     def freed_by(self) -> str:
@@ -309,21 +319,26 @@ def _held_with_owners(
         if one.transactional_id is None and one.coordinator_database_id != store.database_id:
             elsewhere[one.coordinator_database_id].add(one.producer_id)
     known: dict[tuple[int, str], Row[Any]] = {}
+    away = set(elsewhere)
     for database_id in elsewhere.keys() - left_out.keys():
-        of = {"producer_ids": sorted(elsewhere[database_id])}
         with cluster.leaving_out(database_id, left_out):
-            owners = cluster.own(database_id).read(
-                lambda connection, of=of: connection.execute(_OWNERS_OF_GROUPS, of).all(),  # type: ignore[misc]
-                retry_timeout_ms=retry_timeout_ms,
+            coordinator = cluster.own(database_id)
+            owners, tells_all = coordinator.read(
+                partial(_owners_of_groups, coordinator, elsewhere[database_id]), retry_timeout_ms=retry_timeout_ms
             )
             known |= {(row.producer_id, row.group_id): row for row in owners}
+            if tells_all:
+                away.remove(database_id)
     for one in page:
+        is_elsewhere = one.coordinator_database_id != store.database_id
         row = known.get((one.producer_id, one.group_id))
         if row is None:
-            yield one
+            is_away = one.transactional_id is None and one.coordinator_database_id in away
+            yield replace(one, is_elsewhere=is_elsewhere, coordinator_is_away=is_away)
             continue
         yield replace(
             one,
+            is_elsewhere=is_elsewhere,
             transactional_id=row.transactional_id,
             state=TransactionState(row.state),
             client=client_from_row(row),
@@ -331,6 +346,16 @@ def _held_with_owners(
             started_ms=row.start_ms,
             age_ms=row.now_ms - row.start_ms,
         )
+
+
+def _owners_of_groups(
+    coordinator: Store, producer_ids: Collection[int], connection: Connection
+) -> tuple[Sequence[Any], bool]:
+    """Return what the coordinator tells of transactions, and whether there can be none that it does not tell of."""
+    found = connection.execute(_OWNERS_OF_GROUPS, {"producer_ids": sorted(producer_ids)}).all()
+    backend, schema = coordinator.backend, coordinator.schema
+    tables = (str(transactions.name), str(transaction_groups.name))
+    return found, not (backend.is_standby(connection) or backend.narrowed_tables(connection, schema, tables))
 
 
 def _pages(

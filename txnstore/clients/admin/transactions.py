@@ -212,6 +212,9 @@ class PendingOffsetsListing:
     coordinator_id: int
     producer_id: int
     producer_epoch: int
+    is_hanging: bool
+    """Whether no timeout will end it: its coordinator, in another database, was asked, and has lost it."""
+
     freed_by: str
     """The command that ends it."""
 
@@ -493,6 +496,7 @@ def find_pending_offsets(
             broker_id_of(found.coordinator_database_id),
             found.producer_id,
             found.producer_epoch,
+            found.is_hanging,
             found.freed_by,
         )
         for found in each_held(cluster, left_out, ids, retry_timeout_ms=each_ms)
