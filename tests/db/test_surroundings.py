@@ -7,18 +7,24 @@ from typing import Any
 
 import psycopg
 import pytest
+from sqlalchemy import create_engine, text
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
+from txnstore import Producer
 from txnstore.db.backend import Limits
 from txnstore.db.opening import open_store
 from txnstore.db.postgresql.backend import connect_driver
 from txnstore.db.url import parse_url
 from txnstore.errors import InvalidUrl
-from txnstore.log.fetch import Room
+from txnstore.log.append import Append
+from txnstore.log.codec import encode
+from txnstore.log.fetch import Room, fetch
 from txnstore.log.news import read_news
-from txnstore.model import IsolationLevel
+from txnstore.log.topics import create_topic
+from txnstore.model import IsolationLevel, Record
 from txnstore.testing.postgres_server import connection_string
 from txnstore.testing.private_cluster import PrivateCluster
+from txnstore.transactions.coordinator import TransactionCoordinator
 
 UTF8 = "TEMPLATE template0 ENCODING 'UTF8'"
 
@@ -64,9 +70,55 @@ def test_settings_of_the_database_change_nothing(settings, new_database, txnstor
     with open_store(txnstore_postgres_server.url(name)) as store:
         partition_id = client_path(store)
         assert partition_id > 0
+        wide_path(store)
         view = 'SELECT key, value, headers FROM txnstore.records WHERE partition = 0 ORDER BY "offset"'
         first = store.read(lambda connection: connection.exec_driver_sql(view).all())[0]
         assert bytes(first.value) == b"\x00\xff plain"
+
+
+def wide_path(store):
+    """Commit and abort a transaction over so many partitions that rows are sent as arrays."""
+    partition_ids = store.write(lambda connection: create_topic(connection, "wide", partition_count=25)).partition_ids
+    coordinator = TransactionCoordinator(store)
+    producer = coordinator.init_producer_id("wide").identity
+    for commit in (True, False):
+        batch = encode([Record(b"wide")], producer=producer, base_sequence=0, is_transactional=True)
+        coordinator.append("wide", producer, [Append(partition_id, batch) for partition_id in partition_ids])
+        producer = coordinator.end_transaction("wide", producer, commit=commit).identity
+    pages = store.read(
+        lambda connection: fetch(connection, dict.fromkeys(partition_ids, 0), isolation=IsolationLevel.READ_COMMITTED)
+    )
+    found = {
+        partition_id: [record.value for batch in page.batches for record in batch.records()]
+        for partition_id, page in pages.items()
+    }
+    assert found == {partition_id: [b"wide"] for partition_id in partition_ids}
+
+
+def test_a_callers_connection_commits_a_wide_transaction_whatever_its_setting(new_database, txnstore_postgres_server):
+    url = txnstore_postgres_server.url(new_database(array_nulls="off"))
+    producer = Producer({"bootstrap.servers": url, "transactional.id": "wide"})
+    engine = create_engine(url)
+    try:
+        producer.init_transactions(30)
+        with open_store(url) as store:
+            store.write(lambda connection: create_topic(connection, "wide", partition_count=25))
+        with engine.connect() as own:
+            for flushes in (False, True):
+                producer.begin_transaction()
+                producer.enlist(own)
+                for partition in range(25):
+                    producer.produce("wide", b"wide", partition=partition)
+                if flushes:
+                    producer.flush(30)
+                assert own.execute(text("SHOW array_nulls")).scalar() == "off"
+                producer.commit_transaction(30)
+                assert own.execute(text("SHOW array_nulls")).scalar() == "off"
+                own.rollback()
+            assert own.execute(text("SELECT count(*) FROM txnstore.records")).scalar() == 50
+    finally:
+        producer.close()
+        engine.dispose()
 
 
 def test_settings_of_the_role_change_nothing(new_database, new_role, granted, txnstore_postgres_server, client_path):

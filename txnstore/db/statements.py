@@ -152,7 +152,12 @@ class HotStatement:
         """
         if len(each) == 1:
             return self.run(connection, each[0])
-        if self._may_be_listed and len(each) >= _AT_ONCE_FROM and connection.dialect.name == "postgresql":
+        if (
+            self._may_be_listed
+            and len(each) >= _AT_ONCE_FROM
+            and connection.dialect.name == "postgresql"
+            and (_reads_nulls(connection) or not any(None in parameters.values() for parameters in each))
+        ):
             return self._run_at_once(connection, each)
         found = self.rendered(connection.dialect, each[0])
         assert found is not None, "a statement with a list of values is run once"
@@ -479,6 +484,11 @@ class _WrittenArray(TypeDecorator[Any]):
 
 def _place_of_array(name: str, type_: TypeEngine[Any]) -> BindParameter[Any]:
     return bindparam(name, type_=_WrittenArray(type_))
+
+
+def _reads_nulls(connection: Connection) -> bool:
+    """Return whether the server takes NULL in an array for one: as `array_nulls` of a caller's connection may not."""
+    return getattr(connection.connection.driver_connection, "reads_nulls_in_arrays", False)
 
 
 def _array(values: list[Any]) -> str:

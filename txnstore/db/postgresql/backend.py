@@ -659,6 +659,8 @@ def _current_options(url: DatabaseUrl) -> Mapping[str, str]:
 def _beginning(driver: PostgreSQLConnection, access: Access, limits: Limits) -> str:
     mode = "ISOLATION LEVEL READ COMMITTED" if access is Access.WRITE else "ISOLATION LEVEL REPEATABLE READ READ ONLY"
     is_lasting = access is Access.WRITE and limits.durability is Durability.FULL
+    # With the setting off, NULL in an array is the text of that name.
+    has_arrays = access is Access.WRITE
     return (
         f"BEGIN {mode};"
         f"SET LOCAL statement_timeout = {int(limits.statement_timeout_ms)};"
@@ -666,6 +668,7 @@ def _beginning(driver: PostgreSQLConnection, access: Access, limits: Limits) -> 
         f"SET LOCAL idle_in_transaction_session_timeout = {int(limits.idle_timeout_ms)};"
         f"{_bound_of_silence(driver, limits)};"
         "SET LOCAL search_path = pg_catalog, pg_temp"
+        f"{';SET LOCAL array_nulls = on' if has_arrays else ''}"
         f"{f';{MAKE_DURABLE}' if is_lasting else ''}"
     )
 

@@ -99,6 +99,8 @@ class PostgreSQLConnection(psycopg.Connection[Any]):
     """A connection that counts as broken once an answer is overdue."""
 
     _silence_seconds: float | None = ANSWER_TIMEOUT_MS / 1000
+    #: For `HotStatement.run_each`: every database transaction that we begin to write says so.
+    reads_nulls_in_arrays: Final = True
 
     def expect_answers_within(self, limits: Limits) -> None:
         """Give up when the server is silent for longer than a statement of these limits can take."""
