@@ -426,6 +426,12 @@ def test_what_the_role_or_the_database_has_set_is_found(store_url, setting, valu
             connection.execute(f"ALTER DATABASE {name} RESET {setting}")
 
 
+def test_another_isolation_costs_commits_and_that_is_said():
+    """The function that commits in one request sends them the long way then."""
+    (check,) = (check for check in POSTGRESQL_CHECKS if check.name == "isolation")
+    assert "a commit then takes several requests" in check.consequence
+
+
 @pytest.mark.parametrize("limit", ["statement", "transaction"])
 def test_a_time_limit_that_ends_a_question_is_a_problem(store_url, limit, monkeypatch):
     """So short a one ends the question for limits as well."""

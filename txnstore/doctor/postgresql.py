@@ -441,9 +441,9 @@ POSTGRESQL_CHECKS: Final = (
         "isolation",
         Grade.ADVICE,
         "default_transaction_isolation",
-        "txnstore says what it needs. Transactions of an application that write to the outbox, or are enlisted, fail"
-        " with 40001 where others write at the same time.",
-        f"Leave it at read committed for them: {_ROLE_SETTING}.",
+        "txnstore says what it needs, but a commit then takes several requests instead of one. Transactions of an"
+        " application that write to the outbox, or are enlisted, fail with 40001 where others write at the same time.",
+        f"Leave it at read committed, also for txnstore's own role: {_ROLE_SETTING}.",
         ("settings",),
         _isolation,
     ),
