@@ -9,6 +9,7 @@ import shutil
 import sqlite3
 import stat
 import tempfile
+import threading
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -409,3 +410,25 @@ def test_a_file_that_is_replaced_as_it_is_opened_is_not_taken_for_the_one_that_i
     monkeypatch.setattr(connections, "_configure", replace_meanwhile)
     with closing(connections.connect(str(path))) as connection:
         assert connection.leads_elsewhere()
+
+
+def test_nobody_opens_a_new_file_before_the_descriptor_that_made_it_is_closed(tmp_path, monkeypatch):
+    """To close any descriptor of a file gives up all locks of the process on it, also those of other connections."""
+    could_open = []
+
+    def open_meanwhile():
+        could_open.append(connections.FORK_LOCK.acquire(blocking=False))
+        if could_open[-1]:
+            connections.FORK_LOCK.release()
+
+    def close_with_others_about(descriptor):
+        other = threading.Thread(target=open_meanwhile)
+        other.start()
+        other.join()
+        close(descriptor)
+
+    close = os.close
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "close", close_with_others_about)
+        connections.connect(str(tmp_path / "new.db")).close()
+    assert could_open == [False]

@@ -161,14 +161,14 @@ def connect(path: str, *, is_there: bool = False, only_looks: bool = False) -> S
         StoreClosed: this process was forked off while the file was in use.
         StoreUnavailable: there is no file, though one `is_there`.
     """
-    if not os.path.exists(path):  # noqa: PTH110 - pathlib's is no better here
-        if is_there:
-            raise file_has_gone(path)
-        # Only we may read what applications log, whatever the umask says.
-        # Somebody else may be first, and SQLite will say what is wrong.
-        with contextlib.suppress(OSError):
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     with FORK_LOCK:
+        if not os.path.exists(path):  # noqa: PTH110 - pathlib's is no better here
+            if is_there:
+                raise file_has_gone(path)
+            # Only we may read what applications log, whatever the umask says. Under the lock, for this close gives up
+            # all locks of the process on the file. Somebody else may be first, and SQLite will say what is wrong.
+            with contextlib.suppress(OSError):
+                os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
         _refuse_if_lost(path)
         # timeout=0: SQLite's own waiting starves writers when commits sync to disk; the store's retry is fair.
         connection = sqlite3.connect(
