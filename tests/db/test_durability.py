@@ -9,6 +9,7 @@ from dataclasses import replace
 import psycopg
 import pytest
 
+from tests.tools.sqlite_faults import FailingDisk, NoSQLiteLibraryError
 from txnstore import KafkaException, Producer
 from txnstore.db.backend import Durability, Limits
 from txnstore.db.opening import open_store
@@ -17,6 +18,8 @@ from txnstore.testing.postgres_server import connection_string
 from txnstore.testing.private_cluster import PrivateCluster
 
 TIMEOUT = 60.0
+#: Of SQLite's synchronous: the highest.
+EXTRA = 3
 
 # Deferred: it runs within COMMIT or PREPARE TRANSACTION, and sees what these go by.
 WATCH = """
@@ -159,6 +162,17 @@ def test_a_vote_of_another_database_and_the_decision_are_as_lasting(watched_url,
     assert seen(watched_url) == {"on"}
 
 
+@pytest.fixture
+def disk_without_log(tmp_path):
+    """The path of a file on a disk without shared memory, and so without a write-ahead log."""
+    try:
+        with FailingDisk.install() as disk:
+            disk.lacks_shared_memory = True
+            yield tmp_path / "old.db"
+    except NoSQLiteLibraryError as error:
+        pytest.skip(str(error))
+
+
 @pytest.mark.parametrize("mode", ["OFF", "NORMAL"])
 def test_a_sqlite_connection_that_does_not_wait_for_the_disk_is_not_enlisted(txnstore_sqlite_url, mode):
     path = txnstore_sqlite_url.removeprefix("sqlite:///")
@@ -181,12 +195,27 @@ def test_a_sqlite_connection_that_does_not_wait_for_the_disk_is_not_enlisted(txn
             producer.commit_transaction(TIMEOUT)
 
 
+def test_without_a_write_ahead_log_an_enlisted_connection_waits_until_the_journal_is_gone(disk_without_log):
+    settings = {"bootstrap.servers": f"sqlite:///{disk_without_log}", "transactional.id": "t"}
+    with closing(sqlite3.connect(disk_without_log)) as own, Producer(settings) as producer:
+        assert own.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+        own.execute("PRAGMA synchronous = FULL")
+        producer.init_transactions(TIMEOUT)
+        producer.begin_transaction()
+        with pytest.raises(KafkaException, match=r"less than EXTRA"):
+            producer.enlist(own)
+        own.execute("PRAGMA synchronous = EXTRA")
+        producer.enlist(own)
+        producer.produce("topic", "x")
+        producer.commit_transaction(TIMEOUT)
+
+
 def test_every_connection_of_a_sqlite_store_waits_for_the_disk(txnstore_sqlite_url):
     limits = Limits(durability=Durability.DATABASE)
     with open_store(txnstore_sqlite_url, limits=limits) as store:
         ask = "PRAGMA synchronous"
-        assert store.write(lambda connection: connection.exec_driver_sql(ask).scalar_one()) == 2
-        assert store.read(lambda connection: connection.exec_driver_sql(ask).scalar_one()) == 2
+        assert store.write(lambda connection: connection.exec_driver_sql(ask).scalar_one()) == EXTRA
+        assert store.read(lambda connection: connection.exec_driver_sql(ask).scalar_one()) == EXTRA
 
 
 def synchronous(connection):
@@ -203,7 +232,7 @@ def test_who_need_not_wait_for_the_disk_leaves_the_next_one_waiting(txnstore_sql
             with pytest.raises(ZeroDivisionError):
                 store.write(lambda _: 1 / 0, limits=unwaited)
         elif end == "by an interrupt":
-            assert store.write(synchronous) == 2
+            assert store.write(synchronous) == EXTRA
 
             def interrupted(connection, text, *arguments):
                 run_on_driver(connection, text, *arguments)
@@ -214,5 +243,5 @@ def test_who_need_not_wait_for_the_disk_leaves_the_next_one_waiting(txnstore_sql
                 patched.setattr("txnstore.db.sqlite.backend.run_on_driver", interrupted)
                 with pytest.raises(KeyboardInterrupt):
                     store.write(synchronous, limits=unwaited)
-        assert store.write(synchronous) == 2
+        assert store.write(synchronous) == EXTRA
         assert store.write(synchronous, limits=unwaited) == 1

@@ -75,6 +75,7 @@ _SAME_TRANSACTION: Final = HotStatement(
 )
 #: https://www.sqlite.org/pragma.html#pragma_synchronous
 _SYNCHRONOUS_FULL: Final = 2
+_SYNCHRONOUS_EXTRA: Final = 3
 # Changes nothing and takes SQLite's write lock.
 _TAKE_WRITE_LOCK: Final = HotStatement(update(stores).values(singleton=1).where(false()))
 
@@ -301,12 +302,13 @@ class EnlistedConnection:
 
     def _mark_sqlite(self, connection: Connection) -> None:
         """Begin if need be, take the write lock, and leave a savepoint: with the transaction, it is gone."""
-        if self._is_lasting and _synchronous(connection) < _SYNCHRONOUS_FULL:
+        wanted = _missing_synchronous(connection) if self._is_lasting else None
+        if wanted is not None:
             # Within a database transaction it cannot be changed any more, and without one it is not ours to change.
             raise InvalidRequest(
-                "this SQLite connection does not wait for the disk (PRAGMA synchronous is NORMAL or OFF), so a commit"
-                " on it may be lost with the power: set it to FULL before the database transaction begins, or set"
-                " txnstore.durability=database to take the risk"
+                f"this SQLite connection does not wait for the disk (PRAGMA synchronous is less than {wanted}), so a"
+                f" commit on it may be lost with the power: set it to {wanted} before the database transaction begins,"
+                " or set txnstore.durability=database to take the risk"
             )
         if not self.callers.is_in_transaction:
             run_on_driver(connection, "BEGIN IMMEDIATE")
@@ -440,6 +442,13 @@ def check_not_two_phase(callers: CallersConnection) -> None:
         raise InvalidRequest("a two-phase transaction of SQLAlchemy's is committed by its own coordinator")
 
 
-def _synchronous(connection: Connection) -> int:
+def _missing_synchronous(connection: Connection) -> str | None:
+    """Return the level of `PRAGMA synchronous` that lasting commits need; None if the connection has it."""
     ((level,),) = run_on_driver(connection, "PRAGMA main.synchronous").rows
-    return int(level)
+    if int(level) >= _SYNCHRONOUS_EXTRA:
+        return None
+    # FULL does not wait until the journal is lastingly gone: come back, it would undo the commit.
+    ((mode,),) = run_on_driver(connection, "PRAGMA main.journal_mode").rows
+    if mode == "delete":
+        return "EXTRA"
+    return "FULL" if int(level) < _SYNCHRONOUS_FULL else None

@@ -216,10 +216,10 @@ def _configure(connection: SQLiteConnection, *, only_looks: bool = False) -> Non
 def set_wait_for_disk(*, waits: bool) -> str:
     """Return the statement, outside of database transactions, after which commits wait for the disk or do not.
 
-    FULL: an acknowledged commit survives the loss of power.  NORMAL does not promise that in WAL mode: it lasts from
-    the next one on that is waited for, by whichever connection, or the next checkpoint.
+    EXTRA: an acknowledged commit survives the loss of power, also where its journal is deleted; in WAL mode it is FULL.
+    NORMAL does not promise that: in WAL mode it lasts from the next one on that is waited for, or a checkpoint.
     """
-    return f"PRAGMA synchronous = {'FULL' if waits else 'NORMAL'}"
+    return f"PRAGMA synchronous = {'EXTRA' if waits else 'NORMAL'}"
 
 
 def _file_at(path: str) -> tuple[int, int]:
