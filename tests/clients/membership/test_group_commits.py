@@ -207,6 +207,54 @@ def test_a_member_that_left_commits_nothing(shared, crew):
     assert committed(b, 0) == [OFFSET_INVALID]
 
 
+@both_strategies
+def test_what_a_member_that_left_has_read_is_not_committed_once_the_others_have_left_too(
+    shared, crew, log, producer, strategy
+):
+    """Without a name it could, and would take the group back behind what the others have done since."""
+    a, b, _ = shared(strategy)
+    a.consumer.unsubscribe()
+    crew.until([a, b], lambda: b.partitions == [0, 1, 2, 3])
+    b.consumer.commit(offsets=[TP("t", number, 5) for number in range(4)], asynchronous=False)
+    b.close()
+    assert log.members() == []
+    for offsets in ({"message": a.records[0]}, {"offsets": [TP("t", 0, 1)]}):
+        error = a.refused("commit", asynchronous=False, **offsets)
+        assert error.code() == KafkaError.UNKNOWN_MEMBER_ID
+    error = refused_transaction(producer, [TP("t", 0, 1)], a.consumer.consumer_group_metadata())
+    assert error.code() == KafkaError.UNKNOWN_MEMBER_ID
+    assert committed(a, 0, 1, 2, 3) == [5, 5, 5, 5]
+
+
+def test_a_member_that_left_commits_what_it_has_assigned_itself_since_and_nothing_else(shared, crew, log, producer):
+    a, b, _ = shared(**{"enable.auto.commit": True})
+    a.consumer.unsubscribe()
+    crew.until([a, b], lambda: b.partitions == [0, 1, 2, 3])
+    a.consumer.assign([TP("t", 1, 2)])
+    own, others = [TP("t", 1, 3)], [TP("t", 0, 3)]
+    # As any consumer that is not a member: nothing while there are members.
+    assert a.refused("commit", offsets=own, asynchronous=False).code() == KafkaError.UNKNOWN_MEMBER_ID
+    b.close()
+    assert log.members() == []
+    crew.give(a, [TP("t", 1)])
+    assert committed(a, 0, 1) == [RECORDS, RECORDS]
+    assert a.consumer.commit(offsets=own, asynchronous=False)[0].error is None
+    for offsets in (others, own + others):
+        assert a.refused("commit", offsets=offsets, asynchronous=False).code() == KafkaError.UNKNOWN_MEMBER_ID
+    # In a transaction the name alone would do, with members or without.
+    error = refused_transaction(producer, own, a.consumer.consumer_group_metadata())
+    assert error.code() == KafkaError.UNKNOWN_MEMBER_ID
+    assert committed(a, 0, 1) == [RECORDS, 3]
+    # What is given back is committed by itself.
+    crew.until([a], lambda: a.consumer.position([TP("t", 1)])[0].offset == RECORDS)
+    a.consumer.unassign()
+    assert committed(a, 0, 1) == [RECORDS, RECORDS]
+    # A member again, it has the name of one only.
+    a.consumer.assign([TP("t", 1, 2)])
+    a.subscribe()
+    assert a.refused("commit", offsets=own, asynchronous=False).code() == KafkaError.UNKNOWN_MEMBER_ID
+
+
 # --- who a member is ----------------------------------------------------------------------------------------------
 
 
@@ -225,7 +273,9 @@ def test_the_metadata_follows_the_member_through_rebalances(four, crew):
     assert parse_group_metadata(b.consumer.consumer_group_metadata()).generation == 2
     a.consumer.unsubscribe()
     crew.until([a, b], lambda: b.partitions == [0, 1, 2, 3])
-    assert (a.consumer.memberid(), a.generation, b.generation) == (None, -1, 3)
+    # It can be told from a consumer that never was in the group; librdkafka keeps the generation and no more, too.
+    left = parse_group_metadata(a.consumer.consumer_group_metadata())
+    assert (a.consumer.memberid(), left.member_id, left.generation, b.generation) == (None, "", 2, 3)
 
 
 # --- within transactions ------------------------------------------------------------------------------------------
@@ -289,6 +339,26 @@ def test_a_former_member_commits_nothing_as_in_kafka(expired, producer):
     error = refused_transaction(producer, [TP("t", 0, 1)], a.consumer.consumer_group_metadata())
     assert error.code() == KafkaError.UNKNOWN_MEMBER_ID
     assert committed(b, 0) == [OFFSET_INVALID]
+
+
+@pytest.mark.parametrize("way", ["shared", "expired"])
+def test_a_member_that_has_unsubscribed_is_refused_within_a_transaction(request, crew, producer, url, way):
+    """Its partitions are another's, which has read the same: both outputs would count."""
+    a, b, *_ = request.getfixturevalue(way)()
+    generation = a.generation
+    a.consumer.unsubscribe()
+    crew.until([a, b], lambda: b.partitions == [0, 1, 2, 3] and not a.partitions)
+    metadata = a.consumer.consumer_group_metadata()
+    error = refused_transaction(producer, [TP("t", 0, 4)], metadata)
+    assert (error.code(), error.fatal(), error.txn_requires_abort()) == (KafkaError.UNKNOWN_MEMBER_ID, False, True)
+    assert parse_group_metadata(metadata).generation == generation
+    # Nor while it is on its way back.
+    a.subscribe()
+    assert a.consumer.consumer_group_metadata() == metadata
+    goes_on(producer, url, b, 0, 2)
+    crew.until_at_rest([a, b], lambda: len(a.partitions) == len(b.partitions) == 2)
+    transaction(producer, [TP("t", a.partitions[0], 5)], a.consumer.consumer_group_metadata())
+    assert committed(b, a.partitions[0]) == [5]
 
 
 def test_a_removed_member_is_refused_within_a_transaction(expired, crew, producer, url):

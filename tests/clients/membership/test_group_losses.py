@@ -172,10 +172,10 @@ def test_who_unsubscribes_before_it_hears_of_its_loss_commits_nothing_of_that(fo
             assert error.code() == KafkaError.UNKNOWN_MEMBER_ID
         a.poll()
         assert a.calls == [assigned(0, 1, 2, 3), lost(0, 1, 2, 3)]
-        a.consumer.commit(offsets=[TP("t", 0, 1)], asynchronous=False)
+        assert a.refused("commit", offsets=[TP("t", 0, 1)], asynchronous=False).code() == KafkaError.UNKNOWN_MEMBER_ID
 
 
-def test_who_has_lost_its_place_before_it_has_left_can_commit_by_itself_afterwards(four, crew, log):
+def test_who_has_lost_its_place_before_it_has_left_can_commit_what_it_assigns_itself_afterwards(four, crew, log):
     a = crew.member("a", {"enable.auto.commit": False}).subscribe()
     crew.until([a], lambda: len(a.records) == 4 * RECORDS)
     group = a.consumer._core.group
@@ -188,6 +188,8 @@ def test_who_has_lost_its_place_before_it_has_left_can_commit_by_itself_afterwar
         assert error.code() == KafkaError.UNKNOWN_MEMBER_ID
         a.poll()
         assert a.calls == [assigned(0, 1, 2, 3), revoked(0, 1, 2, 3)]
+        assert a.refused("commit", offsets=[TP("t", 0, 1)], asynchronous=False).code() == KafkaError.UNKNOWN_MEMBER_ID
+        a.consumer.assign([TP("t", 0)])
         a.consumer.commit(offsets=[TP("t", 0, 1)], asynchronous=False)
 
 

@@ -54,6 +54,7 @@ from txnstore.db.cluster.cluster import Cluster, LeftOut
 from txnstore.db.store import Store
 from txnstore.deadline import Condition, Deadline, result_within, to_its_end
 from txnstore.errors import StoreClosed, TxnStoreError
+from txnstore.model import GroupMembership
 
 Result = TypeVar("Result")
 
@@ -131,7 +132,7 @@ class ConsumerCore:
             connection=self.connection,
             directory=self.directory,
             options=options,
-            membership=lambda: self.group.membership,
+            membership=self._committer,
             membership_now=self.group.membership_now,
             on_error=self.group.noticed,
         )
@@ -267,9 +268,21 @@ class ConsumerCore:
         if self.options.is_cooperative and self.group.listens:
             raise failure(KafkaError._STATE, prefix)
         self.is_assigned_by_application = True
-        self.is_assigned_alone = not self.group.wants_topics
         self.clear()
+        self.is_assigned_alone = not self.group.wants_topics
         self.add(partitions)
+
+    def _committer(self, partitions: Iterable[TopicPartition], removed: Iterable[AssignedPartition]) -> GroupMembership:
+        """Return in whose name these are committed: who has left the group manages what it has assigned itself since.
+
+        Of other partitions it has offsets from before, behind which the group may have gone on.
+        """
+        with self.arrived:
+            if self.is_assigned_alone and self.group.has_left:
+                own = {(assigned.topic, assigned.number) for assigned in (*self.subscription, *removed)}
+                if own.issuperset((partition.topic, partition.partition) for partition in partitions):
+                    return self.group.alone
+            return self.group.membership
 
     def change_assignment(self, event: RebalanceEvent) -> None:
         """Do what a rebalance asks for if the application has not done it itself."""

@@ -15,6 +15,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from threading import Condition
 from typing import Final
 
@@ -115,7 +116,9 @@ class ConsumerMember:
         self._listener = Listener()
         self._former_listener: Listener | None = None
         """The one of the subscription under which the partitions were given, if there is a newer subscription."""
-        self._membership: GroupMembership | None = None
+        self.alone: Final = GroupMembership(options.group_id, NO_GENERATION, "", options.group_instance_id)
+        """Who a consumer is in commits that manages its partitions itself."""
+        self._membership = self.alone
         """Who the consumer is in commits: what it was told last, also after it has lost its place."""
         self._untold: tuple[RebalanceEvent, ...] = ()
         """What takes partitions away, until the application was told of it: they are committed by no other name."""
@@ -140,11 +143,19 @@ class ConsumerMember:
 
     @property
     def membership(self) -> GroupMembership:
-        """Who the consumer is to the group; one that lost its place keeps its old name, so that it is refused."""
+        """Who the consumer is to the group; one that lost its place keeps its old name, so that it is refused.
+
+        One that has left keeps its generation, without a member's id, until it is a member again: what it has read is
+        others' now, and without a generation a transaction would be let commit it, and an empty group anybody.
+        """
         with self._lock:
-            return self._membership or GroupMembership(
-                self._options.group_id, NO_GENERATION, "", self._options.group_instance_id
-            )
+            return self._membership
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the consumer was in the group, is out of it, and has none of its partitions left."""
+        with self._lock:
+            return self._stage is MemberStage.OUT and not self._untold and self._membership != self.alone
 
     def membership_now(self, then: GroupMembership, partitions: Iterable[PartitionName]) -> GroupMembership:
         """Return who the consumer is now to a commit of these partitions that waited since it was `then`.
@@ -630,9 +641,9 @@ class ConsumerMember:
         self._depart(identity)
 
     def _forget_name(self) -> None:
-        """Commit without a name, as a consumer that manages its partitions itself, once it has none of the group's."""
+        """Be no member in commits any more, once the consumer has none of the group's partitions."""
         if not self._untold:
-            self._membership = None
+            self._membership = replace(self._membership, member_id="")
 
     def _lapse(self, now: float) -> None:
         identity = self._protocol.identity
