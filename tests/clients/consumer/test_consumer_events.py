@@ -18,9 +18,7 @@ from txnstore.clients.consumer.events import (
     MESSAGE_INTERVAL_SECONDS,
     CallbackEvent,
     CommitEvent,
-    Listener,
     MessageEvent,
-    RebalanceKind,
     error_reporter,
 )
 from txnstore.clients.model.errors import KafkaError
@@ -249,20 +247,6 @@ def test_where_one_database_is_all_there_is_all_are_down(now, caplog):
     reporter_of(inbox_of(), None, is_alone=True).report(AWAY)
     texts = [record.getMessage() for record in caplog.records if record.name == "test"]
     assert texts == ["_TRANSPORT: away", "_ALL_BROKERS_DOWN: 1/1 brokers are down: away"]
-
-
-def test_what_is_lost_is_revoked_if_there_is_no_callback_for_it():
-    def revoke(consumer, partitions):
-        pass
-
-    def lose(consumer, partitions):
-        pass
-
-    revoked = Listener(on_revoke=revoke)
-    assert revoked.callback(RebalanceKind.LOST) is revoke
-    assert revoked.callback(RebalanceKind.REVOKE) is revoke
-    assert revoked.callback(RebalanceKind.ASSIGN) is None
-    assert Listener(on_revoke=revoke, on_lost=lose).callback(RebalanceKind.LOST) is lose
 
 
 def test_duties_are_done_when_their_time_comes_and_not_made_up_for():

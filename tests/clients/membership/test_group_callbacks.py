@@ -23,8 +23,7 @@ from tests.clients.membership.steps import (
 )
 from tests.clients.moments import attempt, every_interrupt
 from txnstore import OFFSET_INVALID, KafkaError
-from txnstore.clients.callbacks import Callbacks
-from txnstore.clients.consumer.events import Listener, RebalanceEvent, RebalanceKind
+from txnstore.clients.consumer.events import RebalanceEvent, RebalanceKind
 from txnstore.clients.membership.member import MemberStage
 from txnstore.clients.outlet import lease_seconds
 from txnstore.groups.group import AnswerStatus, MemberAnswer
@@ -431,7 +430,7 @@ def test_a_consumer_that_leaves_gives_its_partitions_back_wherever_its_call_is_i
     for _, moment in every_interrupt(files):
         protocol.begin_anew()
         group._stage, group._topics = MemberStage.MEMBER, ("t",)
-        group._listener = Listener(on_revoke=lambda _, given: told.extend(given))
+        consumer._rebalance_callbacks = {RebalanceKind.REVOKE: lambda _, given: told.extend(given)}
         protocol.owned = frozenset([place])
         del told[:]
         attempt(moment, consumer.unsubscribe)
@@ -450,11 +449,10 @@ def test_a_rebalance_is_told_once_and_ended_wherever_the_call_that_tells_of_it_i
     group, protocol = core.group, core.group._protocol
     monkeypatch.setattr(core.fetcher, "start", lambda: None)
     monkeypatch.setattr(group, "_submit", lambda work: work() or True)
-    callbacks = Callbacks(
-        on_assign=lambda _, given: told.extend("assign" for _ in given),
-        on_revoke=lambda _, given: told.extend("revoke" for _ in given),
-    )
-    group._listener = Listener(*map(callbacks.weakly, ("on_assign", "on_revoke")))
+    consumer._rebalance_callbacks = {
+        RebalanceKind.ASSIGN: lambda _, given: told.extend("assign" for _ in given),
+        RebalanceKind.REVOKE: lambda _, given: told.extend("revoke" for _ in given),
+    }
 
     def answer():
         """Answer a heartbeat as the group does."""
@@ -612,9 +610,8 @@ def test_what_is_kept_is_read_on_wherever_the_call_that_takes_it_away_is_interru
 
     core.subscription.add("t", 0, 0)
     (kept,) = core.subscription
-    event = RebalanceEvent(
-        RebalanceKind(kind), (("t", 0),), Listener(on_revoke=keep), core.group._protocol.incarnation - 1
-    )
+    consumer._rebalance_callbacks = dict.fromkeys(RebalanceKind, keep)
+    event = RebalanceEvent(RebalanceKind(kind), (("t", 0),), core.group._protocol.incarnation - 1)
     for _, moment in every_interrupt({"consumer/core.py", "consumer/subscription.py"}, lambda *_: False):
         core.inbox.put(event)
         attempt(moment, consumer._serve_one)

@@ -259,11 +259,41 @@ def test_callbacks_that_are_called_no_more_are_let_go(four, crew):
         known.append(weakref.ref(on_assign))
         a.subscribe(on_assign=on_assign)
         del on_assign
-    # A thread that joins again may hold those before for a moment.
-    eventually(lambda: gc.collect() >= 0 and [one() is not None for one in known] == [*[False] * 9, True])
-    # Those of the subscription under which the partitions were given are called when they go.
-    a.subscribe("v")
-    crew.until([a], lambda: revoked(0, 1, 2, 3) in a.calls)
+    gc.collect()
+    assert [one() is not None for one in known] == [*[False] * 9, True]
+
+
+@both_strategies
+@pytest.mark.parametrize("way", ["close", "unsubscribe", "subscribe"])
+def test_the_callbacks_of_the_newest_subscription_are_told_whatever_the_partitions_were_given_under(
+    four, crew, make_consumer, strategy, way
+):
+    """It may commit in its on_revoke what the application has done, which would be done again otherwise."""
+    a = crew.member("a", {"enable.auto.commit": False, **strategy}).subscribe()
+    crew.until([a], lambda: len(a.records) == 4)
+    a.taken()
+    later: list[list[int]] = []
+
+    def on_revoke(consumer, partitions):
+        if not later:
+            consumer.commit(asynchronous=False)
+        later.append(sorted(partition.partition for partition in partitions))
+
+    if way == "unsubscribe":
+        # What is to be told already is told by the newest, too.
+        a.consumer.unsubscribe()
+    a.consumer.subscribe(["t"], on_revoke=on_revoke)
+    if way == "close":
+        for _ in range(10):
+            a.poll()
+        a.consumer.close()
+    else:
+        if way == "subscribe":
+            a.consumer.subscribe(["v"], on_revoke=on_revoke)
+        crew.until([a], lambda: later)
+    assert (later, a.calls) == ([[0, 1, 2, 3]], [])
+    committed = make_consumer().committed([TP("t", number) for number in range(4)], PATIENCE_SECONDS)
+    assert [partition.offset for partition in committed] == [1, 1, 1, 1]
 
 
 @both_strategies

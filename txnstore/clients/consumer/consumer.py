@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from txnstore import bulk
-from txnstore.clients.callbacks import Callbacks, application_callback
+from txnstore.clients.callbacks import Callbacks
 from txnstore.clients.configuration.configuration import consumer_configuration
 from txnstore.clients.connection import OfOneProcess
 from txnstore.clients.consumer.arguments import (
@@ -33,10 +33,10 @@ from txnstore.clients.consumer.events import (
     CallbackEvent,
     CommitEvent,
     Event,
-    Listener,
     MessageEvent,
     RebalanceCallback,
     RebalanceEvent,
+    RebalanceKind,
     prefixed,
 )
 from txnstore.clients.consumer.whole_transactions import MESSAGES_MAX, ConsumedTransaction, next_transaction
@@ -81,7 +81,8 @@ class Consumer(Polls, OfOneProcess):
         configuration = consumer_configuration(args, kwargs)
         names = ("on_commit", "error_cb", "stats_cb")
         self._callbacks = Callbacks(**{name: configuration[name] for name in names})
-        self._subscription_callbacks = weakref.WeakKeyDictionary[Listener, Callbacks]()
+        self._rebalance_callbacks: dict[RebalanceKind, RebalanceCallback | None] = {}
+        """Those of the newest subscription, whichever the partitions were given under: as in confluent_kafka."""
         self._core = ConsumerCore(configuration.without(*names), self._callbacks)
         self._outlet = self._core.outlet
         self._connection = self._core.connection
@@ -292,7 +293,7 @@ class Consumer(Polls, OfOneProcess):
             callback(event.error, partitions)
 
     def _rebalance(self, event: RebalanceEvent, taken: list[Event]) -> None:
-        callback = application_callback(event.listener.callback(event.kind))
+        callback = self._rebalance_callbacks.get(event.kind)
         self._core.rebalance(event, taken, None if callback is None else partial(callback, self))
 
     # --- the subscription and the assignment --------------------------------------------------------------------------
@@ -307,7 +308,8 @@ class Consumer(Polls, OfOneProcess):
         """Join the group for these topics, instead of those before; a name that begins with `^` is a pattern.
 
         The partitions come with a later `poll()`, which calls `on_assign(consumer, partitions)`; when they go it calls
-        `on_revoke`, or `on_lost` if they are another consumer's already.
+        `on_revoke`, or `on_lost` if they are another consumer's already.  From now on these callbacks are called, or
+        none, for the partitions of before, too.
 
         Raises:
             TypeError: the topics are not a list, or a callback is not callable.
@@ -316,16 +318,14 @@ class Consumer(Polls, OfOneProcess):
         """
         self._check()
         names = check_topics(topics)
-        callbacks = Callbacks(
-            on_assign=check_callback(on_assign, "on_assign"),
-            on_revoke=check_callback(on_revoke, "on_revoke"),
-            on_lost=check_callback(on_lost, "on_lost"),
-        )
-        listener = Listener(*map(callbacks.weakly, ("on_assign", "on_revoke", "on_lost")))
-        # The callbacks of earlier subscriptions may still be called, for partitions that this one takes away.
-        self._subscription_callbacks[listener] = callbacks
+        callbacks = {
+            RebalanceKind.ASSIGN: check_callback(on_assign, "on_assign"),
+            RebalanceKind.REVOKE: check_callback(on_revoke, "on_revoke"),
+            RebalanceKind.LOST: check_callback(on_lost, "on_lost") or on_revoke,
+        }
         with self._core.arrived:
-            self._core.group.subscribe(names, listener)
+            self._core.group.subscribe(names)
+            self._rebalance_callbacks = callbacks
             self._core.is_assigned_alone = False
             self._core.fetcher.start()
 

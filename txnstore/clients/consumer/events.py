@@ -44,28 +44,12 @@ class RebalanceKind(enum.Enum):
     """They already belong to another consumer; nothing can be committed any more."""
 
 
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class Listener:
-    """The application's callbacks of one subscription; known by this for as long as they may be called."""
-
-    on_assign: RebalanceCallback | None = None
-    on_revoke: RebalanceCallback | None = None
-    on_lost: RebalanceCallback | None = None
-
-    def callback(self, kind: RebalanceKind) -> RebalanceCallback | None:
-        """Return the callback for `kind`: on_revoke is also called for lost partitions if there is no on_lost."""
-        if kind is RebalanceKind.ASSIGN:
-            return self.on_assign
-        return (self.on_lost or self.on_revoke) if kind is RebalanceKind.LOST else self.on_revoke
-
-
 @dataclass(frozen=True, slots=True)
 class RebalanceEvent:
     """Partitions are assigned or taken away: the application is called, and then the assignment changes."""
 
     kind: RebalanceKind
     partitions: tuple[tuple[str, int], ...]
-    listener: Listener
     incarnation: int
     """Which of the consumer's member ids it belongs to."""
 

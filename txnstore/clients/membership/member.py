@@ -26,7 +26,6 @@ from txnstore.clients.consumer.arguments import ConsumerOptions
 from txnstore.clients.consumer.events import (
     AnswerEvent,
     Event,
-    Listener,
     MessageEvent,
     RebalanceEvent,
     RebalanceKind,
@@ -113,9 +112,6 @@ class ConsumerMember:
         self._stage = MemberStage.OUT
         self._topics: tuple[str, ...] = ()
         self._subscription_number = 0
-        self._listener = Listener()
-        self._former_listener: Listener | None = None
-        """The one of the subscription under which the partitions were given, if there is a newer subscription."""
         self.alone: Final = GroupMembership(options.group_id, NO_GENERATION, "", options.group_instance_id)
         """Who a consumer is in commits that manages its partitions itself."""
         self._membership = self.alone
@@ -198,7 +194,7 @@ class ConsumerMember:
             self._enter()
         return now < self._outlet.lease_ends_at
 
-    def subscribe(self, topics: Sequence[str], listener: Listener) -> None:
+    def subscribe(self, topics: Sequence[str]) -> None:
         """Be in the group for these topics and patterns; the partitions come with a later poll().
 
         Raises:
@@ -209,9 +205,6 @@ class ConsumerMember:
                 raise KafkaException(KafkaError(KafkaError._FATAL, self._fenced_text(), fatal=True))
             self._topics = tuple(topics)
             self._subscription_number += 1
-            if self._protocol.owned and self._former_listener is None:
-                self._former_listener = self._listener
-            self._listener = listener
             self._found = None
             self._outlet.polled_at = lease_seconds()
             if self._stage is MemberStage.MEMBER:
@@ -302,7 +295,6 @@ class ConsumerMember:
             self._untold = (event,)
             self._inbox.events.appendleft(event)
         else:
-            self._former_listener = None
             self._inbox.events.appendleft(self._event(RebalanceKind.ASSIGN, change.partitions))
 
     def is_current(self, event: RebalanceEvent) -> bool:
@@ -673,7 +665,6 @@ class ConsumerMember:
         self._has_to_join = False
         self._has_news = self._renews_now = False
         self._wakes_others = False
-        self._former_listener = None
         self._lease.drop()
         # The next poll() looks where the consumer stands.
         self._outlet.close()
@@ -713,9 +704,7 @@ class ConsumerMember:
 
     def _event(self, kind: RebalanceKind, partitions: Iterable[PartitionName]) -> RebalanceEvent:
         keys = tuple((partition.topic, partition.partition) for partition in sorted(partitions))
-        is_former = kind is not RebalanceKind.ASSIGN and self._former_listener is not None
-        listener = self._former_listener if is_former and self._former_listener else self._listener
-        return RebalanceEvent(kind, keys, listener, self._protocol.incarnation)
+        return RebalanceEvent(kind, keys, self._protocol.incarnation)
 
     def _take_away(self, kind: RebalanceKind, kept: Partitions) -> None:
         """Tell the application that this, which is all that it still has of the group, goes."""
