@@ -256,6 +256,22 @@ def test_what_a_member_has_lost_and_got_back_it_commits_only_once_it_has_heard_o
 
 
 @COMMITS
+def test_that_holds_too_if_the_topic_was_recreated_since(server, topic, member, commit):
+    first, second = settled(member(), member())
+    before = first.membership
+    kept, moved = PartitionName(topic, numbers(first)[0]), PartitionName(topic, numbers(second)[0])
+    second.leave()
+    first.send()
+    server.store.write(lambda connection: delete_topic(connection, topic))
+    server.create_topic(topic, 4)
+    commit(server, before, kept)
+    with pytest.raises(IllegalGeneration):
+        commit(server, before, moved)
+    first.act()
+    commit(server, first.membership, moved)
+
+
+@COMMITS
 def test_who_was_removed_or_replaced_commits_nothing(server, topic, shared_clock, member, commit):
     first, second = settled(member(), member(instance_id="one"))
     back = member(instance_id="one")

@@ -551,8 +551,15 @@ def _owned_anew(
         return set()
     stored = json.loads(subscription)
     owned: Mapping[str, list[int]] = stored.get("owned", {})
+    # As in commit_rules: what it was granted later than in this generation may have been another's in it.
+    is_early = committer.generation < stored.get("granted_in", NO_GENERATION)
+    granted: Mapping[str, list[int]] = stored.get("granted", {}) if is_early else {}
     names = names_of_partitions(connection, set(ids).difference(stored.get("granted_ids", ())))
-    return {partition_id for partition_id, name in names.items() if name.partition in owned.get(name.topic, ())}
+    return {
+        partition_id
+        for partition_id, name in names.items()
+        if name.partition in owned.get(name.topic, ()) and name.partition not in granted.get(name.topic, ())
+    }
 
 
 def _read_members(connection: Connection, committer: GroupMembership) -> list[CommittingMember]:
