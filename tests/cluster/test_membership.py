@@ -219,7 +219,7 @@ def test_the_first_must_be_the_controller(sqlite_site: Site):
 def test_the_same_database_twice_is_refused(sqlite_site: Site, tmp_path: Path):
     with pytest.raises(WrongCluster, match="two URLs of the list are the same"):
         sqlite_site.open(sqlite_site.urls[0], sqlite_site.urls[1], sqlite_site.urls[1])
-    (tmp_path / "link.db").hardlink_to(tmp_path / "second.db")
+    (tmp_path / "link.db").symlink_to(tmp_path / "second.db")
     link = f"sqlite:///{tmp_path / 'link.db'}"
     for urls in ([*sqlite_site.urls, link], [sqlite_site.urls[0], link, *sqlite_site.urls[1:]]):
         with pytest.raises(WrongCluster, match="two URLs of the list lead to the database"):

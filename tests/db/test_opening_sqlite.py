@@ -18,7 +18,7 @@ import pytest
 
 from txnstore.db.backend import Limits
 from txnstore.db.opening import connect_store, open_store
-from txnstore.db.sqlite import connections
+from txnstore.db.sqlite import connections, mounts
 from txnstore.db.sqlite.backend import SQLiteBackend, _opener
 from txnstore.errors import (
     ForeignSchema,
@@ -52,6 +52,42 @@ def test_a_store_that_was_cut_off_in_the_middle_is_damaged(txnstore_sqlite_url, 
     os.truncate(path, 3 * 4096)
     with pytest.raises(StoreDamaged):
         open_store(txnstore_sqlite_url)
+
+
+def test_a_file_of_two_names_is_opened_by_neither(txnstore_sqlite_url, tmp_path):
+    path = Path(txnstore_sqlite_url.removeprefix("sqlite:///"))
+    other = tmp_path / "other.db"
+    other.hardlink_to(path)
+    for each in (path, other):
+        with pytest.raises(InvalidUrl, match=r"2 names \(hard links\).*remove all names but one"):
+            open_store(url_of(each))
+    other.unlink()
+    open_store(txnstore_sqlite_url).close()
+
+
+def test_a_second_name_ends_no_store_that_is_open(txnstore_sqlite_url, tmp_path):
+    """As backups make one for a moment."""
+    with open_store(txnstore_sqlite_url) as store:
+        (tmp_path / "other.db").hardlink_to(txnstore_sqlite_url.removeprefix("sqlite:///"))
+        store.forget_connections_after_fork()  # connects anew
+        store.write(lambda connection: create_topic(connection, "orders"))
+
+
+def test_a_file_that_is_mounted_without_its_folder_is_not_opened(tmp_path, monkeypatch):
+    """`docker run -v /data/a.db:/a.db`: the log would lie beside /a.db, and go with the container."""
+    path = tmp_path / "a b.db"
+    open_store(url_of(path)).close()
+    escaped = str(path).replace(" ", r"\040")
+    (tmp_path / "mounts").write_text(f"30 22 8:1 /data/a.db {escaped} rw - ext4 /dev/sda1 rw\n")
+    monkeypatch.setattr(mounts, "_MOUNTS", tmp_path / "mounts")
+    link = tmp_path / "link.db"
+    link.symlink_to(path)
+    for each in (path, link):
+        with pytest.raises(InvalidUrl, match=r"mounted by itself.*mount the folder"):
+            open_store(url_of(each))
+    open_store(url_of(tmp_path / "another.db")).close()
+    monkeypatch.setattr(mounts, "_MOUNTS", tmp_path / "nothing")
+    open_store(url_of(path)).close()
 
 
 def test_an_empty_file_becomes_a_store(tmp_path, client_path):

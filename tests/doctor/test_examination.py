@@ -25,7 +25,9 @@ from txnstore.db.postgresql import facts as postgresql_facts
 from txnstore.db.postgresql.facts import PostgreSQLFacts, Standby
 from txnstore.db.schema import maintenance_duties, stores
 from txnstore.db.sqlite import facts as sqlite_facts
-from txnstore.db.sqlite.facts import SQLiteFacts, file_system_of
+from txnstore.db.sqlite import mounts as sqlite_mounts
+from txnstore.db.sqlite.facts import SQLiteFacts
+from txnstore.db.sqlite.mounts import file_system_of
 from txnstore.db.store import server_now_ms
 from txnstore.doctor import postgresql, sqlite
 from txnstore.doctor.checks import Grade, findings
@@ -164,7 +166,7 @@ def on_a_network_file_system(tmp_path, monkeypatch):
     # A stand-in for what the system says is mounted.
     mounts = tmp_path / "mountinfo"
     mounts.write_text(f"22 1 8:1 / / rw - ext4 /dev/sda1 rw\n30 22 0:41 / {tmp_path} rw,relatime - nfs4 nas:/data rw\n")
-    monkeypatch.setattr(sqlite_facts, "_MOUNTS", mounts)
+    monkeypatch.setattr(sqlite_mounts, "_MOUNTS", mounts)
     return f"sqlite:///{tmp_path}/store.db"
 
 
@@ -186,6 +188,15 @@ def on_a_file_system_that_is_read_only(tmp_path, monkeypatch):
 def by_two_names(tmp_path, monkeypatch):
     url = sqlite_store(tmp_path)
     (tmp_path / "other.db").hardlink_to(path_of(url))
+    return url
+
+
+def mounted_by_itself(tmp_path, monkeypatch):
+    url = sqlite_store(tmp_path)
+    # A stand-in, for it takes rights: docker run -v /data/store.db:/store.db does it.
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(f"22 1 8:1 / / rw - ext4 /dev/sda1 rw\n30 22 8:1 /a.db {path_of(url)} rw - ext4 /dev/sda1 rw\n")
+    monkeypatch.setattr(sqlite_mounts, "_MOUNTS", mounts)
     return url
 
 
@@ -267,6 +278,7 @@ ON_SQLITE = [
     (on_a_full_disk, "full-disk", "iB are free where the file is"),
     (on_a_file_system_that_is_read_only, "read-only-file-system", "the file system is mounted read-only"),
     (by_two_names, "hard-links", "the file has 2 names (hard links)"),
+    (mounted_by_itself, "hard-links", "the file is mounted by itself, without its folder"),
     (without_a_log, "journal-mode", "journal_mode is delete"),
     (with_a_long_log, "long-log", "the write-ahead log has 256.0 MiB"),
     (with_unused_pages, "unused-pages", "hold nothing"),

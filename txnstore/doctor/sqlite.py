@@ -83,8 +83,8 @@ def _disk(facts: SQLiteFacts) -> Iterator[str]:
 
 
 def _names(facts: SQLiteFacts) -> Iterator[str]:
-    if facts.names is not None and facts.names > 1:
-        yield f"the file has {facts.names} names (hard links)"
+    if facts.other_names is not None:
+        yield facts.other_names
 
 
 def _damage(facts: SQLiteFacts) -> Iterator[str]:
@@ -204,10 +204,10 @@ SQLITE_CHECKS: Final = (
     Check(
         "hard-links",
         Grade.PROBLEM,
-        "how many names the file has",
+        "how many names the file has, and /proc/self/mountinfo: whether it is mounted by itself",
         "The write-ahead log lies beside the name that is used: who opens the file by another one does not see it, and"
-        " damages the database.",
-        "Remove all names but one.",
+        " damages the database. So no client opens it.",
+        "Remove all names but one; mount the folder of the file, not the file.",
         (),
         _names,
     ),

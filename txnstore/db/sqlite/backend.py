@@ -35,6 +35,7 @@ from txnstore.db.sqlite.connections import (
     file_has_gone,
     set_wait_for_disk,
 )
+from txnstore.db.sqlite.mounts import other_names
 from txnstore.db.sqlite.planted import ADDED, planted
 from txnstore.db.sqlite.waiter import FileWaiter
 from txnstore.db.statements import CompiledStatements, run_on_driver
@@ -164,6 +165,7 @@ class SQLiteBackend:
         """Return an engine on the file; a new file is readable by its owner only."""
         del schema  # SQLite has no schemas: names carry a prefix
         path = _path_of(url)
+        _check_names(path)
         engine = create_engine(
             "sqlite+txnstore://",
             creator=_opener(path),
@@ -481,6 +483,18 @@ def _check_path(path: Path) -> None:
         raise PermissionDenied(f"this user may not look for the SQLite file {str(path)!r}") from None
     except OSError as error:
         raise InvalidUrl(f"{str(path)!r} cannot be an SQLite file: {error.strerror}") from None
+
+
+def _check_names(path: str) -> None:
+    """Refuse a file of several names: whoever opens it by another one looks for another log, and takes commits away.
+
+    Not of a store that is open: backups make a second name for a moment.
+    """
+    if (others := other_names(Path(path))) is not None:
+        raise InvalidUrl(
+            f"{path!r} is not opened: {others}, and the write-ahead log lies beside the name that is used; remove all"
+            " names but one, and mount the folder of the file, not the file"
+        )
 
 
 def _may(path: Path, mode: int) -> bool:

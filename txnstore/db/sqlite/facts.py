@@ -7,7 +7,6 @@ store in use if these are there, and as one that nobody writes if there is no wr
 from __future__ import annotations
 
 import os
-import re
 import sqlite3
 import stat
 import time
@@ -19,12 +18,10 @@ from urllib.parse import quote
 
 from txnstore.db.names import SQLITE_PREFIX
 from txnstore.db.sqlite.backend import SQLiteBackend
+from txnstore.db.sqlite.mounts import file_system_of, other_names, read_mounts
 from txnstore.db.sqlite.planted import ADDED
 from txnstore.db.url import DatabaseUrl
 
-#: Where Linux says what is mounted: proc(5), /proc/pid/mountinfo.
-_MOUNTS: Final = Path("/proc/self/mountinfo")
-_ESCAPED: Final = re.compile(r"\\([0-7]{3})")
 _DAMAGED: Final = ("SQLITE_NOTADB", "SQLITE_CORRUPT")
 _HEADER_MAGIC: Final = b"SQLite format 3\0"
 # Whoever has done some of a duty notes when; in a new store nobody had to yet, and of one that moves nobody has to.
@@ -58,8 +55,8 @@ class SQLiteFacts:
     may_write_file: bool | None = None
     """None also if there is no file."""
 
-    names: int | None = None
-    """How many names (hard links) the file has; None also if there is none."""
+    other_names: str | None = None
+    """How the file can be reached by another name; None if by none, or if there is no file."""
 
     size_bytes: int | None = None
     log_bytes: int | None = None
@@ -121,23 +118,9 @@ def _read_place(facts: SQLiteFacts, path: Path) -> None:
     else:
         facts.unknown["free_bytes"] = facts.unknown["is_mounted_read_only"] = "this system does not tell"
     try:
-        facts.file_system = file_system_of(folder, _MOUNTS.read_text(encoding="utf-8", errors="surrogateescape"))
+        facts.file_system = file_system_of(folder, read_mounts())
     except OSError:
         facts.unknown["file_system"] = "only Linux tells what kind of file system a folder is in"
-
-
-def file_system_of(folder: Path, mounts: str) -> str | None:
-    """Return the type of the file system that a folder is in, by the text of /proc/self/mountinfo."""
-    found: tuple[int, str] | None = None
-    for line in mounts.splitlines():
-        before, _, behind = line.partition(" - ")
-        fields = before.split(" ")
-        # A blank in a name is written \\040.
-        mounted_at = Path(_ESCAPED.sub(lambda match: chr(int(match[1], 8)), fields[4]))
-        # Of several at one place, the last one lies on top.
-        if folder.is_relative_to(mounted_at) and (found is None or len(mounted_at.parts) >= found[0]):
-            found = (len(mounted_at.parts), behind.split(" ")[0])
-    return None if found is None else found[1]
 
 
 def _read_file(facts: SQLiteFacts, path: Path) -> None:
@@ -145,7 +128,7 @@ def _read_file(facts: SQLiteFacts, path: Path) -> None:
     if not stat.S_ISREG(found.st_mode):
         facts.damage = "it is not a regular file"
         return
-    facts.size_bytes, facts.names = found.st_size, found.st_nlink
+    facts.size_bytes, facts.other_names = found.st_size, other_names(path)
     facts.may_write_file = _may(path, os.W_OK)
     log = Path(f"{path}-wal")
     facts.log_bytes = log.stat().st_size if log.exists() else 0
