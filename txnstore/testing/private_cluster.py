@@ -26,7 +26,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -312,18 +312,18 @@ class ServerProcess:
         Raises:
             TimeoutError: a process is still there.
         """
-        children = _children_of(self.pid)
-        if self._process.poll() is None:
-            self._process.send_signal(how)
-        try:
-            self._process.wait(timeout=timeout_seconds)
-        except subprocess.TimeoutExpired:
-            raise _still_there(self.pid, how) from None
-        if not self._children_are_gone(_PATIENCE_SECONDS):
-            # A session busy with a long statement notices the death of its postmaster only when it next waits.
-            _kill(children)
-            if not self._children_are_gone(timeout_seconds):
-                raise _still_there(self.pid, how)
+        with _children_of(self.pid) as children:
+            if self._process.poll() is None:
+                self._process.send_signal(how)
+            try:
+                self._process.wait(timeout=timeout_seconds)
+            except subprocess.TimeoutExpired:
+                raise _still_there(self.pid, how) from None
+            if not self._children_are_gone(_PATIENCE_SECONDS):
+                # A session busy with a long statement notices the death of its postmaster only when it next waits.
+                _kill(children)
+                if not self._children_are_gone(timeout_seconds):
+                    raise _still_there(self.pid, how)
 
     def _says_ready(self) -> bool:
         try:
@@ -345,17 +345,23 @@ class ServerProcess:
         return False
 
 
-def _children_of(pid: int) -> list[int]:
-    try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
+@contextlib.contextmanager
+def _children_of(pid: int) -> Iterator[list[int]]:
+    """Give descriptors of the processes, for the number of one that has ended may soon be somebody else's."""
+    with contextlib.ExitStack() as opened:
+        children: list[int] = []
+        with contextlib.suppress(OSError):
+            for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+                with contextlib.suppress(ProcessLookupError):
+                    children.append(os.pidfd_open(int(child)))
+                    opened.callback(os.close, children[-1])
+        yield children
 
 
 def _kill(processes: list[int]) -> None:
     for process in processes:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)
+            signal.pidfd_send_signal(process, signal.SIGKILL)
 
 
 def _still_there(pid: int, how: signal.Signals) -> TimeoutError:
