@@ -255,6 +255,40 @@ def test_a_member_that_left_commits_what_it_has_assigned_itself_since_and_nothin
     assert a.refused("commit", offsets=own, asynchronous=False).code() == KafkaError.UNKNOWN_MEMBER_ID
 
 
+@pytest.mark.parametrize("way", ["added", "given back", "beside nothing", "subscribed in between"])
+def test_what_a_member_that_left_has_assigned_itself_it_commits_whatever_became_of_it(four, crew, way):
+    a = crew.member("a", BY_HAND).subscribe()
+    crew.until([a], lambda: len(a.records) == 4 * RECORDS)
+    a.consumer.unsubscribe()
+    crew.until([a], lambda: a.partitions == [])
+    given = [TP("t", 1, 2)]
+    if way == "added":
+        a.consumer.incremental_assign(given)
+    else:
+        a.consumer.assign(given)
+    if way == "given back":
+        a.consumer.unassign()
+    elif way == "subscribed in between":
+        a.consumer.subscribe(["t"])
+        a.consumer.unsubscribe()
+        crew.until([a], lambda: a.consumer.memberid() is None)
+    offsets = [TP("t", 1, 3), *([TP("t", 0, OFFSET_INVALID)] if way == "beside nothing" else [])]
+    a.consumer.commit(offsets=offsets, asynchronous=False)
+    assert committed(a, 1) == [3]
+    assert a.refused("commit", offsets=[TP("t", 0, 3)], asynchronous=False).code() == KafkaError.UNKNOWN_MEMBER_ID
+
+
+def test_what_it_had_assigned_itself_counts_no_more_for_who_was_a_member_in_between(four, crew):
+    a = crew.member("a", BY_HAND)
+    a.consumer.assign([TP("t", 1, RECORDS)])
+    crew.give(a, [TP("t", 1)])
+    a.subscribe()
+    crew.until([a], lambda: a.partitions == [0, 1, 2, 3])
+    a.consumer.unsubscribe()
+    crew.until([a], lambda: a.partitions == [])
+    assert a.refused("commit", offsets=[TP("t", 1, 3)], asynchronous=False).code() == KafkaError.UNKNOWN_MEMBER_ID
+
+
 # --- who a member is ----------------------------------------------------------------------------------------------
 
 

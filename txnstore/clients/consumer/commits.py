@@ -66,13 +66,13 @@ class OffsetCommits:
         connection: StoreConnection,
         directory: TopicDirectory,
         options: ConsumerOptions,
-        membership: Callable[[Sequence[TopicPartition], Sequence[AssignedPartition]], GroupMembership],
+        membership: Callable[[Sequence[TopicPartition]], GroupMembership],
         membership_now: Callable[[GroupMembership, Iterable[PartitionName]], GroupMembership],
         on_error: Callable[[TxnStoreError, GroupMembership], None],
     ) -> None:
         """Commit in the name of what `membership` returns at the call, after a wait in that of `membership_now`.
 
-        It is asked with what is to be committed, and with those of these partitions that are not assigned any more.
+        It is asked with what is to be committed.
         """
         self._lock = lock
         self._subscription = subscription
@@ -108,7 +108,7 @@ class OffsetCommits:
         Raises:
             RuntimeError: the worker has been closed.
         """
-        membership, read_ids = self._membership(offsets, removed), self._read_ids(offsets, removed)
+        membership, read_ids = self._membership(offsets), self._read_ids(offsets, removed)
         with self._lock:
             self._last = future = self._worker.submit(lambda: self._commit(membership, offsets, read_ids))
         return future
@@ -123,7 +123,7 @@ class OffsetCommits:
         """
         from txnstore.db.callers.on_caller_connection import run_joined
 
-        membership = self._membership(offsets, ())
+        membership = self._membership(offsets)
         wanted, _, errors = self._wanted(offsets, self._read_ids(offsets))
         if errors:
             missing = next(iter(errors))

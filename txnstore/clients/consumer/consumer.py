@@ -388,8 +388,7 @@ class Consumer(Polls, OfOneProcess):
                 if self._core.find(partition) is not None:
                     text = f"{partition.topic} [{partition.partition}] is already part of the current assignment"
                     raise KafkaException(KafkaError(KafkaError._CONFLICT, text))
-            self._core.is_assigned_by_application = True
-            self._core.add(chosen)
+            self._core.add_as_told(chosen)
 
     def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
         """Stop reading these partitions.

@@ -54,7 +54,7 @@ from txnstore.db.cluster.cluster import Cluster, LeftOut
 from txnstore.db.store import Store
 from txnstore.deadline import Condition, Deadline, result_within, to_its_end
 from txnstore.errors import StoreClosed, TxnStoreError
-from txnstore.model import GroupMembership
+from txnstore.model import GroupMembership, PartitionName
 
 Result = TypeVar("Result")
 
@@ -165,6 +165,8 @@ class ConsumerCore:
         """Whether it has changed the assignment in the callback that is served, so that nothing else has to."""
         self.is_assigned_alone = False
         """Whether the assignment was made after unsubscribe(): what the group takes back is no longer there."""
+        self._assigned_alone: set[PartitionName] = set()
+        """What the application has assigned since the consumer was last given something by its group."""
         self.is_losing = False
         """Whether the partitions being removed already belong to another consumer: nothing is committed for them."""
         self._helped_at = self._ended_overdue_at = -math.inf
@@ -267,21 +269,29 @@ class ConsumerCore:
         """
         if self.options.is_cooperative and self.group.listens:
             raise failure(KafkaError._STATE, prefix)
-        self.is_assigned_by_application = True
         self.clear()
         self.is_assigned_alone = not self.group.wants_topics
-        self.add(partitions)
+        self.add_as_told(partitions)
 
-    def _committer(self, partitions: Iterable[TopicPartition], removed: Iterable[AssignedPartition]) -> GroupMembership:
+    def add_as_told(self, partitions: Iterable[TopicPartition]) -> None:
+        """Read these partitions, too, as the application says."""
+        chosen = list(partitions)
+        if self.group.wants_topics:
+            self._assigned_alone.clear()
+        else:
+            self._assigned_alone.update(PartitionName(partition.topic, partition.partition) for partition in chosen)
+        self.is_assigned_by_application = True
+        self.add(chosen)
+
+    def _committer(self, partitions: Iterable[TopicPartition]) -> GroupMembership:
         """Return in whose name these are committed: who has left the group manages what it has assigned itself since.
 
         Of other partitions it has offsets from before, behind which the group may have gone on.
         """
         with self.arrived:
-            if self.is_assigned_alone and self.group.has_left:
-                own = {(assigned.topic, assigned.number) for assigned in (*self.subscription, *removed)}
-                if own.issuperset((partition.topic, partition.partition) for partition in partitions):
-                    return self.group.alone
+            named = {PartitionName(each.topic, each.partition) for each in partitions if each.offset >= 0}
+            if self.group.has_left and self._assigned_alone and named <= self._assigned_alone:
+                return self.group.alone
             return self.group.membership
 
     def change_assignment(self, event: RebalanceEvent) -> None:
@@ -292,6 +302,7 @@ class ConsumerCore:
                 if not self.group.is_current(event):
                     # Lost while the application was told of it.
                     return
+                self._assigned_alone.clear()
                 if not self.options.is_cooperative:
                     self.clear()
                 self.add(partition for partition in partitions if self.find(partition) is None)
