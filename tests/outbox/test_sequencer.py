@@ -548,6 +548,24 @@ def test_a_refused_row_may_be_tried_again(store, caller):
     assert values(store) == [b"v"]
 
 
+@pytest.mark.parametrize("limit", ["before", "after"])
+def test_a_row_refused_for_its_time_says_what_makes_it_a_record(store, caller, limit):
+    topic_of(store, **{f"message_timestamp_{limit}_max_ms": "60000"})
+    now_ms = time.time_ns() // 1_000_000
+    far_ms = now_ms - 3_600_000 if limit == "before" else now_ms + 3_600_000
+    caller().insert(b"v", timestamp_ms=far_ms).commit()
+    assert drain_outbox(store) == 0
+    told = re.search("SET .* NULL", refusals(store)[b"v"])
+    assert told
+    one = caller()
+    table = "txnstore_outbox" if store.backend.name == "sqlite" else "txnstore.outbox"
+    one.connection.execute(f"UPDATE {table} {told[0]}")
+    one.commit()
+    assert drain_outbox(store) == 1
+    ((record,),) = records(store)
+    assert (record.value, abs(record.timestamp_ms - now_ms) < 60_000) == (b"v", True)
+
+
 def test_a_partition_in_another_database_is_refused_for_now(store, caller):
     topic = topic_of(store, 2)
 

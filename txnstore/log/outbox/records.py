@@ -202,7 +202,8 @@ def _why_no_time(target: _Target, timestamp_ms: int) -> str:
     side, setting = ("after", "after") if timestamp_ms > target.now_ms else ("before", "before")
     return (
         f"its timestamp lies {abs(timestamp_ms - target.now_ms)} ms {side} the store's time, more than the topic's"
-        f" message.timestamp.{setting}.max.ms"
+        f" message.timestamp.{setting}.max.ms; SET timestamp_ms = NULL, refusal = NULL gives it the time at which it"
+        " becomes a record"
     )
 
 
