@@ -15,8 +15,10 @@ from txnstore.log.bounds import read_bounds
 from txnstore.log.news import read_news
 from txnstore.log.outbox.rows import (
     callers_going_on,
+    first_waiting_id,
     has_outbox_rows,
     last_ids_of_callers,
+    last_waiting_id,
     list_rows,
     next_before_others,
 )
@@ -61,6 +63,7 @@ def test_refused_rows_cost_a_look_nothing(store, partition_id):
         event.listen(store.engine, "before_cursor_execute", note)
         try:
             assert not has_outbox_rows(connection)
+            assert first_waiting_id(connection) is last_waiting_id(connection) is None
             assert not read_bounds(connection, [partition_id], asks_outbox=True)[partition_id].outbox_waits
             assert not list_rows(connection, after_id=0).rows
             assert not callers_going_on(connection, [5, None], 0)
@@ -68,7 +71,7 @@ def test_refused_rows_cost_a_look_nothing(store, partition_id):
             assert next_before_others(connection, 0) is None
         finally:
             event.remove(store.engine, "before_cursor_execute", note)
-        assert len(asked) == 7
+        assert len(asked) == 9
         for statement, parameters in asked:
             check(connection, statement, parameters)
 

@@ -428,6 +428,27 @@ def test_readers_are_told_of_what_was_moved_and_of_nothing_else(store, caller, m
     assert told == [[b"v"]]
 
 
+def test_a_drain_ends_with_what_was_committed_when_it_began(store, caller, small_pages, monkeypatch):
+    # By two callers, so that the first round leaves some.
+    caller().insert(b"0", b"1", b"2").commit()
+    caller().insert(b"3").commit()
+    rounds = []
+
+    def sequence_and_commit(*args, **options):
+        done = sequence_outbox(*args, **options)
+        rounds.append(done)
+        if len(rounds) < 20:
+            caller().insert(*[b"later"] * 4).commit()
+        return done
+
+    monkeypatch.setattr(outbox_sequencer, "sequence_outbox", sequence_and_commit)
+    moved_count = drain_outbox(store)
+    assert len(rounds) < 20
+    assert len(values(store)) == moved_count
+    assert values(store)[:4] == [b"0", b"1", b"2", b"3"]
+    assert waiting(store) > 0
+
+
 def test_the_poller_looks_often_while_rows_come_and_rarely_while_none_do(store, caller):
     poller = OutboxPoller(store)
     pauses = [poller.turn() for _ in range(8)]

@@ -62,11 +62,12 @@ class Lock:
 
 
 _WAITS: Final = outbox.c.refusal.is_(None)
-#: Whether a row waits, as a column of any statement: one look into the partial index on those that wait.  By the order
-#: of that index, for PostgreSQL without statistics takes the first row of the whole table to be one that waits.
-OUTBOX_WAITS: Final = (
-    select(outbox.c.outbox_id).where(_WAITS).order_by(outbox.c.outbox_id).limit(1).correlate(None).scalar_subquery()
-).is_not(None)
+# One look into the partial index on those that wait.  By the order of that index, for PostgreSQL without statistics
+# takes the first row of the whole table to be one that waits.
+_FIRST_WAITING: Final = select(outbox.c.outbox_id).where(_WAITS).order_by(outbox.c.outbox_id).limit(1)
+_LAST_WAITING: Final = select(outbox.c.outbox_id).where(_WAITS).order_by(outbox.c.outbox_id.desc()).limit(1)
+#: Whether a row waits, as a column of any statement.
+OUTBOX_WAITS: Final = _FIRST_WAITING.correlate(None).scalar_subquery().is_not(None)
 _ANY: Final = select(OUTBOX_WAITS)
 # This lock makes one sequencer of many. The statements after it see all that the one before has committed; without
 # it, a later row could pass an earlier one that somebody else is about to append.
@@ -196,6 +197,18 @@ def delete_refused_rows(connection: Connection, outbox_ids: Sequence[int], befor
 def has_outbox_rows(connection: Connection) -> bool:
     """Return whether a row waits to become a record; cheap enough to be asked again and again."""
     return bool(connection.execute(_ANY).scalar_one())
+
+
+def first_waiting_id(connection: Connection) -> int | None:
+    """Return the number of the first row that waits to become a record."""
+    found: int | None = connection.execute(_FIRST_WAITING).scalar()
+    return found
+
+
+def last_waiting_id(connection: Connection) -> int | None:
+    """Return the number of the last row that waits to become a record."""
+    found: int | None = connection.execute(_LAST_WAITING).scalar()
+    return found
 
 
 def lock_outbox(connection: Connection, *, waits: bool) -> Lock | None:

@@ -35,9 +35,11 @@ from txnstore.log.outbox.rows import (
     count_moved,
     delete_refused_rows,
     destinations,
+    first_waiting_id,
     has_outbox_rows,
     last_before_others,
     last_ids_of_callers,
+    last_waiting_id,
     list_rows,
     lock_outbox,
     next_before_others,
@@ -152,6 +154,8 @@ def sequence_outbox(
 def drain_outbox(store: Store, portions: Portions | None = None) -> int:
     """Move everything that is committed into the outbox when this is called; return how many rows were moved.
 
+    What is committed later may go with it, or not: this ends, however fast rows come.
+
     With `portions` only as much as there is time for, and nothing while somebody else is at it.
 
     Raises:
@@ -159,7 +163,9 @@ def drain_outbox(store: Store, portions: Portions | None = None) -> int:
     """
     moved_count = 0
     rounds = rounds_of(store, portions)
-    while store.read(has_outbox_rows):
+    last_id = first_id = store.read(last_waiting_id)
+    # Numbers up to there have been given out already, so that only so many rows can come yet, however late.
+    while last_id is not None and first_id is not None and first_id <= last_id:
         try:
             done = sequence_outbox(store, waits=portions is None or not portions.is_bounded, rounds=rounds)
         except (StoreBusy, WriteConflict):
@@ -169,6 +175,7 @@ def drain_outbox(store: Store, portions: Portions | None = None) -> int:
         moved_count += done.moved_count
         if not done.has_more or (portions is not None and portions.is_over):
             break
+        first_id = store.read(first_waiting_id)
     return moved_count
 
 
