@@ -65,7 +65,7 @@ def test_refused_rows_cost_a_look_nothing(store, partition_id):
             assert not has_outbox_rows(connection)
             assert first_waiting_id(connection) is last_waiting_id(connection) is None
             assert not read_bounds(connection, [partition_id], asks_outbox=True)[partition_id].outbox_waits
-            assert not list_rows(connection, after_id=0).rows
+            assert not list_rows(connection).rows
             assert not callers_going_on(connection, [5, None], 0)
             assert not last_ids_of_callers(connection)
             assert next_before_others(connection, 0) is None

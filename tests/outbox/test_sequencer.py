@@ -94,6 +94,17 @@ def test_rows_without_a_key_stay_together_and_in_order(store, caller):
     assert [[record.value for record in partition] for partition in records(store) if partition] == [wanted]
 
 
+@pytest.mark.parametrize("later_rows", [0, 5], ids=["in one page", "in several"])
+def test_a_row_with_a_number_of_the_callers_own_becomes_a_record_too(store, caller, small_pages, later_rows):
+    one = caller()
+    # What moves rows began behind 0, and saw that others wait.
+    for number in (-(2**63), -1, 0):
+        one.insert_row(topic="t", outbox_id=number, value=b"%d" % number)
+    one.insert(*[b"later"] * later_rows).commit()
+    assert drain_outbox(store) == 3 + later_rows
+    assert values(store) == [b"%d" % -(2**63), b"-1", b"0", *[b"later"] * later_rows]
+
+
 def test_large_rows_fill_several_batches(store, caller):
     topic_of(store, max_message_bytes="1000")
     wanted = [bytes([65 + number]) * 300 for number in range(10)]

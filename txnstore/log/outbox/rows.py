@@ -26,6 +26,8 @@ PAGE_ROWS_MAX: Final = 5_000
 PAGE_BYTES_MAX: Final = 8 * 1024 * 1024
 #: What a row may hold: PostgreSQL sends two digits for each byte, and no row above 1 GiB.
 ROW_BYTES_MAX: Final = 500_000_000
+#: The smallest number that a row can have: those that the database gives out begin with 1, but a caller may set one.
+FIRST_ID: Final = -(2**63)
 
 #: A database transaction of a caller; None stands for the rows of which the database does not know it.
 CallerId = int | None
@@ -88,7 +90,7 @@ _SIZE: Final = (
 )
 _LIST: Final = (
     select(outbox.c.outbox_id, outbox.c.transaction_id, _SIZE, outbox.c.committed_id)
-    .where(_WAITS, outbox.c.outbox_id > bindparam("after_id"))
+    .where(_WAITS, outbox.c.outbox_id >= bindparam("from_id"))
     .order_by(outbox.c.outbox_id)
     .limit(bindparam("rows_max"))
 )
@@ -218,14 +220,14 @@ def lock_outbox(connection: Connection, *, waits: bool) -> Lock | None:
 
 
 def list_rows(
-    connection: Connection, *, after_id: int, rows_max: int = sys.maxsize, bytes_max: int = sys.maxsize
+    connection: Connection, *, from_id: int = FIRST_ID, rows_max: int = sys.maxsize, bytes_max: int = sys.maxsize
 ) -> Listing:
-    """Return a page of the rows that wait, after the one with this number; at least one if there is one.
+    """Return a page of the rows that wait, from this number on; at least one if there is one.
 
     No more than `rows_max`, with about `bytes_max`, if that is less than a page.
     """
     rows_max, bytes_max = min(rows_max, PAGE_ROWS_MAX), min(bytes_max, PAGE_BYTES_MAX)
-    found = connection.execute(_LIST, {"after_id": after_id, "rows_max": rows_max}).all()
+    found = connection.execute(_LIST, {"from_id": from_id, "rows_max": rows_max}).all()
     rows: list[Listed] = []
     size_bytes = 0
     for row in found:

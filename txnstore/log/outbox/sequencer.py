@@ -221,7 +221,7 @@ def _round(connection: Connection, rounds: Portions, *, waits: bool, in_order: b
     lock = lock_outbox(connection, waits=waits)
     if lock is None:
         return Sequenced(is_busy=True)
-    window = list_rows(connection, after_id=0, rows_max=rounds.rows, bytes_max=rounds.size_bytes)
+    window = list_rows(connection, rows_max=rounds.rows, bytes_max=rounds.size_bytes)
     if not window.rows:
         return Sequenced()
     choice = _choose(connection, window, in_order=in_order)
@@ -282,7 +282,7 @@ def _prepare(connection: Connection, choice: _Choice, database_id: int) -> Desti
 def _pages(connection: Connection, window: Listing, choice: _Choice) -> Iterator[list[Listed]]:
     """Return the rows that go, a page at a time."""
     # Who committed between the window and the choice of all has rows that the window does not show.
-    listing = window if choice.fits else list_rows(connection, after_id=0)
+    listing = window if choice.fits else list_rows(connection)
     while listing.rows:
         page = [
             row
@@ -294,7 +294,7 @@ def _pages(connection: Connection, window: Listing, choice: _Choice) -> Iterator
         last_id = listing.rows[-1].outbox_id
         if choice.fits or last_id >= choice.last_id:
             break
-        listing = list_rows(connection, after_id=last_id)
+        listing = list_rows(connection, from_id=last_id + 1)
 
 
 def _refused(rows: Sequence[Any], refusals: dict[int, str], *, fits: bool) -> _Refused:
