@@ -580,6 +580,16 @@ def test_a_refused_row_may_be_tried_again(store, caller):
     assert values(store) == [b"v"]
 
 
+def test_a_row_that_is_tried_again_comes_after_later_ones_of_its_key(store, caller):
+    topic_of(store)
+    caller().insert(b"older", key=b"k", partition_number=1).commit()
+    caller().insert(b"newer", key=b"k").commit()
+    assert drain_outbox(store) == 1
+    store.write(lambda c: c.execute(update(outbox).values(refusal=None, partition_number=None)))
+    assert drain_outbox(store) == 1
+    assert values(store) == [b"newer", b"older"]
+
+
 @pytest.mark.parametrize("limit", ["before", "after"])
 def test_a_row_refused_for_its_time_says_what_makes_it_a_record(store, caller, limit):
     topic_of(store, **{f"message_timestamp_{limit}_max_ms": "60000"})
