@@ -243,6 +243,57 @@ def test_a_partition_that_comes_up_beside_what_was_relayed_is_shipped_from_its_f
     assert ship(store, stand_in.cluster(), start=RelayStart.LATEST) == 2
 
 
+@pytest.mark.parametrize("held", [0, 1])
+def test_what_is_deleted_after_a_latest_one_has_begun_and_died_is_missed(store, stand_in, delete_records, held):
+    """Also from a topic that held nothing then: 0 is a place to begin as any other."""
+    make_topic(store, "shop")
+    if held:
+        put(store, "shop", numbered(held))
+    with pytest.raises(Crash):
+        ship(store, stand_in.cluster(CrashingLibrary(1, When.BEFORE)), start=RelayStart.LATEST)
+    put(store, "shop", numbered(10, held))
+    delete_records(store, "shop", before=7)
+    for _ in range(2):
+        with pytest.raises(RelayFailed, match=f"begins at 7, after the relay's position {held}; --on-gap"):
+            ship(store, stand_in.cluster(), start=RelayStart.LATEST)
+    assert ship(store, stand_in.cluster(), start=RelayStart.LATEST, on_gap=OnGap.EARLIEST) == 3 + held
+
+
+def test_a_topic_that_has_lost_records_before_the_relay_saw_it_has_no_gap(
+    store, stand_in, delete_records, delete_topic
+):
+    """It comes in the place of one in which the relay had begun, so it is shipped from its first record."""
+    make_topic(store, "shop")
+    with pytest.raises(Crash):
+        ship(store, stand_in.cluster(CrashingLibrary(1, When.BEFORE)), start=RelayStart.LATEST)
+    delete_topic(store, "shop")
+    make_topic(store, "shop")
+    put(store, "shop", numbered(5))
+    delete_records(store, "shop", before=2)
+    assert ship(store, stand_in.cluster(), start=RelayStart.LATEST) == 3
+
+
+def test_a_topic_that_is_deleted_a_moment_after_it_came_up_stops_nobody(store, stand_in, delete_topic, monkeypatch):
+    make_topic(store, "shop")
+    monkeypatch.setattr("txnstore.relay.to_kafka.LOOK_AGAIN_SECONDS", 0)
+    relay = ToKafka(store, stand_in.cluster(), RelayOptions())
+    with beside(relay.run):
+        put(store, "shop", numbered(1))
+        wait_until(lambda: relay.shipped_count == 1)
+        seen = []
+
+        def delete(topic, _):
+            seen.append(topic.name)
+            delete_topic(store, topic.name)
+
+        monkeypatch.setattr("txnstore.relay.to_kafka.check_leaders", delete)
+        make_topic(store, "goes")
+        wait_until(lambda: seen)
+        put(store, "shop", numbered(1, 1))
+        wait_until(lambda: relay.shipped_count == 2)
+    assert seen == ["goes"]
+
+
 def test_what_comes_up_later_is_shipped_from_its_first_record(store, stand_in, monkeypatch):
     make_topic(store, "shop")
     put(store, "shop", numbered(3))

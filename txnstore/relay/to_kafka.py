@@ -76,11 +76,11 @@ class ShippedPartition:
         topic_uuid: str,
         name: str,
         relay_id: str,
-        first_offset: int,
+        first_offset: int | None,
         on_gap: OnGap,
         is_stopped: IsStopped,
     ) -> None:
-        """Connect to nothing yet. Without a position in Kafka it begins at `first_offset`; 0: with the first record."""
+        """Connect to nothing yet. Without a position in Kafka it begins at `first_offset`, or at the first record."""
         self.partition = partition
         self.partition_id = partition_id
         #: The offset of the next record; None until it was read back from Kafka.
@@ -166,7 +166,8 @@ class ShippedPartition:
                 f" {self.partition.topic} --name OTHER ships it from its first record, and this one goes on with"
                 " --topic for each of the other topics"
             )
-        position = self._first_offset or bounds.log_start_offset
+        # One that was written earlier is not moved on to what is left: that is a gap, which `_within` finds.
+        position = bounds.log_start_offset if self._first_offset is None else self._first_offset
         self._commit(None, position, consumer)
         return position
 
@@ -490,7 +491,13 @@ class ToKafka:
             there = self._fitting(new)
             self._check_name([topic for topic in new if topic.name in there])
             # Before anything of it is in Kafka, where a relay from Kafka would find it.
-            first_offsets = self._store.write(partial(self._begin, new))
+            try:
+                first_offsets = self._store.write(partial(self._begin, new))
+            except UnknownTopicOrPartition:
+                if must_be_there:
+                    raise
+                # One was deleted a moment after it came up. The next look does not find it.
+                return
             self._have_in_kafka([topic for topic in new if topic.name not in there])
             for topic in new:
                 self._add(topic, first_offsets)
@@ -571,21 +578,18 @@ class ToKafka:
         shipped = {position.topic_uuid for position in read_relay_positions(connection, self._relay_id).values()}
         is_latest = self._options.start is RelayStart.LATEST
         # What comes up while somebody relays, or beside what was relayed, has records that nobody has seen.
-        unseen = [
-            topic
-            for topic in topics
-            if self._looked_at is None and topic.name not in former and topic.topic_uuid not in shipped
-        ]
-        bounds = read_bounds(connection, [id_ for topic in unseen for id_ in topic.partition_ids]) if unseen else {}
+        bounds = read_bounds(connection, [id_ for topic in topics for id_ in topic.partition_ids])
         new = {}
         for topic in topics:
+            is_unread = self._looked_at is not None or topic.name in former or topic.topic_uuid in shipped
             for number, partition_id in enumerate(topic.partition_ids):
                 partition = PartitionName(topic.name, number)
                 if partition in begun and begun[partition].topic_uuid == topic.topic_uuid:
                     continue
                 if partition in begun:
                     forget_former_position(connection, start_id, partition, topic.topic_uuid)
-                first = bounds[partition_id].last_stable_offset if partition_id in bounds else 0
+                of = bounds[partition_id]
+                first = of.log_start_offset if is_unread else of.last_stable_offset
                 new[partition] = RelayPosition(topic.topic_uuid, first)
         if new:
             begin_relay_positions(connection, start_id, new)
@@ -606,7 +610,7 @@ class ToKafka:
                 topic_uuid=topic.topic_uuid,
                 name=self._name,
                 relay_id=self._relay_id,
-                first_offset=first_offsets.get(partition, 0),
+                first_offset=first_offsets.get(partition),
                 on_gap=self._options.on_gap,
                 is_stopped=self._stop.is_set,
             )
