@@ -136,6 +136,22 @@ def test_a_line_of_the_file_that_is_no_setting_is_not_shown(relay, txnstore_sqli
     assert SECRET not in err
 
 
+def test_the_file_may_have_spaces_around_what_it_sets(relay, txnstore_sqlite_url, tmp_path, monkeypatch):
+    given = []
+
+    def refuse(_, settings):
+        given.append(settings)
+        raise RelayFailed("seen")
+
+    monkeypatch.setattr("txnstore.cli.relay.KafkaCluster", refuse)
+    file = tmp_path / "kafka.properties"
+    file.write_text("security.protocol = ssl\n sasl.password\t=  a = b \nclient.id=\nlinger.ms = 1\n")
+    code, _, _ = relay(txnstore_sqlite_url, "--to", "a:1", "--config-file", file, "-X", "linger.ms=2")
+    assert code == 1
+    expected = {"security.protocol": "ssl", "sasl.password": "a = b", "client.id": "", "linger.ms": "2"}
+    assert given == [expected]
+
+
 @pytest.mark.parametrize("direction", ["--to", "--from"])
 def test_without_the_package_it_names_the_extra(relay, txnstore_sqlite_url, monkeypatch, direction):
     monkeypatch.setitem(sys.modules, "confluent_kafka", None)

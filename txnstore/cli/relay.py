@@ -185,8 +185,11 @@ def _settings(texts: list[str], file: Path | None) -> dict[str, str]:
         except (OSError, UnicodeDecodeError):
             raise typer.BadParameter(f"{file} cannot be read", param_hint="--config-file") from None
         lines = [line for line in lines if line and not line.startswith("#")]
+    settings: dict[str, str] = {}
     for number, line in enumerate(lines, start=1):
+        key, equals, value = (part.strip() for part in line.partition("="))
         # Not the line itself: it may be a password.
-        if not line.partition("=")[0] or "=" not in line:
+        if not key or not equals:
             raise typer.BadParameter(f"setting {number} is not KEY=VALUE", param_hint="--config-file")
-    return key_values(lines) | key_values(texts)
+        settings[key] = value
+    return settings | key_values(texts)
