@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Final
@@ -35,6 +35,8 @@ EXAMPLES: Final = examples(
 
 #: What goes with `--forget`.
 _FORGETS: Final = {"url", "url_option", "schema", "forget", "topic"}
+#: What says how topics are copied, and means nothing to the outbox.
+_COPIES: Final = {"topic", "name", "start", "on_gap", "config", "config_file"}
 #: A round reads several partitions at once.
 _POOL_SIZE: Final = 10
 #: How long a relay that is to end may wait for Kafka: librdkafka gives up only after a minute.
@@ -114,13 +116,12 @@ def relay(
         raise typer.BadParameter("give only one direction: --to or --from")
     bootstrap = to or from_
     if forget is not None:
-        sources = {parameter: context.get_parameter_source(parameter) for parameter in context.params.keys() - _FORGETS}
-        if any(source is not None and source.name == "COMMANDLINE" for source in sources.values()):
+        if _are_given(context, context.params.keys() - _FORGETS):
             raise typer.BadParameter("--forget goes with --topic and nothing else")
         _forget(url, schema, forget, topic or [])
         return
-    if bootstrap is None and (topic or name is not None or config or config_file is not None):
-        raise typer.BadParameter("--topic, --name, --config and --config-file need --to or --from")
+    if bootstrap is None and _are_given(context, _COPIES):
+        raise typer.BadParameter("--topic, --name, --start, --on-gap, --config and --config-file need --to or --from")
     settings = _settings(config or [], config_file)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     options = RelayOptions(name=name, topics=tuple(topic or ()), start=start, on_gap=on_gap, once=once)
@@ -139,6 +140,12 @@ def relay(
                 say(f"{count} records were {'shipped' if to is not None else 'copied'}")
     except RelayFailed as error:
         raise CommandFailed(str(error), code=TRY_AGAIN_LATER if error.may_pass else FAILED) from None
+
+
+def _are_given(context: typer.Context, parameters: Collection[str]) -> bool:
+    """Return whether one of the parameters is on the command line, be it with the value that it has anyway."""
+    sources = [context.get_parameter_source(parameter) for parameter in parameters]
+    return any(source is not None and source.name == "COMMANDLINE" for source in sources)
 
 
 def _forget(url: str, schema: str, relay: str, topics: Sequence[str]) -> None:
