@@ -70,6 +70,7 @@ class RecoveredBranches:
     """Ended before; the coordinator did not know it yet."""
 
     failed: list[TxnStoreError] = field(default_factory=list)
+    """Why others are left: `PermissionDenied`, too, of all whose transactions row-level security may hide."""
 
     @property
     def ended_count(self) -> int:
@@ -87,8 +88,6 @@ def recover_branches(store: Store, participant: str | DatabaseUrl, cluster: Clus
         InvalidRequest: the database is a standby, or has max_prepared_transactions = 0.
         StoreCopied: the store is a copy, and what is prepared there may be its original's.
         StoreReadOnly: the store is a standby, which may not have heard yet of what is prepared there.
-        PermissionDenied: row-level security hides transactions from this role, and something is prepared there that
-            may be of one of them.
         TxnStoreError: the database, or the store, cannot be reached.
     """
     check_original(store)
@@ -167,10 +166,16 @@ class _Recovery:
             lambda connection: branches_in_database(connection, self._database.identity, FOUND_MAX)
         )
         prepared = [branch.gid for branch in list_prepared(self._driver, gid_prefix(self._store.store_uuid))]
-        known = known_branches(self._store, prepared)
+        is_prepared = set(prepared)
+        try:
+            known = known_branches(self._store, prepared)
+        except PermissionDenied as error:
+            # What this role sees is ended all the same; of the rest it cannot tell.
+            self._done.failed.append(error)
+            known = self._store.read(partial(branches_by_gid, gids=prepared))
+            prepared = [gid for gid in prepared if gid in known]
         for gid in prepared:
             self._attempt(partial(self._cure_prepared, gid, known.get(gid)))
-        is_prepared = set(prepared)
         for branch in before:
             if branch.gid not in is_prepared:
                 self._attempt(partial(self._cure_unprepared, branch))
@@ -275,7 +280,7 @@ def _standing_of(store: Store, branch: RegisteredBranch, connection: Connection)
     """Return how a branch stands by now."""
     found = branches_by_gid(connection, [branch.gid]).get(branch.gid)
     row = rows.read_row(connection, branch.transactional_id).row
-    if found is None or row is None:
+    if row is None:
         check_sees_branches(store, connection, branch.gid)
     if found is None:
         return Standing.UNKNOWN
