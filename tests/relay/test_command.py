@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from sqlalchemy import insert
+from sqlalchemy import insert, update
 
 import txnstore
 from tests.clients.steps import PATIENCE_SECONDS
@@ -53,6 +53,28 @@ def test_alone_it_moves_the_rows_of_the_outbox(relay, url, store):
     assert relay(url, "--once") == (0, "2 rows of the outbox were moved\n", "")
     assert relay(url, "--once") == (0, "0 rows of the outbox were moved\n", "")
     assert [(record.key, record.value) for record in read(store, "shop")[0]] == [(b"k", b"v")] * 2
+
+
+@pytest.mark.parametrize("beside", [[], ["--outbox", "--to", "a:1"]], ids=["alone", "beside"])
+def test_one_that_is_told_to_end_while_it_moves_the_rows_of_the_outbox_ends_after_a_round(
+    relay, url, store, monkeypatch, beside
+):
+    make_topic(store, "shop")
+    row = {"topic": "shop", "partition_number": 0, "value": b"v", "key": b"k"}
+    for _ in range(5):
+        store.write(lambda connection: connection.execute(insert(outbox), [row]))
+    # Where there is one writer, a round ends between two callers: before the last row that it has seen.
+    apart = update(outbox).values(committed_id=outbox.c.outbox_id - 1)
+    store.write(lambda connection: connection.execute(apart))
+    monkeypatch.setattr("txnstore.log.outbox.sequencer.ROUND_ROWS_MAX", 3)
+    monkeypatch.setattr("txnstore.log.outbox.sequencer.PAGE_ROWS_MAX", 2)
+    # Its signal comes during the first round.
+    monkeypatch.setattr("txnstore.cli.relay.stop_at_signals", lambda stop: stop.set())
+    monkeypatch.setattr("txnstore.cli.relay.KafkaCluster", lambda *_: object())
+    monkeypatch.setattr("txnstore.cli.relay.ToKafka", None)
+    assert relay(url, "--once", *beside) == (0, "2 rows of the outbox were moved\n", "")
+    monkeypatch.setattr("txnstore.cli.relay.stop_at_signals", lambda _: None)
+    assert relay(url, "--once") == (0, "3 rows of the outbox were moved\n", "")
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from txnstore.cli.options import Schema, UrlArgument, UrlBesideArgument, example
 from txnstore.cli.output import FAILED, TRY_AGAIN_LATER, CommandFailed, say
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.opening import open_store
+from txnstore.db.portions import Portions
 from txnstore.log.outbox.sequencer import drain_outbox
 from txnstore.relay.errors import RelayFailed
 from txnstore.relay.from_kafka import FromKafka
@@ -131,9 +132,10 @@ def relay(
             stop = threading.Event()
             stop_at_signals(stop)
             if cluster is None or (once and outbox):
-                moved_count = drain_outbox(store) if once else relay_outbox(store, stop)
+                moved_count = drain_outbox(store, Portions(stop=stop)) if once else relay_outbox(store, stop)
                 say(f"{moved_count} rows of the outbox were moved")
-            if cluster is not None:
+            # One that was told to end meanwhile begins nothing in Kafka.
+            if cluster is not None and not (stop.is_set() and once and outbox):
                 copier = ToKafka(store, cluster, options) if to is not None else FromKafka(store, cluster, options)
                 with ends_soon(stop, os._exit), outbox_beside(store, stop) if outbox and not once else nullcontext():
                     count = copier.run(stop)
