@@ -15,10 +15,11 @@ from tests.relay.store_side import copy, make_topic, make_topic_with, numbered, 
 from tests.relay.test_to_kafka_steps import NULLS
 from tests.tools.crashes import every_crash, noting
 from txnstore.db.opening import open_store
-from txnstore.db.schema import relay_positions
+from txnstore.db.schema import record_batches, relay_positions
 from txnstore.db.store import Store
-from txnstore.errors import OutcomeUnknown, RecordTooLarge
+from txnstore.errors import OutcomeUnknown, RecordTooLarge, UnsupportedCompression
 from txnstore.log.append import append as append_records
+from txnstore.log.columns import Codec
 from txnstore.log.deleting import purge_deleted_partitions
 from txnstore.log.topics import create_topic, get_topic, grow_topic, list_topics
 from txnstore.relay.errors import RelayFailed
@@ -516,6 +517,24 @@ def test_what_is_refused_at_first_and_then_taken_is_copied_once(store, stand_in,
 
     monkeypatch.setattr("txnstore.relay.from_kafka.append", refuse_first)
     assert copy(store, stand_in.cluster()) == 3
+    assert read(store, "shop") == {0: numbered(3)}
+
+
+@pytest.mark.parametrize(("there", "codec"), [(True, Codec.GZIP), (False, Codec.NONE)], ids=["there", "missing"])
+def test_a_topic_that_compresses_compresses_what_is_copied_where_the_package_is_there(
+    store, stand_in, monkeypatch, there, codec
+):
+    def require(_):
+        if not there:
+            raise UnsupportedCompression
+
+    monkeypatch.setattr("txnstore.relay.from_kafka.require_codec", require)
+    stand_in.side.create("shop", 1)
+    stand_in.side.send("shop", numbered(3))
+    store.write(lambda connection: create_topic(connection, "shop", config={"compression.type": "gzip"}))
+    assert copy(store, stand_in.cluster()) == 3
+    statement = select(record_batches.c.codec).distinct()
+    assert store.read(lambda connection: connection.execute(statement).scalars().all()) == [codec]
     assert read(store, "shop") == {0: numbered(3)}
 
 
