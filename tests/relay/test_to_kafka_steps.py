@@ -328,6 +328,15 @@ def test_topics_that_are_not_named_stay_at_home(store, stand_in):
         stand_in.side.read("a")
 
 
+def test_a_topic_with_a_name_of_kafkas_own_is_shipped_only_if_it_is_asked_for(store, stand_in):
+    for topic in ("__own", "_a", "shop"):
+        make_topic(store, topic)
+        put(store, topic, numbered(1))
+    assert ship(store, stand_in.cluster()) == 2
+    assert not stand_in.side.has("__own")
+    assert ship(store, stand_in.cluster(), topics=["__own"]) == 1
+
+
 def test_records_that_were_deleted_before_they_were_shipped_are_missed(store, stand_in, delete_records):
     make_topic(store, "shop")
     put(store, "shop", numbered(2))

@@ -136,6 +136,11 @@ def load_confluent_kafka() -> Any:
     return library
 
 
+def is_own(topic: str) -> bool:
+    """Return whether the topic has the name of one that is Kafka's own, and is relayed only if it is asked for."""
+    return topic.startswith("__")
+
+
 class KafkaCluster:
     """One Kafka cluster; safe to share between threads."""
 
@@ -228,7 +233,7 @@ class KafkaCluster:
         """
         with self.translated(f"the Kafka cluster at {self.bootstrap}"):
             listed = self._admin.list_topics(timeout=ANSWER_SECONDS).topics
-            wanted = [name for name in listed if not name.startswith("__")] if names is None else names
+            wanted = [name for name in listed if not is_own(name)] if names is None else names
             there = [name for name in dict.fromkeys(wanted) if name in listed]
         return self.described(there) if there else {}
 

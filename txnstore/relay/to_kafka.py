@@ -29,7 +29,7 @@ from txnstore.log.fetch import Page, fetch
 from txnstore.log.topics import Topic, find_topics, list_topics
 from txnstore.model import IsolationLevel, PartitionName
 from txnstore.relay.errors import KafkaUnavailable, Patience, RelayFailed, RelayFenced, may_pass
-from txnstore.relay.kafka_cluster import TRANSACTION_TIMEOUT_MS, KafkaCluster
+from txnstore.relay.kafka_cluster import TRANSACTION_TIMEOUT_MS, KafkaCluster, is_own
 from txnstore.relay.options import (
     IsStopped,
     OnGap,
@@ -519,7 +519,12 @@ class ToKafka:
 
     def _topics(self) -> list[Topic]:
         names = self._options.topics
-        return self._store.read(lambda connection: find_topics(connection, names or list_topics(connection)))
+
+        def find(connection: Connection) -> list[Topic]:
+            # Kafka takes no records for its own topics, and one refusal would end the relay for all topics.
+            return find_topics(connection, names or [name for name in list_topics(connection) if not is_own(name)])
+
+        return self._store.read(find)
 
     def _is_new(self, topic: Topic) -> bool:
         return any(PartitionName(topic.name, number) not in self._shipped for number in range(len(topic.partition_ids)))
