@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-_ATTEMPTS_MAX: Final = 4
+_ATTEMPTS_MAX: Final = 20
 
 
 def assert_nothing_is_kept(
