@@ -109,6 +109,16 @@ def require_codec(codec: Codec) -> None:
         _cramjam(codec)
 
 
+def codec_at_hand(setting: str) -> Codec:
+    """Return how to compress for a topic where no producer says how; not at all where the package for it is missing."""
+    codec = codec_for_topic(setting, Codec.NONE)
+    try:
+        require_codec(codec)
+    except UnsupportedCompression:
+        return Codec.NONE
+    return codec
+
+
 def compress(codec: Codec, data: bytes) -> bytes:
     """Return `data` as `codec` writes it.
 

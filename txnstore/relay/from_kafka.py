@@ -17,10 +17,10 @@ from typing import Any, Final, NoReturn
 from sqlalchemy import Connection
 
 from txnstore.db.store import Store
-from txnstore.errors import InvalidRecord, InvalidTimestamp, RecordTooLarge, UnsupportedCompression
+from txnstore.errors import InvalidRecord, InvalidTimestamp, RecordTooLarge
 from txnstore.log.append import Append, append
 from txnstore.log.codec import EncodedBatch, RecordColumns, encode_columns
-from txnstore.log.columns import Codec, codec_for_topic, require_codec
+from txnstore.log.columns import Codec, codec_at_hand
 from txnstore.log.topics import Topic, ensure_topic
 from txnstore.model import PartitionName
 from txnstore.relay.errors import KafkaUnavailable, Patience, RelayFailed, may_pass
@@ -75,7 +75,9 @@ def copy_into_store(
         partition_id = topic.partition_id(partition.partition)
         appends += [
             Append(partition_id, batch, topic.settings)
-            for batch in batches_of(item.messages, topic.settings["max.message.bytes"], _codec(topic))
+            for batch in batches_of(
+                item.messages, topic.settings["max.message.bytes"], codec_at_hand(topic.settings["compression.type"])
+            )
         ]
     moves = {partition: (item.from_offset, item.next_offset) for partition, item in arrived.items()}
 
@@ -86,16 +88,6 @@ def copy_into_store(
             append(connection, appends)
 
     store.write(copy, wakes_readers=bool(appends))
-
-
-def _codec(topic: Topic) -> Codec:
-    """Return how the topic compresses; not at all where the package for it is missing here: better than no copy."""
-    codec = codec_for_topic(topic.settings["compression.type"], Codec.NONE)
-    try:
-        require_codec(codec)
-    except UnsupportedCompression:
-        return Codec.NONE
-    return codec
 
 
 def batches_of(messages: Sequence[Any], size_bytes_max: int, codec: Codec) -> list[EncodedBatch]:

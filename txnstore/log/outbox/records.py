@@ -14,10 +14,10 @@ from sqlalchemy import Connection, Row
 
 from txnstore.config import Settings, is_compacted
 from txnstore.db.cluster.catalogue import read_store_settings
-from txnstore.errors import InvalidTopic, UnknownTopicOrPartition, UnsupportedCompression, WrongCluster
+from txnstore.errors import InvalidTopic, UnknownTopicOrPartition, WrongCluster
 from txnstore.log.append import Append
 from txnstore.log.codec import TIMESTAMP_MS_MAX, RecordColumns, encode_columns
-from txnstore.log.columns import Codec, DamagedColumn, codec_for_topic, require_codec, unpack_record_headers
+from txnstore.log.columns import DamagedColumn, codec_at_hand, unpack_record_headers
 from txnstore.log.partitioners import partitions_of_keys
 from txnstore.log.topics import Topic, check_topic_name, ensure_topic, find_topics
 from txnstore.model import Header
@@ -230,7 +230,7 @@ def _encode(partition_id: int, topic: Topic, items: list[_Item], result: Sorted)
         [item[3] for item in items],
         [item[4] for item in items],
     )
-    batch = encode_columns(columns, codec=_codec(topic))
+    batch = encode_columns(columns, codec=codec_at_hand(topic.settings["compression.type"]))
     largest: int = topic.settings["max.message.bytes"]
     if batch.size_bytes <= largest:
         result.appends.append(Append(partition_id, batch, topic.settings))
@@ -243,13 +243,3 @@ def _encode(partition_id: int, topic: Topic, items: list[_Item], result: Sorted)
         half = len(items) // 2
         _encode(partition_id, topic, items[:half], result)
         _encode(partition_id, topic, items[half:], result)
-
-
-def _codec(topic: Topic) -> Codec:
-    """Return how the topic compresses; not at all where the package for it is missing here: no row is to blame."""
-    codec = codec_for_topic(topic.settings["compression.type"], Codec.NONE)
-    try:
-        require_codec(codec)
-    except UnsupportedCompression:
-        return Codec.NONE
-    return codec
