@@ -26,6 +26,7 @@ from txnstore.db.sqlite.connections import (
     connect,
     make_room,
 )
+from txnstore.db.sqlite.log_file import LogFile
 from txnstore.db.statements import run_on_driver
 
 CHILDREN = Path(__file__).parents[1] / "faults" / "children.py"
@@ -313,7 +314,7 @@ def test_a_log_that_starts_anew_keeps_its_space_and_is_moved_once_it_is_long_aga
 
 def test_a_log_is_as_long_as_its_own_frames(store, path):
     def salt(log, length_bytes):
-        return sqlite_connections._LogFile(log).salt(length_bytes)
+        return LogFile(log).salt(length_bytes)
 
     write(store, WAL_BYTES_DUE)
     log = f"{path}-wal"

@@ -89,6 +89,37 @@ def hold_write_lock(path: str) -> None:
         say("unlocked")
 
 
+def lose_log(url: str, end: str) -> None:
+    """Add, and end when a line comes.
+
+    One who does not end unaware writes meanwhile, and reads the file as a backup would, which gives up the locks.
+    """
+    path = url.removeprefix("sqlite:///")
+    store = open_store(url, limits=Limits(retry_timeout_ms=0))
+    partition_id = partition_of(store)
+    batch = encode([Record(bytes(2_000))])
+
+    def work(connection: Connection) -> None:
+        append(connection, [Append(partition_id, batch)])
+        Path(path).read_bytes()
+        say("added")
+        wait_for_line()
+
+    for _ in range(20):
+        add(store, partition_id, bytes(2_000))
+    checkpoint(path)
+    if end == "exit unaware":
+        add(store, partition_id, bytes(2_000))
+        say("added")
+        wait_for_line()
+    else:
+        say(type(_error_of(lambda: store.write(work))).__name__)
+    if end == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif end == "close":
+        store.close()
+
+
 def become_somebody_else() -> None:
     """Go on as a user who owns nothing here, if we are root."""
     # He may not be able to read the checkout, from which this is imported when it is needed.

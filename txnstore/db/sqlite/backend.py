@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import itertools
 import os
 import re
@@ -28,13 +29,14 @@ from txnstore.db.names import CODE_SCHEMA, SQLITE_PREFIX, VIEWS, StoreName
 from txnstore.db.sqlite.closing import CLOSED
 from txnstore.db.sqlite.connections import (
     Checkpointer,
-    FileAnnouncer,
+    CommitStamps,
     SQLiteConnection,
     close_before_fork,
     connect,
-    file_has_gone,
     set_wait_for_disk,
+    waiting,
 )
+from txnstore.db.sqlite.log_file import file_has_gone
 from txnstore.db.sqlite.mounts import other_names
 from txnstore.db.sqlite.planted import ADDED, planted
 from txnstore.db.sqlite.waiter import FileWaiter
@@ -199,10 +201,12 @@ class SQLiteBackend:
         """
         driver = _driver_connection(connection)
         if driver.leads_elsewhere():
+            gone = driver.what_has_gone()
             # The next connection leads to what is there now.
             connection.invalidate()
             self.let_go(connection.engine)
-            raise file_has_gone(driver.path)
+            raise gone
+        driver.is_writing = access is Access.WRITE
         if access is Access.WRITE:
             # Without a log the file itself is at risk. Other limits are for nobody: the write lock is held for one
             # short transaction of a process on this machine.
@@ -227,6 +231,11 @@ class SQLiteBackend:
         driver.leave_line()
         driver.is_in_ours = False
         driver.close_cursors()
+        if driver.is_writing and driver.leads_elsewhere():
+            raise OutcomeUnknown(
+                f"the SQLite file {driver.path!r} or its write-ahead log was moved, removed or replaced while something"
+                " was committed: whether the change was made will show at the next write"
+            )
 
     def rollback(self, connection: Connection) -> None:
         """Roll back if SQLite has not done so by itself."""
@@ -406,6 +415,34 @@ class SQLiteBackend:
         del schema, column
         connection.execute(_FORGET_KEY, {"of_table": SQLITE_PREFIX + table})
         connection.execute(_ENTER_KEY, {"of_table": SQLITE_PREFIX + table, "last": key - 1})
+
+
+class FileAnnouncer:
+    """Wakes the readers of a file: by stamps, and those that see none by a call or by a touch of the log."""
+
+    def __init__(self, path: str) -> None:
+        """Wake readers of the file at `path`."""
+        self._path = path
+        self._wal_path = os.path.realpath(path) + "-wal"
+        self._stamps: CommitStamps | None = None
+        self._has_looked_for_stamps = False
+
+    def announce(self, subjects: Subjects) -> None:
+        """Say that something was committed."""
+        if not self._has_looked_for_stamps:
+            self._has_looked_for_stamps, self._stamps = True, CommitStamps.beside(self._path)
+        if self._stamps is not None:
+            self._stamps.put(subjects)
+        for waiter in waiting.at(self._path):
+            if waiter.subjects.meets(subjects) and not (self._stamps is not None and waiter.sees_stamps):
+                waiter.wake()
+        # The commit itself writes to the log before it is done; this tells that it is. Without a log nobody watches it.
+        with contextlib.suppress(OSError):
+            os.utime(self._wal_path)
+
+    def close(self, timeout_seconds: float) -> None:
+        """Give the stamps back."""
+        self._stamps = None
 
 
 def _file_size(path: str) -> int:

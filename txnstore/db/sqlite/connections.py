@@ -21,6 +21,7 @@ it should do as we do, or run SQLite 3.51.3 or newer.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import functools
@@ -36,6 +37,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Final, NamedTuple, Protocol, Self, TypeVar
 
 from txnstore.db.backend import Subjects
+from txnstore.db.sqlite.log_file import CheckpointProgress, LogFile, file_has_gone, log_has_gone
 from txnstore.db.sqlite.shared_words import (
     FUTEX_WAIT,
     FUTEX_WAIT_BITSET,
@@ -66,6 +68,8 @@ _open: Final[weakref.WeakSet[SQLiteConnection]] = weakref.WeakSet()
 _holders: Final[weakref.WeakKeyDictionary[Any, Callable[[Any], None]]] = weakref.WeakKeyDictionary()
 #: The files, by device and number, of which a connection was in use when this process was forked off.
 _lost_files: Final[set[tuple[int, int]]] = set()
+#: Those whose write-ahead log was taken away from connections of this process.
+_files_without_log: Final[set[tuple[int, int]]] = set()
 
 
 class SQLiteConnection(sqlite3.Connection):
@@ -83,7 +87,12 @@ class SQLiteConnection(sqlite3.Connection):
         """Whether its commits wait for the disk; None: nobody knows."""
         self.is_in_ours = False
         """Whether a database transaction of ours is open, unless SQLite has rolled it back by itself."""
+        self.is_writing = False
+        """Whether the last one that began was to write."""
 
+        self.log: tuple[int, int] | None = None
+        """The same of its write-ahead log; None where there is none, or it has not been seen."""
+        self.log_path = os.path.realpath(path) + "-wal"
         self._cursors: weakref.WeakSet[sqlite3.Cursor] = weakref.WeakSet()
         #: Where writers of the file wait; None before the first time.
         self._line: WriterLine | None = None
@@ -113,25 +122,45 @@ class SQLiteConnection(sqlite3.Connection):
                 cursor.close()
 
     def leads_elsewhere(self) -> bool:
-        """Return whether the file was moved, deleted or replaced: what is written to it would be lost.
+        """Return whether the file or its log was moved, deleted or replaced: what is written would be lost.
 
         SQLite itself asks before it writes (SQLITE_READONLY_DBMOVED), but not where there is a write-ahead log.
         """
-        try:
-            return self.file is not None and _file_at(self.path) != self.file
-        except (FileNotFoundError, NotADirectoryError):
-            return True
-        except OSError:
-            # Not to be allowed to look is no sign of it.
-            return False
+        return _is_another(self.path, self.file) or _is_another(self.log_path, self.log)
+
+    def is_without_log(self) -> bool:
+        """Return whether the file is where it was, but not its log, which SQLite keeps while anybody has it open."""
+        # Asked last: whoever closes it, perhaps as the last one, who deletes the log, has forgotten the log before.
+        has_gone = (
+            _is_another(self.log_path, self.log) and not _is_another(self.path, self.file) and self.log is not None
+        )
+        return has_gone or self.file in _files_without_log
+
+    def what_has_gone(self) -> StoreUnavailable:
+        """Return the error of a caller whose connection `leads_elsewhere`."""
+        return log_has_gone(self.path) if self.is_without_log() else file_has_gone(self.path)
 
     def close(self) -> None:
         """Close it, even if somebody still holds a cursor; a second call does nothing."""
         self.close_cursors()
-        super().close()
+        if self.is_without_log():
+            _keep_without_log(self)
+            # Nobody has to wait for it.
+            with contextlib.suppress(sqlite3.Error):
+                self.rollback()
+        else:
+            self._close_with_log()
         self.leave_line()
         self._line = None
         _open.discard(self)
+
+    def _close_with_log(self) -> None:
+        log, self.log = self.log, None
+        try:
+            super().close()
+        except BaseException:
+            self.log = log
+            raise
 
     def wait_in_line(self) -> None:
         """Return once no writer of ours has the write lock, or has had it for long."""
@@ -170,6 +199,7 @@ def connect(path: str, *, is_there: bool = False, only_looks: bool = False) -> S
             with contextlib.suppress(OSError):
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
         _refuse_if_lost(path)
+        _refuse_without_log(path)
         # timeout=0: SQLite's own waiting starves writers when commits sync to disk; the store's retry is fair.
         connection = sqlite3.connect(
             path, timeout=0, isolation_level=None, check_same_thread=False, factory=SQLiteConnection
@@ -183,11 +213,39 @@ def connect(path: str, *, is_there: bool = False, only_looks: bool = False) -> S
     return connection
 
 
-def file_has_gone(path: str) -> StoreUnavailable:
-    """Return the error of a caller whose path leads to another file than before, or to no file."""
-    return StoreUnavailable(
-        f"the SQLite file {path!r} was moved, deleted or replaced while it was open; nothing was changed"
-    )
+def _keep_without_log(connection: SQLiteConnection) -> None:
+    """Never close a connection to a file whose log was taken from it, nor open another one beside it.
+
+    The last one that is closed moves its log into the file, over what others have written since.  And SQLite lets all
+    connections of a process share one index of the log: a new one would look for the old log's pages in the new log.
+    """
+    assert connection.file is not None, "without it nothing is missed"
+    _files_without_log.add(connection.file)
+    # Also when the interpreter ends.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
+
+
+def _all_open() -> list[SQLiteConnection]:
+    while True:
+        # It fails if another thread opens or closes one just then; a lock might be inherited taken.
+        with contextlib.suppress(RuntimeError):
+            return list(_open)
+
+
+def _keep_those_without_log() -> None:
+    for connection in _all_open():
+        if connection.is_without_log():
+            _keep_without_log(connection)
+
+
+# What nobody has closed is closed as the interpreter ends.
+atexit.register(_keep_those_without_log)
+
+
+def _refuse_without_log(path: str) -> None:
+    _keep_those_without_log()
+    if _files_without_log and _file_at(path) in _files_without_log:
+        raise log_has_gone(path)
 
 
 def close_before_fork(holder: Holder, let_go: Callable[[Holder], None]) -> None:
@@ -200,7 +258,12 @@ def _configure(connection: SQLiteConnection, *, only_looks: bool = False) -> Non
     (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
     if mode != "wal" and not only_looks:
         (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+        # The first one to read makes the log.
+        connection.execute("PRAGMA schema_version").fetchone()
     connection.is_in_wal_mode = mode == "wal"
+    if connection.is_in_wal_mode:
+        with contextlib.suppress(OSError):
+            connection.log = _file_at(connection.log_path)
     connection.execute(set_wait_for_disk(waits=True))
     connection.waits_for_disk = True
     # The store decides when the WAL is moved into the file: see `Checkpointer`.
@@ -225,6 +288,17 @@ def set_wait_for_disk(*, waits: bool) -> str:
 def _file_at(path: str) -> tuple[int, int]:
     found = os.stat(path)  # noqa: PTH116 - called for every connection
     return found.st_dev, found.st_ino
+
+
+def _is_another(path: str, file: tuple[int, int] | None) -> bool:
+    """Return whether a file that is open is not the one at the path any more."""
+    try:
+        return file is not None and _file_at(path) != file
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        # Not to be allowed to look is no sign of it.
+        return False
 
 
 def _refuse_if_lost(path: str) -> None:
@@ -364,21 +438,6 @@ ROOM_FIRST_SECONDS: Final = 0.01
 ROOM_EACH_SECONDS: Final = 0.05
 ROOM_LAST_SECONDS: Final = 0.2
 _LOOK_SECONDS: Final = 0.001
-#: Before the frames of the log, and before the page in each.
-_WAL_HEAD_BYTES: Final = 32
-_FRAME_HEAD_BYTES: Final = 24
-
-
-class CheckpointProgress(NamedTuple):
-    """How far a checkpoint came; frames are pages of the log."""
-
-    log_frames: int
-    moved_frames: int
-
-    @property
-    def is_all(self) -> bool:
-        """Whether all of the log is in the file."""
-        return self.moved_frames == self.log_frames
 
 
 class Checkpointer:
@@ -390,7 +449,7 @@ class Checkpointer:
         self._wal_path = os.path.realpath(path) + "-wal"
         #: To open them takes longer than the checkpoint.
         self._kept: list[_Pair] = []
-        self._log: _LogFile | None = None
+        self._log: LogFile | None = None
         self._due_bytes = WAL_BYTES_DUE
         self._room_seconds = ROOM_FIRST_SECONDS
         #: What became of the last try: whether all was moved, and how much.
@@ -426,12 +485,12 @@ class Checkpointer:
         elif wal_bytes >= self._due_bytes and self._run_unless_claimed(wal_bytes, salt):
             self._due_bytes = wal_bytes + WAL_BYTES_DUE
 
-    def _log_at(self, found: os.stat_result) -> _LogFile:
+    def _log_at(self, found: os.stat_result) -> LogFile:
         # No lock: another thread may put another one there, or none, but not close one that is in use.
         log = self._log
         if log is None or not log.is_same(found):
-            log = _LogFile(self._wal_path)
-            if _LogFile.MAY_STAY_OPEN:
+            log = LogFile(self._wal_path)
+            if LogFile.MAY_STAY_OPEN:
                 self._log = log
         return log
 
@@ -463,43 +522,6 @@ class Checkpointer:
             self._was_all_moved = moved.is_all
             self._stuck_frames = moved.moved_frames
         return moved is not None
-
-
-class _LogFile:
-    """A write-ahead log that is open for reading, until nobody has it any more; SQLite keeps no locks on it."""
-
-    #: Whether SQLite may delete the file meanwhile.
-    MAY_STAY_OPEN: Final = hasattr(os, "pread")
-
-    def __init__(self, path: str) -> None:
-        self._file = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))
-        self._stat = os.fstat(self._file)
-
-    def __del__(self) -> None:
-        # Without it the file was not opened.
-        if "_file" in self.__dict__:
-            os.close(self._file)
-
-    def is_same(self, found: os.stat_result) -> bool:
-        """Return whether this is the file that was found; SQLite deletes the log with its last connection."""
-        return found.st_ino == self._stat.st_ino and found.st_dev == self._stat.st_dev
-
-    def salt(self, length_bytes: int) -> int | None:
-        """Return the number that this log has and the one before had not; None if it does not fill its file that far.
-
-        After its end lies what is left of earlier logs.  https://www.sqlite.org/fileformat.html#walformat
-        """
-        head = self._read(_WAL_HEAD_BYTES, 0)
-        frame_bytes = _FRAME_HEAD_BYTES + int.from_bytes(head[8:12], "big")
-        last_frame = (length_bytes - _WAL_HEAD_BYTES) // frame_bytes - 1
-        salts = self._read(_FRAME_HEAD_BYTES, _WAL_HEAD_BYTES + last_frame * frame_bytes)[8:16]
-        return int.from_bytes(salts[:4], "big") if salts == head[16:24] != b"" else None
-
-    def _read(self, count: int, position: int) -> bytes:
-        if self.MAY_STAY_OPEN:
-            return os.pread(self._file, count, position)
-        os.lseek(self._file, position, os.SEEK_SET)
-        return os.read(self._file, count)
 
 
 class _Pair(NamedTuple):
@@ -568,6 +590,9 @@ def _nobody_writes(path: str, kept: list[_Pair] | None) -> Iterator[sqlite3.Conn
         pair.guard.wait_in_line()
         pair.guard.execute("BEGIN IMMEDIATE")
         pair.guard.enter_line()
+        if pair.worker.leads_elsewhere():
+            # The log that it would move belongs to nobody any more.
+            raise pair.worker.what_has_gone()
         yield pair.worker
         if kept is not None:
             pair.guard.execute("ROLLBACK")
@@ -720,31 +745,3 @@ class _Waiting:
 
 
 waiting: Final = _Waiting()
-
-
-class FileAnnouncer:
-    """Wakes the readers of a file: by stamps, and those that see none by a call or by a touch of the log."""
-
-    def __init__(self, path: str) -> None:
-        """Wake readers of the file at `path`."""
-        self._path = path
-        self._wal_path = os.path.realpath(path) + "-wal"
-        self._stamps: CommitStamps | None = None
-        self._has_looked_for_stamps = False
-
-    def announce(self, subjects: Subjects) -> None:
-        """Say that something was committed."""
-        if not self._has_looked_for_stamps:
-            self._has_looked_for_stamps, self._stamps = True, CommitStamps.beside(self._path)
-        if self._stamps is not None:
-            self._stamps.put(subjects)
-        for waiter in waiting.at(self._path):
-            if waiter.subjects.meets(subjects) and not (self._stamps is not None and waiter.sees_stamps):
-                waiter.wake()
-        # The commit itself writes to the log before it is done; this tells that it is. Without a log nobody watches it.
-        with contextlib.suppress(OSError):
-            os.utime(self._wal_path)
-
-    def close(self, timeout_seconds: float) -> None:
-        """Give the stamps back."""
-        self._stamps = None
