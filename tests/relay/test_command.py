@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -18,9 +19,17 @@ from txnstore import cli
 from txnstore.cli.relay import ends_soon
 from txnstore.db.opening import open_store
 from txnstore.db.schema import outbox
+from txnstore.errors import InvalidConfiguration, StoreUnavailable
 from txnstore.log.topics import get_topic
 from txnstore.model import PartitionName
-from txnstore.relay.errors import PAUSE_FIRST_SECONDS, PAUSE_LAST_SECONDS, KafkaUnavailable, Patience, RelayFailed
+from txnstore.relay.errors import (
+    PAUSE_FIRST_SECONDS,
+    PAUSE_LAST_SECONDS,
+    KafkaUnavailable,
+    Patience,
+    RelayFailed,
+    RelayFenced,
+)
 from txnstore.relay.kafka_cluster import KafkaCluster, consumer_settings, producer_settings
 from txnstore.relay.options import check_leaders, relay_id_from, relay_id_to, start_id_of, transactional_id_of
 from txnstore.relay.positions import RelayPosition, begin_relay_positions, read_relay_positions
@@ -206,31 +215,88 @@ def test_an_address_where_nobody_is_is_said_and_may_pass(
     assert f"the Kafka cluster at {address}" in err
 
 
-def test_a_relay_for_which_kafka_has_no_answer_ends_soon_all_the_same(relay, txnstore_sqlite_url, monkeypatch):
-    """One that asks Kafka for something when it is told to end, and would wait for the answer."""
-    ended = threading.Event()
+@pytest.fixture
+def ended(monkeypatch):
+    """The codes with which the process would have been ended; the relay, which asks Kafka, then has its answer."""
     codes: list[int] = []
+    has_ended = threading.Event()
 
     class Waiting:
+        do: Callable[[threading.Event, Callable], object] = staticmethod(lambda stop, failing: stop.set())
+
         def __init__(self, *_):
             pass
 
-        def run(self, stop):
-            stop.set()
-            assert ended.wait(PATIENCE_SECONDS)
+        def run(self, stop, failing):
+            try:
+                self.do(stop, failing)
+            finally:
+                assert has_ended.wait(PATIENCE_SECONDS)
             return 0
 
     def end_process(code):
         codes.append(code)
-        ended.set()
+        has_ended.set()
 
     monkeypatch.setattr("txnstore.cli.relay.STOP_SECONDS", 0.0)
     monkeypatch.setattr("txnstore.cli.relay.os._exit", end_process)
     monkeypatch.setattr("txnstore.cli.relay.KafkaCluster", Waiting)
     monkeypatch.setattr("txnstore.cli.relay.ToKafka", Waiting)
+    return SimpleNamespace(codes=codes, relay=Waiting, wait=lambda: has_ended.wait(PATIENCE_SECONDS))
+
+
+def test_a_relay_for_which_kafka_has_no_answer_ends_soon_all_the_same(relay, txnstore_sqlite_url, ended):
+    """One that asks Kafka for something when it is told to end, and would wait for the answer."""
     with open_store(txnstore_sqlite_url):
         assert relay(txnstore_sqlite_url, "--to", "localhost:1")[0] == 0
-    assert codes == [75]
+    assert ended.codes == [75]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (RelayFailed("a record is lost"), 1),
+        (RelayFenced("another relay has taken over"), 1),
+        (RelayFailed("Kafka was away", may_pass=True), 75),
+        (InvalidConfiguration("no such topic setting"), 1),
+        (StoreUnavailable("the store is away"), 75),
+    ],
+)
+def test_an_error_is_said_and_ends_a_relay_soon_also_if_kafka_has_no_answer(
+    relay, txnstore_sqlite_url, ended, monkeypatch, error, code
+):
+    def fail(stop, failing):
+        failing(error)
+        raise error
+
+    monkeypatch.setattr(ended.relay, "do", staticmethod(fail))
+    with open_store(txnstore_sqlite_url):
+        exit_code, _, err = relay(txnstore_sqlite_url, "--to", "localhost:1")
+    assert (exit_code, ended.codes) == (code, [code])
+    # Once by what ends the process, and once because this one has gone on.
+    assert err.count(f"txnstore: {error}\n") == 2
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["waits", "fails"])
+def test_an_outbox_that_cannot_be_relayed_ends_the_relay_as_what_stays_wrong(
+    relay, txnstore_sqlite_url, ended, monkeypatch, fails
+):
+    """Whether the relay waits for Kafka, or has given up on it, which by itself may pass."""
+
+    def do(stop, failing):
+        assert ended.wait()
+        if fails:
+            raise RelayFailed("Kafka was away", may_pass=True)
+
+    def refuse(*_):
+        raise InvalidConfiguration("no such setting")
+
+    monkeypatch.setattr(ended.relay, "do", staticmethod(do))
+    monkeypatch.setattr("txnstore.relay.outbox_loop.relay_outbox", refuse)
+    with open_store(txnstore_sqlite_url):
+        code, _, err = relay(txnstore_sqlite_url, "--to", "localhost:1", "--outbox")
+    assert (code, ended.codes) == (1, [1])
+    assert "txnstore: no such setting" in err
 
 
 def test_a_relay_that_ends_by_itself_is_not_ended():

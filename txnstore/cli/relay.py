@@ -14,12 +14,12 @@ import typer
 
 from txnstore.cli.maintenance import stop_at_signals
 from txnstore.cli.options import Schema, UrlArgument, UrlBesideArgument, examples, key_values, one_url
-from txnstore.cli.output import FAILED, TRY_AGAIN_LATER, CommandFailed, say
+from txnstore.cli.output import FAILED, TRY_AGAIN_LATER, CommandFailed, exit_code, report, say
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.opening import open_store
 from txnstore.db.portions import Portions
 from txnstore.log.outbox.sequencer import drain_outbox
-from txnstore.relay.errors import RelayFailed
+from txnstore.relay.errors import Failing, RelayFailed
 from txnstore.relay.from_kafka import FromKafka
 from txnstore.relay.kafka_cluster import KafkaCluster
 from txnstore.relay.options import OnGap, RelayOptions, RelayStart
@@ -137,11 +137,18 @@ def relay(
             # One that was told to end meanwhile begins nothing in Kafka.
             if cluster is not None and not (stop.is_set() and once and outbox):
                 copier = ToKafka(store, cluster, options) if to is not None else FromKafka(store, cluster, options)
-                with ends_soon(stop, os._exit), outbox_beside(store, stop) if outbox and not once else nullcontext():
-                    count = copier.run(stop)
+                with (
+                    ends_soon(stop, os._exit) as failing,
+                    outbox_beside(store, stop, failing) if outbox and not once else nullcontext(),
+                ):
+                    count = copier.run(stop, failing)
                 say(f"{count} records were {'shipped' if to is not None else 'copied'}")
     except RelayFailed as error:
-        raise CommandFailed(str(error), code=TRY_AGAIN_LATER if error.may_pass else FAILED) from None
+        raise _command_failed(error) from None
+
+
+def _command_failed(error: RelayFailed) -> CommandFailed:
+    return CommandFailed(str(error), code=TRY_AGAIN_LATER if error.may_pass else FAILED)
 
 
 def _are_given(context: typer.Context, parameters: Collection[str]) -> bool:
@@ -160,12 +167,19 @@ def _forget(url: str, schema: str, relay: str, topics: Sequence[str]) -> None:
 
 
 @contextmanager
-def ends_soon(stop: threading.Event, end_process: Callable[[int], object]) -> Iterator[None]:
-    """End the process if the body goes on for long after `stop` was set, in whatever it is.
+def ends_soon(stop: threading.Event, end_process: Callable[[int], object]) -> Iterator[Failing]:
+    """End the process if the body goes on for long after it was to end, in whatever it is.
 
-    A relay may be killed anywhere: the next one goes on from what was committed.
+    It is to end once `stop` is set, or it has told of an error to what comes with the context, which sets `stop`; the
+    error is then reported here, and says what the process ends with.  A relay may be killed anywhere: the next one goes
+    on from what was committed.
     """
     is_over = threading.Event()
+    errors: list[Exception] = []
+
+    def fail(error: Exception) -> None:
+        errors.append(_command_failed(error) if isinstance(error, RelayFailed) else error)
+        stop.set()
 
     def watch() -> None:
         stop.wait()
@@ -175,11 +189,14 @@ def ends_soon(stop: threading.Event, end_process: Callable[[int], object]) -> It
                 " goes on from what was committed",
                 extra={"event": "relay_ended_early"},
             )
-            end_process(TRY_AGAIN_LATER)
+            for error in errors:
+                report(error)
+            # A supervisor would start it again and again for what stays wrong.
+            end_process(FAILED if FAILED in map(exit_code, errors) else TRY_AGAIN_LATER)
 
     threading.Thread(target=watch, name="txnstore-relay-end", daemon=True).start()
     try:
-        yield
+        yield fail
     finally:
         is_over.set()
         stop.set()

@@ -28,6 +28,9 @@ class KafkaUnavailable(Exception):
     """The Kafka cluster did not do what it was asked for, and may do so later; nothing is known of what it did."""
 
 
+#: Hears of the error that ends a relay, before clients are closed and others waited for, which may take long.
+Failing = Callable[[Exception], object]
+
 PAUSE_FIRST_SECONDS: Final = 0.1
 PAUSE_LAST_SECONDS: Final = 5.0
 

@@ -23,7 +23,7 @@ from txnstore.log.codec import EncodedBatch, RecordColumns, encode_columns
 from txnstore.log.columns import Codec, codec_at_hand
 from txnstore.log.topics import Topic, ensure_topic
 from txnstore.model import PartitionName
-from txnstore.relay.errors import KafkaUnavailable, Patience, RelayFailed, may_pass
+from txnstore.relay.errors import Failing, KafkaUnavailable, Patience, RelayFailed, may_pass
 from txnstore.relay.kafka_cluster import ANSWER_SECONDS, KafkaCluster, KafkaTopic
 from txnstore.relay.options import (
     OnGap,
@@ -147,8 +147,10 @@ class FromKafka:
         self._heard_at = time.monotonic()
         self.copied_count = 0
 
-    def run(self, stop: threading.Event) -> int:
+    def run(self, stop: threading.Event, failing: Failing = lambda _: None) -> int:
         """Copy until `stop` is set, or with `once` up to the ends of now; return how many records were copied.
+
+        `failing` hears of the error that ends it, before it closes its client.
 
         Raises:
             RelayFailed: Kafka cannot be reached at the start, a topic or a record does not fit, or records are gone,
@@ -178,14 +180,16 @@ class FromKafka:
                     if self._has_changed():
                         consumer = _closed(consumer)
                 except Exception as error:
+                    has_moved = isinstance(error, PositionMoved)
+                    if not (has_moved or may_pass(error)):
+                        failing(error)
+                        raise
                     # Whatever was read and is still under way is dropped with the consumer; where to go on stands in
                     # the store.
                     consumer = _closed(consumer)
-                    if isinstance(error, PositionMoved):
+                    if has_moved:
                         _log.info("%s; going on from there", error, extra={"event": "relay_position_moved"})
                         continue
-                    if not may_pass(error):
-                        raise
                     trouble.met(error)
                     stop.wait(trouble.left_seconds())
         finally:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from txnstore.db.store import Store
 from txnstore.errors import TxnStoreError
 from txnstore.log.outbox.sequencer import OutboxPoller
-from txnstore.relay.errors import Patience
+from txnstore.relay.errors import Failing, Patience
 
 _log = logging.getLogger(__name__)
 
@@ -40,30 +40,44 @@ def relay_outbox(store: Store, stop: threading.Event) -> int:
 
 
 @contextmanager
-def outbox_beside(store: Store, stop: threading.Event) -> Iterator[None]:
+def outbox_beside(store: Store, stop: threading.Event, failing: Failing) -> Iterator[None]:
     """Relay the outbox in a thread while the body runs; an error there stops the body through `stop`, and is raised.
+
+    It is raised also where the body has failed meanwhile: it stays, and what ended the body may pass.  `failing` hears
+    of it at once.
 
     Raises:
         TxnStoreError: as `relay_outbox`.
     """
-    errors: list[BaseException] = []
+    errors: list[Exception] = []
     ended = threading.Event()
 
     def run() -> None:
         try:
             relay_outbox(store, ended)
-        except BaseException as error:  # noqa: BLE001 - it comes out below
+        except Exception as error:  # noqa: BLE001 - it comes out below
             errors.append(error)
-            # The process may end before it comes out.
+            # It comes out only after the body, which may be waiting for Kafka.
             _log.error("the outbox is not relayed any more: %s", error, extra={"event": "relay_outbox_failed"})
+            failing(error)
             stop.set()
 
-    thread = threading.Thread(target=run, name="txnstore-relay-outbox")
+    thread = threading.Thread(target=run, name="txnstore-relay-outbox", daemon=True)
     thread.start()
     try:
         yield
+    except Exception as error:
+        _end(thread, ended)
+        if errors:
+            _log.error("the relay had ended as well: %s", error, extra={"event": "relay_failed"})
+            raise errors[0] from error
+        raise
     finally:
-        ended.set()
-        thread.join()
+        _end(thread, ended)
     if errors:
         raise errors[0]
+
+
+def _end(thread: threading.Thread, ended: threading.Event) -> None:
+    ended.set()
+    thread.join()

@@ -21,6 +21,7 @@ from typing import Any, Final
 from sqlalchemy import Connection
 
 from txnstore.clients.overdue_help import OverdueHelp
+from txnstore.db.backend import Waiter
 from txnstore.db.identity import check_original
 from txnstore.db.store import Store
 from txnstore.errors import OffsetOutOfRange, UnknownTopicOrPartition
@@ -28,7 +29,7 @@ from txnstore.log.bounds import Bounds, read_bounds
 from txnstore.log.fetch import Page, fetch
 from txnstore.log.topics import Topic, find_topics, list_topics
 from txnstore.model import IsolationLevel, PartitionName
-from txnstore.relay.errors import KafkaUnavailable, Patience, RelayFailed, RelayFenced, may_pass
+from txnstore.relay.errors import Failing, KafkaUnavailable, Patience, RelayFailed, RelayFenced, may_pass
 from txnstore.relay.kafka_cluster import TRANSACTION_TIMEOUT_MS, KafkaCluster, is_own
 from txnstore.relay.options import (
     IsStopped,
@@ -355,10 +356,13 @@ class ToKafka:
         self._looked_at: float | None = None
         self._overdue = OverdueHelp(lambda: store)
         self._stop = threading.Event()
+        self._is_over = False
         self.shipped_count = 0
 
-    def run(self, stop: threading.Event) -> int:
+    def run(self, stop: threading.Event, failing: Failing = lambda _: None) -> int:
         """Ship until `stop` is set, or with `once` up to the ends of now; return how many records were shipped.
+
+        `failing` hears of the error that ends it, before it waits for turns and closes its clients.
 
         Raises:
             RelayFenced: another relay of this name has taken over.
@@ -383,20 +387,34 @@ class ToKafka:
         waiter = self._store.waiter()
         try:
             with ThreadPoolExecutor(SIDE_BY_SIDE_MAX, thread_name_prefix="txnstore-relay") as pool:
-                while not stop.is_set():
-                    is_busy = self._round(pool, consumer, ends)
-                    if ends is not None and self._has_reached(ends):
-                        break
-                    if not is_busy:
-                        waiter.wait(_WAIT_MS)
-        except UnknownTopicOrPartition as error:
-            raise self._about_deleted_topics() or error from None
+                try:
+                    self._ship(pool, consumer, waiter, ends)
+                except Exception as error:
+                    failing(error)
+                    raise
+                finally:
+                    # The turns that are under way need not wait for Kafka any more.
+                    self._is_over = True
         finally:
             waiter.close()
             for shipped in self._shipped.values():
                 shipped.close()
             consumer.close()
         return self.shipped_count
+
+    def _ship(self, pool: ThreadPoolExecutor, consumer: Any, waiter: Waiter, ends: Mapping[int, int] | None) -> None:
+        try:
+            while not self._stop.is_set():
+                is_busy = self._round(pool, consumer, ends)
+                if ends is not None and self._has_reached(ends):
+                    break
+                if not is_busy:
+                    waiter.wait(_WAIT_MS)
+        except UnknownTopicOrPartition as error:
+            raise self._about_deleted_topics() or error from None
+
+    def _is_ending(self) -> bool:
+        return self._is_over or self._stop.is_set()
 
     def _about_deleted_topics(self) -> RelayFailed | None:
         """Return which topics are gone; None if all are there."""
@@ -448,7 +466,7 @@ class ToKafka:
             shipped.forget()
             if not may_pass(error):
                 raise
-            if not self._stop.is_set():
+            if not self._is_ending():
                 trouble.met(error)
             return 0
         trouble.passed()
@@ -617,5 +635,5 @@ class ToKafka:
                 relay_id=self._relay_id,
                 first_offset=first_offsets.get(partition),
                 on_gap=self._options.on_gap,
-                is_stopped=self._stop.is_set,
+                is_stopped=self._is_ending,
             )
