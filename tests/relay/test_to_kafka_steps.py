@@ -541,48 +541,6 @@ class _FencedLibrary:
         return SimpleNamespace(**calls | fine)
 
 
-class _NoAnswerLibrary:
-    """confluent-kafka's names: commits of partition 1 have no answer, and partition 0 is refused once one is asked."""
-
-    def __init__(self) -> None:
-        """Nobody has asked yet."""
-        self.asked = threading.Event()
-        self.pause = threading.Event()
-        self.commits = 0
-
-    def __getattr__(self, name):
-        return getattr(txnstore, name)
-
-    def _commit(self, timeout):
-        self.asked.set()
-        self.commits += 1
-        if self.commits == 500:
-            raise Crash(CrashPoint(500, When.BEFORE, "commit_transaction"))
-        self.pause.wait(0.01)
-        raise txnstore.KafkaException(txnstore.KafkaError(txnstore.KafkaError._TIMED_OUT, retriable=True))
-
-    def _refuse(self, *_):
-        assert self.asked.wait(60)
-        raise txnstore.KafkaException(txnstore.KafkaError(txnstore.KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED))
-
-    def Producer(self, settings):  # noqa: N802 - it stands for a class
-        calls = dict.fromkeys((*CALLS, "poll", "close"), lambda *_: None)
-        if settings["transactional.id"].endswith("-1"):
-            return SimpleNamespace(**calls | {"commit_transaction": self._commit})
-        return SimpleNamespace(**calls | {"begin_transaction": self._refuse})
-
-
-def test_an_error_of_one_partition_ends_the_relay_while_another_one_waits_for_kafka(store, stand_in):
-    make_topic(store, "shop", 2)
-    library = _NoAnswerLibrary()
-    told: list[Exception] = []
-    relay = ToKafka(store, stand_in.cluster(library), RelayOptions())
-    with pytest.raises(RelayFailed, match="shop-0, up to offset 0") as raised:
-        relay.run(threading.Event(), told.append)
-    assert told == [raised.value]
-    assert library.commits < 500, "it has gone on asking"
-
-
 def test_a_relay_that_is_fenced_says_so(store, stand_in):
     make_topic(store, "shop")
     with pytest.raises(RelayFenced, match="shop-0, up to offset 0: another relay of this name has taken over"):

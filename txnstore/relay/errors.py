@@ -74,6 +74,11 @@ class Patience:
             raise RelayFailed(f"{self._what}: {error}", may_pass=True) from None
         self._until = now + self._backoff.back_off()
 
+    @property
+    def is_on(self) -> bool:
+        """Whether the last try failed."""
+        return self._since is not None
+
     def is_over(self) -> bool:
         """Return whether it is time for a try."""
         return self._monotonic_seconds() >= self._until

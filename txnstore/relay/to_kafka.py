@@ -13,7 +13,6 @@ import logging
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -50,6 +49,7 @@ from txnstore.relay.positions import (
     forget_former_position,
     read_relay_positions,
 )
+from txnstore.relay.turns import Turns
 
 _log = logging.getLogger(__name__)
 
@@ -328,8 +328,8 @@ def _pair(partition: PartitionName) -> tuple[str, int]:
     return partition.topic, partition.partition
 
 
-#: How many partitions take their turns at once.
-SIDE_BY_SIDE_MAX: Final = 8
+#: How long turns are waited for, together, before it looks for news of partitions that have none.
+_ROUND_SECONDS: Final = 0.1
 #: How often the relay looks for new topics and partitions.
 LOOK_AGAIN_SECONDS: Final = 5.0
 #: How long it waits for news before it looks whether it is to end.
@@ -355,6 +355,7 @@ class ToKafka:
         self._looking = Patience("looking for news", self._patience_seconds)
         self._looked_at: float | None = None
         self._overdue = OverdueHelp(lambda: store)
+        self._turns = Turns()
         self._stop = threading.Event()
         self._is_over = False
         self.shipped_count = 0
@@ -386,15 +387,16 @@ class ToKafka:
         consumer = self._cluster.consumer(group_of(self._name))
         waiter = self._store.waiter()
         try:
-            with ThreadPoolExecutor(SIDE_BY_SIDE_MAX, thread_name_prefix="txnstore-relay") as pool:
-                try:
-                    self._ship(pool, consumer, waiter, ends)
-                except Exception as error:
-                    failing(error)
-                    raise
-                finally:
-                    # The turns that are under way need not wait for Kafka any more.
-                    self._is_over = True
+            try:
+                self._ship(consumer, waiter, ends)
+            except Exception as error:
+                failing(error)
+                raise
+            finally:
+                # The turns that are under way need not wait for Kafka any more.
+                self._is_over = True
+                self._turns.close()
+            self._finish_turns()
         finally:
             waiter.close()
             for shipped in self._shipped.values():
@@ -402,11 +404,11 @@ class ToKafka:
             consumer.close()
         return self.shipped_count
 
-    def _ship(self, pool: ThreadPoolExecutor, consumer: Any, waiter: Waiter, ends: Mapping[int, int] | None) -> None:
+    def _ship(self, consumer: Any, waiter: Waiter, ends: Mapping[int, int] | None) -> None:
         try:
             while not self._stop.is_set():
-                is_busy = self._round(pool, consumer, ends)
-                if ends is not None and self._has_reached(ends):
+                is_busy = self._round(consumer, ends)
+                if ends is not None and not len(self._turns) and self._has_reached(ends):
                     break
                 if not is_busy:
                     waiter.wait(_WAIT_MS)
@@ -430,8 +432,10 @@ class ToKafka:
             may_pass=True,
         )
 
-    def _round(self, pool: ThreadPoolExecutor, consumer: Any, ends: Mapping[int, int] | None) -> bool:
-        """Give each partition that has news a turn; return whether one had."""
+    def _round(self, consumer: Any, ends: Mapping[int, int] | None) -> bool:
+        """Give each partition that has news, and no turn, a turn; return whether to look again at once."""
+        shipped_before = self.shipped_count
+        self._finish_turns()
         try:
             if ends is None:
                 self._look(must_be_there=False)
@@ -443,20 +447,42 @@ class ToKafka:
             self._stop.wait(self._looking.left_seconds())
             return False
         self._looking.passed()
-        for shipped in self._shipped.values():
+        # Not those whose turns have ended since the look: they may have read of an end that comes after it.
+        idle = [shipped for partition, shipped in self._shipped.items() if not self._turns.has(partition)]
+        for shipped in idle:
             # A store that was put back to an earlier state may have grown beyond the position by the next start.
             shipped.check_end(shipped.position or 0, reached[shipped.partition_id])
         limits = reached if ends is None else {id_: min(reached[id_], end) for id_, end in ends.items()}
         due = [
             (shipped, limits[shipped.partition_id])
-            for partition, shipped in self._shipped.items()
+            for shipped in idle
             if shipped.partition_id in limits
-            and self._trouble[partition].is_over()
+            and self._trouble[shipped.partition].is_over()
             and shipped.is_due(limits[shipped.partition_id])
         ]
-        counts = list(pool.map(lambda item: self._turn(item[0], item[1], consumer), due))
-        self.shipped_count += sum(counts)
-        return any(counts)
+        for shipped, limit in due:
+            self._begin_turn(shipped, limit, consumer)
+        self._turns.wait(_ROUND_SECONDS, for_all=True)
+        self._finish_turns()
+        return self.shipped_count > shipped_before or bool(self._turns.brisk())
+
+    def _finish_turns(self) -> None:
+        self.shipped_count += self._turns.finish()
+
+    def _begin_turn(self, shipped: ShippedPartition, end_offset: int, consumer: Any) -> None:
+        """Begin a turn once there is a place for it, or leave it to the next round."""
+        partition = shipped.partition
+        is_in_trouble = self._trouble[partition].is_on
+        turn = partial(self._turn, shipped, end_offset, consumer)
+        while not self._stop.is_set():
+            if self._turns.begin(partition, turn, is_in_trouble=is_in_trouble):
+                # The others come first in the next round: there may not be places for all.
+                self._shipped[partition] = self._shipped.pop(partition)
+                return
+            if is_in_trouble or not self._turns.brisk():
+                return
+            self._turns.wait(_ROUND_SECONDS, for_all=False)
+            self._finish_turns()
 
     def _turn(self, shipped: ShippedPartition, end_offset: int, consumer: Any) -> int:
         trouble = self._trouble[shipped.partition]
