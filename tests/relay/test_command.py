@@ -406,6 +406,33 @@ def test_pauses_grow_up_to_a_bound_and_patience_has_an_end():
     assert ended.value.may_pass
 
 
+def test_trouble_that_goes_on_or_comes_again_is_told_once_a_minute_and_that_it_is_over(caplog):
+    caplog.set_level("INFO")
+    now = [0.0]
+    trouble = Patience("shop-0", None, monotonic_seconds=lambda: now[0])
+
+    def told():
+        messages = [record.getMessage() for record in caplog.records]
+        caplog.clear()
+        return messages
+
+    for now[0] in range(121):
+        trouble.met(KafkaUnavailable("away"))
+    trying = "shop-0: away; trying again"
+    assert told() == [trying, f"{trying}, for 60 seconds now", f"{trying}, for 120 seconds now"]
+    trouble.passed()
+    trouble.passed()
+    assert told() == ["shop-0: going on"]
+    for now[0] in range(121, 180):
+        trouble.met(KafkaUnavailable("away"))
+        trouble.passed()
+    assert told() == []
+    now[0] = 180
+    trouble.met(KafkaUnavailable("away"))
+    trouble.passed()
+    assert told() == [trying, "shop-0: going on"]
+
+
 def test_what_passes_is_forgotten():
     now = [0.0]
     trouble = Patience("shop-0", 1.0, monotonic_seconds=lambda: now[0])

@@ -33,6 +33,8 @@ Failing = Callable[[Exception], object]
 
 PAUSE_FIRST_SECONDS: Final = 0.1
 PAUSE_LAST_SECONDS: Final = 5.0
+#: Of trouble in one place a relay tells at most this often.
+TELL_AGAIN_SECONDS: Final = 60.0
 
 _log = logging.getLogger(__name__)
 
@@ -56,6 +58,8 @@ class Patience:
         self._monotonic_seconds = monotonic_seconds
         self._backoff = Backoff(PAUSE_FIRST_SECONDS, PAUSE_LAST_SECONDS)
         self._since: float | None = None
+        self._told_at: float | None = None
+        self._is_told = False
         self._until = 0.0
 
     def met(self, error: Exception) -> None:
@@ -67,8 +71,15 @@ class Patience:
         now = self._monotonic_seconds()
         if self._since is None:
             self._since = now
+        if self._told_at is None or now - self._told_at >= TELL_AGAIN_SECONDS:
+            self._told_at, self._is_told = now, True
+            since = f", for {now - self._since:.0f} seconds now" if now > self._since else ""
             _log.warning(
-                "%s: %s; trying again", self._what, error, extra={"event": "relay_trouble", "relay": self._what}
+                "%s: %s; trying again%s",
+                self._what,
+                error,
+                since,
+                extra={"event": "relay_trouble", "relay": self._what, "seconds": now - self._since},
             )
         if self._patience_seconds is not None and now - self._since > self._patience_seconds:
             raise RelayFailed(f"{self._what}: {error}", may_pass=True) from None
@@ -89,8 +100,8 @@ class Patience:
 
     def passed(self) -> None:
         """Note that a try succeeded."""
-        if self._since is not None:
+        if self._is_told:
             _log.info("%s: going on", self._what, extra={"event": "relay_going_on", "relay": self._what})
-        self._since = None
+        self._since, self._is_told = None, False
         self._backoff.succeeded()
         self._until = 0.0
