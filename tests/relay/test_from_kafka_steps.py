@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pytest
 from sqlalchemy import select
 
+import txnstore
 from tests.relay.kafka_side import Sent
 from tests.relay.running import beside, wait_until
 from tests.relay.store_side import copy, make_topic, make_topic_with, numbered, put, read, ship
@@ -22,7 +23,7 @@ from txnstore.log.append import append as append_records
 from txnstore.log.columns import Codec
 from txnstore.log.deleting import purge_deleted_partitions
 from txnstore.log.topics import create_topic, get_topic, grow_topic, list_topics
-from txnstore.relay.errors import RelayFailed
+from txnstore.relay.errors import KafkaUnavailable, RelayFailed
 from txnstore.relay.from_kafka import FromKafka
 from txnstore.relay.kafka_cluster import KafkaCluster
 from txnstore.relay.options import OnGap, RelayOptions, RelayStart, relay_id_to
@@ -553,6 +554,165 @@ def test_an_append_that_fails_moves_no_position(store, stand_in, monkeypatch):
     copy(store, stand_in.cluster())
     assert read(store, "shop") == {0: numbered(3)}
     assert len(store.read(lambda connection: get_topic(connection, "shop")).partition_ids) == 1
+
+
+class _Leaderless:
+    """Partitions that have no leader in Kafka, as librdkafka tells of them."""
+
+    def __init__(self, stand_in, monkeypatch) -> None:
+        """Let all have one."""
+        self.partitions: set[tuple[str, int]] = set()
+        #: And those of which the cluster's list of topics does not know it yet.
+        self.just_lost: set[tuple[str, int]] = set()
+        library = stand_in.side.library
+        list_topics, offsets = library.admin.AdminClient.list_topics, library.Consumer.get_watermark_offsets
+
+        def list_leaders(*given, **more):
+            listed = list_topics(*given, **more)
+            for name, number in self.partitions:
+                if name in listed.topics:
+                    listed.topics[name].partitions[number].leader = -1
+            return listed
+
+        def offsets_of(consumer, partition, **more):
+            if (partition.topic, partition.partition) in self.partitions | self.just_lost:
+                self.just_lost.clear()
+                raise txnstore.KafkaException(txnstore.KafkaError(txnstore.KafkaError._UNKNOWN_PARTITION))
+            return offsets(consumer, partition, **more)
+
+        monkeypatch.setattr(library.admin.AdminClient, "list_topics", list_leaders)
+        monkeypatch.setattr(library.Consumer, "get_watermark_offsets", offsets_of)
+        monkeypatch.setattr("txnstore.relay.from_kafka.LOOK_AGAIN_SECONDS", 0)
+
+
+@pytest.fixture
+def leaderless(stand_in, monkeypatch):
+    return _Leaderless(stand_in, monkeypatch)
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_partition_without_a_leader_is_in_the_way_of_no_other_and_copied_once_it_has_one(
+    store, stand_in, leaderless, caplog, is_known
+):
+    caplog.set_level("INFO")
+    side = stand_in.side
+    side.create("shop", 2)
+    first = 0
+    if is_known:
+        side.send("shop", numbered(2), partition=1)
+        assert copy(store, stand_in.cluster()) == 2
+        first = 2
+    side.send("shop", numbered(2), partition=0)
+    side.send("shop", numbered(3, first), partition=1)
+    leaderless.partitions.add(("shop", 1))
+    relay = FromKafka(store, stand_in.cluster(), RelayOptions())
+    with beside(relay.run):
+        wait_until(lambda: relay.copied_count == 2)
+        side.send("shop", numbered(2, 2), partition=0)
+        wait_until(lambda: relay.copied_count == 4)
+        assert read(store, "shop") == {0: numbered(4), 1: numbered(first)}
+        leaderless.partitions.clear()
+        wait_until(lambda: relay.copied_count == 7)
+        # And one that is being read.
+        leaderless.partitions.add(("shop", 0))
+        side.send("shop", numbered(1, first + 3), partition=1)
+        wait_until(lambda: relay.copied_count == 8)
+        leaderless.partitions.clear()
+        side.send("shop", numbered(1, 4), partition=0)
+        wait_until(lambda: relay.copied_count == 9)
+    assert read(store, "shop") == {0: numbered(5), 1: numbered(first + 4)}
+    assert "partitions without a leader: shop-1 cannot be read in Kafka before there is one; trying" in caplog.text
+    assert "partitions without a leader: going on" in caplog.text
+    assert "deleted in Kafka" not in caplog.text
+
+
+def test_a_single_run_copies_the_others_and_waits_for_a_partition_without_a_leader(store, stand_in, leaderless):
+    stand_in.side.create("shop", 2)
+    for partition in range(2):
+        stand_in.side.send("shop", numbered(2), partition=partition)
+    leaderless.partitions.add(("shop", 1))
+    with pytest.raises(RelayFailed, match="shop-1 cannot be read in Kafka before there is one") as raised:
+        copy(store, stand_in.cluster(), patience_seconds=0.0)
+    assert raised.value.may_pass
+    assert read(store, "shop") == {0: numbered(2), 1: []}
+    relay = FromKafka(store, stand_in.cluster(), RelayOptions(once=True))
+    stand_in.side.send("shop", numbered(1, 2), partition=0)
+    with beside(relay.run) as (run,):
+        wait_until(lambda: relay.copied_count == 1)
+        leaderless.partitions.clear()
+        assert run.result(60) == 3
+    assert read(store, "shop") == {0: numbered(3), 1: numbered(2)}
+
+
+def test_a_single_run_waits_for_a_partition_that_loses_its_leader_meanwhile(store, stand_in, leaderless, monkeypatch):
+    stand_in.side.create("shop", 2)
+    for partition in range(2):
+        stand_in.side.send("shop", numbered(2), partition=partition)
+    relay = FromKafka(store, stand_in.cluster(), RelayOptions(once=True))
+    copy_some = FromKafka._copy
+
+    def lose_leader(asked, consumer):
+        monkeypatch.setattr(FromKafka, "_copy", copy_some)
+        leaderless.partitions.add(("shop", 1))
+        raise KafkaUnavailable("the broker is gone")
+
+    monkeypatch.setattr(FromKafka, "_copy", lose_leader)
+    with beside(relay.run) as (run,):
+        wait_until(lambda: relay.copied_count == 2)
+        leaderless.partitions.clear()
+        assert run.result(20) == 4
+    assert read(store, "shop") == {0: numbered(2), 1: numbered(2)}
+
+
+def test_a_partition_that_has_just_lost_its_leader_ends_nobody(store, stand_in, leaderless):
+    stand_in.side.create("shop", 1)
+    stand_in.side.send("shop", numbered(2))
+    leaderless.just_lost.add(("shop", 0))
+    assert copy(store, stand_in.cluster()) == 2
+
+
+def test_where_a_partition_without_a_leader_ends_is_waited_for_by_a_latest_one(store, stand_in, leaderless):
+    """It would copy what was there, or leave out what came."""
+    stand_in.side.create("shop", 2)
+    for partition in range(2):
+        stand_in.side.send("shop", numbered(2), partition=partition)
+    leaderless.partitions.add(("shop", 1))
+    with pytest.raises(RelayFailed, match="shop-1 has no leader in Kafka, and --start latest begins at its end"):
+        copy(store, stand_in.cluster(), start=RelayStart.LATEST, patience_seconds=0.0)
+    assert positions(store) == []
+    leaderless.partitions.clear()
+    assert copy(store, stand_in.cluster(), start=RelayStart.LATEST) == 0
+    stand_in.side.send("shop", numbered(1, 2), partition=1)
+    assert copy(store, stand_in.cluster(), start=RelayStart.LATEST) == 1
+    # From there on it is known where each begins.
+    leaderless.partitions.add(("shop", 1))
+    stand_in.side.send("shop", numbered(1, 2), partition=0)
+    with pytest.raises(RelayFailed, match="before there is one"):
+        copy(store, stand_in.cluster(), start=RelayStart.LATEST, patience_seconds=0.0)
+    assert read(store, "shop") == {0: numbered(1, 2), 1: numbered(1, 2)}
+
+
+def test_a_position_in_a_partition_without_a_leader_that_is_forgotten_ends_the_relay(store, stand_in, leaderless):
+    """What it has copied would come twice."""
+    stand_in.side.create("shop", 1)
+    stand_in.side.send("shop", numbered(2))
+    relay = FromKafka(store, stand_in.cluster(), RelayOptions())
+
+    def run(stop):
+        with pytest.raises(RelayFailed, match="shop-0: the relay's position was forgotten while it ran"):
+            relay.run(stop)
+        return relay.copied_count
+
+    with beside(run) as runs:
+        wait_until(lambda: relay.copied_count == 2)
+        leaderless.partitions.add(("shop", 0))
+        wait_until(lambda: relay._leaderless)
+        cluster_id = stand_in.cluster().cluster_id()
+        assert store.write(lambda connection: forget_relay(connection, cluster_id)) == 1
+        # It begins anew where something has changed, and this one is still without a leader.
+        stand_in.side.create("other", 1)
+        wait_until(runs[0].done)
+    assert read(store, "shop") == {0: numbered(2)}
 
 
 def test_a_cluster_that_says_nothing_is_not_waited_for_for_ever(store, stand_in, monkeypatch):

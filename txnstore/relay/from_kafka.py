@@ -121,6 +121,8 @@ RECORDS_MAX: Final = 1_000
 #: How often the relay looks for new topics and partitions.
 LOOK_AGAIN_SECONDS: Final = 5.0
 _WAIT_SECONDS: Final = 0.1
+#: How many partitions a message names.
+_NAMED_MAX: Final = 5
 
 
 class FromKafka:
@@ -141,6 +143,9 @@ class FromKafka:
         self._found: Mapping[str, KafkaTopic] | None = None
         self._topics: dict[str, Topic] = {}
         self._positions: dict[PartitionName, int] = {}
+        #: They are left out until they have a leader again.
+        self._leaderless: set[PartitionName] = set()
+        self._without_leader = Patience("partitions without a leader", None)
         #: With `once`: where each partition ends.
         self._ends: dict[PartitionName, int] = {}
         self._looked_at = 0.0
@@ -174,6 +179,7 @@ class FromKafka:
                         consumer = cluster.consumer(group_of(name))
                         self._assign(consumer)
                     if self._options.once and self._has_reached():
+                        self._check_leaders()
                         break
                     self._copy(consumer)
                     trouble.passed()
@@ -201,6 +207,7 @@ class FromKafka:
         if self._options.once or time.monotonic() - self._looked_at < LOOK_AGAIN_SECONDS:
             return False
         self._looked_at = time.monotonic()
+        self._tell_of_leaderless()
         return self._cluster.topics(self._options.topics or None) != self._found
 
     def _assign(self, consumer: Any) -> None:
@@ -215,9 +222,15 @@ class FromKafka:
             check_leaders(topic, self._store.database_id)
         known = self._store.read(lambda connection: read_relay_positions(connection, self._relay_id))
         bounds = self._bounds(consumer, found)
-        self._check_not_forgotten(self._positions.keys() & bounds, known)
+        leaderless = {PartitionName(name, number) for name, topic in found.items() for number in topic.leaderless}
+        self._check_not_forgotten(self._positions.keys() & (bounds.keys() | leaderless), known)
         # What comes up while somebody relays, or beside what was relayed, has records that nobody has seen.
         begun = set(found) if self._found is not None else {partition.topic for partition in known}
+        if not self._is_earliest:
+            for partition in leaderless:
+                if partition not in known and partition.topic not in begun:
+                    # Nobody knows where it ends now; later it would be taken for one that comes up meanwhile.
+                    raise KafkaUnavailable(f"{partition} has no leader in Kafka, and --start latest begins at its end")
         new = {
             partition: RelayPosition(
                 found[partition.topic].topic_uuid, low if self._is_earliest or partition.topic in begun else high
@@ -237,15 +250,20 @@ class FromKafka:
             {
                 partition: known[partition].next_offset if partition in known else position
                 for partition, position in self._positions.items()
-                if partition not in bounds
+                if partition not in bounds and partition not in leaderless
             }
         )
-        self._positions = {partition: known[partition].next_offset for partition in bounds}
+        self._positions = {
+            partition: known[partition].next_offset for partition in bounds.keys() | (leaderless & known.keys())
+        }
         self._forget_gone(found, known)
         self._close_gaps(bounds)
-        if self._options.once and self._found is None:
-            self._ends = {partition: high for partition, (_, high) in bounds.items()}
-        self._found = found
+        if self._options.once:
+            # And of those that it could not be asked of before.
+            unseen = bounds.keys() if self._found is None else self._leaderless - self._ends.keys()
+            self._ends |= {partition: bounds[partition][1] for partition in bounds.keys() & unseen}
+        self._found, self._leaderless = found, leaderless
+        self._tell_of_leaderless()
         # From here on: what came before, the store's work for example, was no silence of the cluster.
         self._heard_at = time.monotonic()
         kafka = self._cluster.library.TopicPartition
@@ -253,7 +271,7 @@ class FromKafka:
             [
                 kafka(partition.topic, partition.partition, position)
                 for partition, position in self._positions.items()
-                if not self._is_at_end(partition)
+                if partition in bounds and not self._is_at_end(partition)
             ]
         )
 
@@ -262,13 +280,22 @@ class FromKafka:
         return self._options.start is RelayStart.EARLIEST
 
     def _bounds(self, consumer: Any, found: Mapping[str, KafkaTopic]) -> dict[PartitionName, tuple[int, int]]:
-        """Return the first offset of each partition, and the one after the last that a reader may see."""
-        kafka = self._cluster.library.TopicPartition
+        """Return the first offset of each partition with a leader, and the one after the last a reader may see."""
+        library = self._cluster.library
         bounds = {}
         for name, topic in found.items():
             for number in range(topic.partition_count):
+                if number in topic.leaderless:
+                    continue
                 with self._cluster.translated(f"the bounds of {name}-{number} in Kafka"):
-                    low_and_high = consumer.get_watermark_offsets(kafka(name, number), timeout=ANSWER_SECONDS)
+                    asked = library.TopicPartition(name, number)
+                    try:
+                        low_and_high = consumer.get_watermark_offsets(asked, timeout=ANSWER_SECONDS)
+                    except library.KafkaException as exception:
+                        if exception.args[0] != library.KafkaError._UNKNOWN_PARTITION:
+                            raise
+                        # It is there: librdkafka says so of one that has lost its leader, or is not known yet.
+                        raise KafkaUnavailable(f"{name}-{number} has no leader in Kafka") from None
                 if low_and_high is None:
                     raise KafkaUnavailable(f"the bounds of {name}-{number} in Kafka: no answer")
                 bounds[PartitionName(name, number)] = low_and_high
@@ -299,8 +326,8 @@ class FromKafka:
     def _close_gaps(self, bounds: Mapping[PartitionName, tuple[int, int]]) -> None:
         """Refuse, or skip, what is no longer in Kafka."""
         moves = {}
-        for partition, position in self._positions.items():
-            low, high = bounds[partition]
+        for partition, (low, high) in bounds.items():
+            position = self._positions[partition]
             if position > high:
                 raise RelayFailed(
                     f"{partition}: the relay has copied up to {position}, but in Kafka it ends at {high}: has the"
@@ -334,6 +361,19 @@ class FromKafka:
                     "" if end is None else f", before its end, {end}",
                     extra={"event": "relay_topic_gone", "partition": str(partition), "offset": position},
                 )
+
+    def _tell_of_leaderless(self) -> None:
+        """Tell of partitions that are left out, now and then, and once there are none any more."""
+        if self._leaderless:
+            self._without_leader.met(_no_leader(self._leaderless))
+        else:
+            self._without_leader.passed()
+
+    def _check_leaders(self) -> None:
+        """Refuse to end by itself before what has no leader."""
+        left = {partition for partition in self._leaderless if not self._is_at_end(partition)}
+        if left:
+            raise _no_leader(left)
 
     def _copy(self, consumer: Any) -> None:
         """Copy what comes within a moment."""
@@ -417,7 +457,7 @@ class FromKafka:
         }
 
     def _has_reached(self) -> bool:
-        return all(map(self._is_at_end, self._ends))
+        return all(self._is_at_end(partition) for partition in self._ends if partition not in self._leaderless)
 
     def _is_at_end(self, partition: PartitionName) -> bool:
         end = self._ends.get(partition)
@@ -429,6 +469,12 @@ def _made_anew(topic: str) -> RelayFailed:
         f"topic {topic} has been deleted and recreated in Kafka since this relay read it; a relay with --topic {topic}"
         " --name OTHER copies it from its first record, and this one goes on with --topic for each of the other topics"
     )
+
+
+def _no_leader(partitions: Collection[PartitionName]) -> KafkaUnavailable:
+    names = sorted(map(str, partitions))
+    more = f" and {len(names) - _NAMED_MAX} more" if len(names) > _NAMED_MAX else ""
+    return KafkaUnavailable(f"{', '.join(names[:_NAMED_MAX])}{more} cannot be read in Kafka before there is one")
 
 
 def _closed(consumer: Any) -> Any:

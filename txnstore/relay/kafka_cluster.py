@@ -10,7 +10,7 @@ import importlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 from txnstore.relay.errors import KafkaUnavailable, RelayFailed, RelayFenced
@@ -122,6 +122,8 @@ class KafkaTopic:
 
     topic_uuid: str
     partition_count: int
+    leaderless: frozenset[int] = frozenset()
+    """The numbers of the partitions that have no leader, if that was asked: nothing of them can be read or written."""
 
 
 def load_confluent_kafka() -> Any:
@@ -139,6 +141,10 @@ def load_confluent_kafka() -> Any:
 def is_own(topic: str) -> bool:
     """Return whether the topic has the name of one that is Kafka's own, and is relayed only if it is asked for."""
     return topic.startswith("__")
+
+
+def _leaderless(topic: Any) -> frozenset[int]:
+    return frozenset(number for number, partition in topic.partitions.items() if partition.leader < 0)
 
 
 class KafkaCluster:
@@ -235,7 +241,8 @@ class KafkaCluster:
             listed = self._admin.list_topics(timeout=ANSWER_SECONDS).topics
             wanted = [name for name in listed if not is_own(name)] if names is None else names
             there = [name for name in dict.fromkeys(wanted) if name in listed]
-        return self.described(there) if there else {}
+        described = self.described(there) if there else {}
+        return {name: replace(topic, leaderless=_leaderless(listed[name])) for name, topic in described.items()}
 
     def described(self, names: Sequence[str]) -> dict[str, KafkaTopic]:
         """Return these topics, at least one, by name.
