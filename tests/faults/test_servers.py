@@ -9,14 +9,21 @@ import os
 import subprocess
 import tempfile
 import threading
+from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
 import pytest
+from sqlalchemy import event, update
 
-from txnstore.db.backend import Limits
+from txnstore import KafkaError, KafkaException, Producer
+from txnstore.db.backend import NOTHING, Limits
 from txnstore.db.opening import open_store
+from txnstore.db.schema import topics
+from txnstore.db.statements import HotStatement
 from txnstore.errors import OutcomeUnknown, StoreFull, StoreReadOnly, StoreUnavailable
+from txnstore.log.append import append_at_once
+from txnstore.model import NO_PRODUCER
 from txnstore.testing.postgres_server import connection_string
 from txnstore.testing.private_cluster import NoServerProgramsError, PrivateCluster, server_user
 from txnstore.transactions.coordinator import TransactionCoordinator
@@ -172,8 +179,9 @@ def test_a_server_made_read_only_refuses_writes_until_it_is_not(cluster, orders)
     assert orders.values() == [b"a book", b"a pen"]
 
 
-def test_a_standby_is_read_and_not_written_until_it_is_promoted(cluster, orders):
-    orders.add(b"a book")
+@contextmanager
+def as_standby(cluster):
+    """The server follows another one, which is not there; what this gives promotes it, at the end at the latest."""
     cluster.stop()
     marker = cluster.folder / "data" / "standby.signal"
     marker.touch()
@@ -181,14 +189,98 @@ def test_a_standby_is_read_and_not_written_until_it_is_promoted(cluster, orders)
     if user is not None:
         os.chown(marker, user.user_id, user.group_id)
     cluster.start()
-    assert orders.values() == [b"a book"]
-    with pytest.raises(StoreReadOnly):
+
+    def promote():
+        with cluster.connect() as connection:
+            assert connection.execute("SELECT NOT pg_is_in_recovery() OR pg_promote()").fetchone() == (True,)
+
+    try:
+        yield promote
+    finally:
+        promote()
+
+
+def test_a_standby_is_read_and_not_written_until_it_is_promoted(cluster, orders, monkeypatch):
+    monkeypatch.setattr("txnstore.db.store.STANDBY_SECONDS", 0.0)
+    orders.add(b"a book")
+    with as_standby(cluster) as promote:
+        assert orders.values() == [b"a book"]
+        with pytest.raises(StoreReadOnly, match=r"25006.*nothing was changed: the server is a standby"):
+            orders.add(b"a pen")
+        with pytest.raises(StoreReadOnly, match="nothing was changed: the server is a standby"):
+            append_at_once(orders.store, [orders.batch(b"a pen")], NO_PRODUCER)
+        promote()
+        orders.store.engine.dispose()
         orders.add(b"a pen")
-    with cluster.connect() as connection:
-        assert connection.execute("SELECT pg_promote()").fetchone() == (True,)
-    orders.store.engine.dispose()
-    orders.add(b"a pen")
     assert orders.values() == [b"a book", b"a pen"]
+
+
+def add_generally(store, orders):
+    orders.append(orders.batch(b"a pen"))
+
+
+def add_by_function(store, orders):
+    store.commits_whole = True
+    append_at_once(store, [orders.batch(b"a pen")], NO_PRODUCER)
+
+
+def add_by_one_message(store, orders):
+    statement = HotStatement(update(topics).where(topics.c.name == orders.name).values(name=topics.c.name))
+    store.write_at_once([(statement, {})], NOTHING)
+
+
+@pytest.mark.parametrize("add", [add_generally, add_by_function, add_by_one_message])
+def test_what_a_standby_refuses_is_tried_on_new_connections_until_it_is_promoted(
+    cluster, url, orders, orders_of, in_background, until, add
+):
+    told: list[StoreUnavailable] = []
+    limits = Limits(retry_timeout_ms=60_000, on_unavailable=told.append)
+    with as_standby(cluster) as promote, open_store(url, limits=limits) as store:
+        own_orders = orders_of(store, orders.name)
+        made = []
+        event.listen(store.engine, "connect", lambda *_: made.append(1))
+        refused = in_background(lambda: add(store, own_orders))
+        until(lambda: len(told) > 4)
+        assert len(made) > 3
+        promote()
+        refused.result()
+        for error in told:
+            assert isinstance(error, StoreUnavailable)
+            assert "25006" in str(error)
+            assert "nothing was changed: the server is a standby" in str(error)
+
+
+def test_a_producer_goes_on_after_the_standby_that_answers_is_promoted(cluster, url, orders, until):
+    settings = {"bootstrap.servers": url, "transactional.id": "failover"}
+    heard: list[KafkaError] = []
+    with Producer(settings | {"error_cb": heard.append}) as producer:
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        producer.produce(orders.name, b"a book")
+        producer.flush(30)
+        with as_standby(cluster) as promote:
+            producer.produce(orders.name, b"a pen")
+            with pytest.raises(KafkaException) as late:
+                producer.commit_transaction(0.5)
+            assert late.value.args[0].retriable()
+            until(lambda: producer.poll(0) or any("the server is a standby" in error.str() for error in heard))
+            promote()
+            producer.commit_transaction(30)
+    assert {error.code() for error in heard} <= {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}
+    assert orders.committed() == [b"a book", b"a pen"]
+
+
+def test_a_producer_of_a_server_that_stays_a_standby_is_told_so(cluster, url, orders, monkeypatch):
+    monkeypatch.setattr("txnstore.db.store.STANDBY_SECONDS", 0.5)
+    failed = []
+    with Producer({"bootstrap.servers": url}) as producer, as_standby(cluster):
+        producer.produce(orders.name, b"a pen", on_delivery=lambda error, _: failed.append(error))
+        producer.flush(30)
+    (error,) = failed
+    assert error.code() == KafkaError.KAFKA_STORAGE_ERROR
+    assert not error.retriable()
+    assert "nothing was changed: the server is a standby, which takes no writes" in error.str()
+    assert orders.values() == []
 
 
 @pytest.fixture

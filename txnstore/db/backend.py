@@ -380,6 +380,10 @@ class Backend(Protocol):
         """Return whether the database follows another one: it may show less than another one has shown before."""
         ...
 
+    def is_known_standby(self, connection: Connection) -> bool:
+        """Return whether it has said so of itself when the connection was made; asks nothing, also after an error."""
+        ...
+
     def check_database(self, connection: Connection, names: Collection[str]) -> None:
         """Refuse a database that cannot hold a store, with tables and views of these names, whatever is in it.
 

@@ -11,6 +11,7 @@ many rows is cut into database transactions so short that nobody waits long for 
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import threading
@@ -72,6 +73,11 @@ CONTENTION_PAUSE_SECONDS: Final = 0.0005
 #: Between two tries after a conflict or while the database is away: the first, and the longest.
 RETRY_FIRST_SECONDS: Final = 0.005
 RETRY_LAST_SECONDS: Final = 0.5
+#: How long a standby that answers is taken for a primary on its way: behind a proxy, or while an address moves, one may
+#: until it is promoted.  Less than a store goes on by default, so that its last error is that nothing can be written.
+STANDBY_SECONDS: Final = 25.0
+#: What a standby refuses so long after the last time is another failover's.
+STANDBY_AGAIN_SECONDS: Final = 60.0
 #: How long a store that is closed waits until readers have been told of its last commits.
 ANNOUNCE_TIMEOUT_SECONDS: Final = 5.0
 #: How many rows one portion deletes at most.
@@ -135,6 +141,9 @@ class Store:
         """Whether transactions that are wholly in the client go a shorter way."""
         self.has_commit_function = backend.commit_whole is not None
         """Whether the database commits them by one statement, as far as anybody knows; it appends other batches too."""
+
+        self._standby_seconds = -math.inf, -math.inf
+        """When a standby has refused to be written to, for the first and for the last time of this failover."""
 
         self._announcer: Announcer | None = None
         self._kept: list[tuple[Any, Connection]] = []
@@ -380,12 +389,13 @@ class Store:
             self._commit(connection, deadline)
         except DBAPIError as error:
             translated = self._named(self.backend.translate(error, stage))
+            told = self._while_on_standby(translated, connection) if access is Access.WRITE else translated
             # A connection that was made while nothing could be written stays read-only; the next one may not be.
             self._abandon(connection, keep=not (translated.outcome_unknown or isinstance(translated, StoreReadOnly)))
             if translated.outcome_unknown:
                 # What this engine's other connections believe may be wrong as well.
                 self._dispose()
-            raise translated from None
+            raise told from None
         except BaseException:
             # An interrupt while committing leaves the driver in the middle of its conversation: drop the connection.
             self._abandon(connection, keep=stage is Stage.STATEMENT)
@@ -423,7 +433,7 @@ class Store:
             if error.outcome_unknown:
                 # What this engine's other connections believe may be wrong as well.
                 self._dispose()
-            raise self._named(error) from None
+            raise self._while_on_standby(self._named(error), connection) from None
         except NoWholeCommits:
             is_sound = True
             raise
@@ -506,6 +516,18 @@ class Store:
     def _named(self, error: TxnStoreError) -> TxnStoreError:
         """Return the error; of several databases it says which one it is about."""
         return error if self.label is None else type(error)(f"the database {self.label!r}: {error}")
+
+    def _while_on_standby(self, error: TxnStoreError, connection: Connection) -> TxnStoreError:
+        """Return the error of a write; what a standby refuses is tried again for a while, on other connections."""
+        if not isinstance(error, StoreReadOnly) or not self.backend.is_known_standby(connection):
+            return error
+        now = time.monotonic()
+        first, last = self._standby_seconds
+        if now - last >= STANDBY_AGAIN_SECONDS:
+            first = now
+        self._standby_seconds = first, now
+        kind = StoreUnavailable if now - first < STANDBY_SECONDS else StoreReadOnly
+        return kind(f"{error}: the server is a standby, which takes no writes unless it is promoted")
 
     def _while_contended(self, step: Callable[[], Result], deadline: float) -> Result:
         """Repeat `step` while the database says that somebody else holds its lock."""

@@ -513,6 +513,9 @@ def _partition_ids(
 
 
 def _note(store: Store, noted: SinkInput) -> None:
+    if noted.group_id == NO_GROUP and store.read(store.backend.is_standby):
+        # Who only reads there waits for no primary.
+        return
     repeat_while_unknown(
         lambda left_ms: note_inputs(store, [noted], retry_timeout_ms=left_ms), store.limits.retry_timeout_ms
     )

@@ -510,6 +510,10 @@ class PostgreSQLBackend:
         """Return whether the server is in recovery."""
         return bool(connection.exec_driver_sql("SELECT pg_catalog.pg_is_in_recovery()").scalar_one())
 
+    def is_known_standby(self, connection: Connection) -> bool:
+        """Return what the server has said as the connection was made."""
+        return _driver_connection(connection).is_of_standby
+
     def check_database(self, connection: Connection, names: Collection[str]) -> None:
         """Refuse an old server, and a database whose encoding has no place for some text; the server told both."""
         del names

@@ -102,6 +102,12 @@ class PostgreSQLConnection(psycopg.Connection[Any]):
     #: For `HotStatement.run_each`: every database transaction that we begin to write says so.
     reads_nulls_in_arrays: Final = True
 
+    def __init__(self, pgconn: pq.abc.PGconn, *arguments: Any, **options: Any) -> None:
+        """Speak through what libpq has connected."""
+        super().__init__(pgconn, *arguments, **options)
+        self.is_of_standby = pgconn.parameter_status(b"in_hot_standby") == b"on"
+        """What the server was then: one that is promoted says so before it has ended what began on the standby."""
+
     def expect_answers_within(self, limits: Limits) -> None:
         """Give up when the server is silent for longer than a statement of these limits can take."""
         self._silence_seconds = None

@@ -317,6 +317,10 @@ class SQLiteBackend:
         """Return False: a file is the only one."""
         return False
 
+    def is_known_standby(self, connection: Connection) -> bool:
+        """Return False as well."""
+        return False
+
     def check_database(self, connection: Connection, names: Collection[str]) -> None:
         """Refuse an SQLite without STRICT tables, and a file in which a stranger's statements would run with ours."""
         if sqlite3.sqlite_version_info < OLDEST_VERSION:
