@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -52,7 +53,7 @@ def test_a_number_is_above_all_before_it_also_where_nothing_was_written_into_the
 def test_numbers_of_transactions_and_of_what_is_in_none_are_of_one_row(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench.store, "has_commit_function", False)
+    monkeypatch.setattr(bench.store, "general_until_seconds", math.inf)
     producer, partition_id = bench.started(), bench.partition_ids[0]
     for _ in range(3):
         append_plainly(bench.store, partition_id)
@@ -79,7 +80,7 @@ def test_on_every_way_a_transaction_has_one_number_which_is_that_of_its_entry_in
     bench: Bench, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     monkeypatch.setattr(bench.store, "commits_whole", way != "general")
-    monkeypatch.setattr(bench.store, "has_commit_function", way == "whole")
+    monkeypatch.setattr(bench.store, "general_until_seconds", 0.0 if way == "whole" else math.inf)
     producers = [bench.started(), bench.started()]
     for number in range(6):
         producer = producers[number % 2]
@@ -122,7 +123,7 @@ def waited_for(own_bench: Bench, monkeypatch: pytest.MonkeyPatch, request: pytes
     if own_bench.store.backend.name == "sqlite":
         pytest.skip("one writer at a time: nobody waits for a partition")
     monkeypatch.setattr(own_bench.store, "commits_whole", request.param != "general")
-    monkeypatch.setattr(own_bench.store, "has_commit_function", request.param == "whole")
+    monkeypatch.setattr(own_bench.store, "general_until_seconds", 0.0 if request.param == "whole" else math.inf)
     return own_bench
 
 

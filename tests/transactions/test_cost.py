@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -110,7 +111,7 @@ def test_where_the_database_has_no_such_function_nothing_is_read_but_the_heads(
     bench, offsets_of: Callable, monkeypatch: pytest.MonkeyPatch, with_offsets: bool
 ) -> None:
     monkeypatch.setattr(bench.store, "commits_whole", True)
-    monkeypatch.setattr(bench.store, "has_commit_function", False)
+    monkeypatch.setattr(bench.store, "general_until_seconds", math.inf)
     producer = bench.started()
     warm_up(bench, producer, offsets_of, with_offsets=with_offsets)
     appends = [producer.batch(bench.partition_ids[0], b"b")]
@@ -128,7 +129,7 @@ def test_offsets_that_cannot_wait_and_the_commit_behind_them_read_nothing_but_th
     bench, offsets_of: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bench.store, "commits_whole", True)
-    monkeypatch.setattr(bench.store, "has_commit_function", False)
+    monkeypatch.setattr(bench.store, "general_until_seconds", math.inf)
     producer = bench.started()
     asks_server = bench.store.backend.name != "sqlite" and bench.store.clock is None
     for offset in range(3):

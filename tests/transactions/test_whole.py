@@ -6,6 +6,7 @@ can, by a function of the database or by statements of its own; the other never.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
 
@@ -31,6 +32,7 @@ from tests.transactions.whole_worlds import (
 from txnstore.db.backend import Limits
 from txnstore.db.opening import open_store
 from txnstore.db.postgresql import commit_function
+from txnstore.db.store import FUNCTION_AGAIN_SECONDS, Store
 from txnstore.errors import StoreBusy, UnknownTopicOrPartition
 from txnstore.groups.offsets import commit_offsets, commit_offsets_at_once
 from txnstore.log.topics import create_topic
@@ -304,16 +306,39 @@ def test_a_time_that_no_marker_can_have_goes_the_general_way(worlds: Worlds, pai
     assert_same(pair)
 
 
-def test_a_store_without_the_function_commits_by_statements(txnstore_postgresql_url, worlds: Worlds) -> None:
+def run_all(store: Store, statements: Sequence[str]) -> None:
+    for statement in statements:
+        store.write(lambda connection, statement=statement: connection.exec_driver_sql(statement))
+
+
+def let_a_minute_pass(store: Store) -> None:
+    store.general_until_seconds -= FUNCTION_AGAIN_SECONDS
+
+
+def test_a_store_without_the_function_commits_by_statements_until_it_is_there(
+    txnstore_postgresql_url, worlds: Worlds, caplog: pytest.LogCaptureFixture
+) -> None:
     with open_store(txnstore_postgresql_url) as store:
         store.commits_whole = True
-        for statement in commit_function.drop_functions("txnstore"):
-            store.write(lambda connection, statement=statement: connection.exec_driver_sql(statement))
+        run_all(store, commit_function.drop_functions("txnstore"))
         world = World(store, ["payments"], store.write(lambda connection: create_topic(connection, "sales")))
         store.clock = worlds.clock
         world.start("payments")
-        world.commit("payments", [(0, 0, 1)], 0, [], 0)
-        assert not store.has_commit_function
+        known: list[bool] = []
+        for _ in range(2):
+            known.append(store.has_commit_function)
+            world.commit("payments", [(0, 0, 1)], 0, [], 0)
+            known.append(store.has_commit_function)
+            let_a_minute_pass(store)
+        assert known == [True, False, True, False]
+        told = [record for record in caplog.records if vars(record).get("event") == "commit_function_missing"]
+        assert [vars(record)["store"] for record in told] == [str(store.url)]
+        run_all(store, commit_function.create_functions("txnstore"))
+        found: list[list[int] | None] = []
+        with noted_places(store, found):
+            world.commit("payments", [(0, 0, 1)], 0, [], 0)
+        assert found == [[6]]
+        assert store.has_commit_function
         assert_sound(store, at_rest=True)
 
 

@@ -7,6 +7,7 @@ other.  Answers, errors and rows are the same.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -167,7 +168,9 @@ def open_anew(request, tmp_path, txnstore_open):
 
     def opened(**options: Any) -> Store:
         store: Store = txnstore_open(url, **options)
-        store.commits_whole, store.has_commit_function = True, request.param.startswith("function")
+        store.commits_whole = True
+        if not request.param.startswith("function"):
+            store.general_until_seconds = math.inf
         return store
 
     return opened

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -313,7 +314,8 @@ def worlds(request, tmp_path_factory) -> Iterator[Worlds]:
                 urls.append(stack.enter_context(request.getfixturevalue("lent_postgresql")()))
         at_once, general = (stack.enter_context(open_store(url, clock=clock)) for url in urls)
         general.commits_whole, at_once.commits_whole = False, True
-        at_once.has_commit_function = request.param.startswith("function")
+        if not request.param.startswith("function"):
+            at_once.general_until_seconds = math.inf
         found = Worlds(clock, at_once, general)
         stack.enter_context(noted_places(at_once, found.places))
         yield found

@@ -11,6 +11,7 @@ many rows is cut into database transactions so short that nobody waits long for 
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import random
@@ -78,6 +79,8 @@ RETRY_LAST_SECONDS: Final = 0.5
 STANDBY_SECONDS: Final = 25.0
 #: What a standby refuses so long after the last time is another failover's.
 STANDBY_AGAIN_SECONDS: Final = 60.0
+#: A function that was missing is called again after this long: an upgrade makes it anew, or a GRANT has come since.
+FUNCTION_AGAIN_SECONDS: Final = 60.0
 #: How long a store that is closed waits until readers have been told of its last commits.
 ANNOUNCE_TIMEOUT_SECONDS: Final = 5.0
 #: How many rows one portion deletes at most.
@@ -96,6 +99,8 @@ _MAKE_DURABLE: Final = (
 )
 #: Where a new one keeps what it is asked before it is used.
 CONNECTION_CHECK: Final = "txnstore_check"
+
+_log = logging.getLogger(__name__)
 
 _opened: Final[weakref.WeakSet[Store]] = weakref.WeakSet()
 #: Connections that a forked child inherited: neither used nor closed there, because they are the parent's.
@@ -139,8 +144,9 @@ class Store:
         """Asked about what is not here: whether it may be elsewhere, which was not known before."""
         self.commits_whole = COMMITS_WHOLE
         """Whether transactions that are wholly in the client go a shorter way."""
-        self.has_commit_function = backend.commit_whole is not None
-        """Whether the database commits them by one statement, as far as anybody knows; it appends other batches too."""
+        self.general_until_seconds = 0.0 if backend.commit_whole is not None else math.inf
+        """Until when, by the monotonic clock, none goes by a function of the database."""
+        self._has_told_of_function = False
 
         self._standby_seconds = -math.inf, -math.inf
         """When a standby has refused to be written to, for the first and for the last time of this failover."""
@@ -155,6 +161,24 @@ class Store:
         event.listen(engine, "connect", _doubting(self))
         backend.close_before_fork(self, Store._drop_kept)
         _opened.add(self)
+
+    @property
+    def has_commit_function(self) -> bool:
+        """Whether the database commits them by one statement, as far as anybody knows; it appends other batches too."""
+        return self.general_until_seconds <= time.monotonic()
+
+    def miss_commit_function(self) -> None:
+        """Take note that there is no such function, or not for this role; later there may be."""
+        self.general_until_seconds = time.monotonic() + FUNCTION_AGAIN_SECONDS
+        if not self._has_told_of_function:
+            self._has_told_of_function = True
+            _log.warning(
+                "the function commit_transaction is not there in %s, or this role may not call it (`txnstore roles"
+                " grant`): transactions take several statements each, and longer; it is called again after %d seconds",
+                self.url,
+                FUNCTION_AGAIN_SECONDS,
+                extra={"event": "commit_function_missing", "store": str(self.url)},
+            )
 
     def __repr__(self) -> str:
         """Return the address without its password."""
@@ -225,7 +249,7 @@ class Store:
             commit_on = partial(commit, schema=self.schema, whole=whole, limits=self.limits, clock=self.clock)
             places = self._attempt(partial(self._run_alone, commit_on), retry_timeout_ms)
         except NoWholeCommits:
-            self.has_commit_function = False
+            self.miss_commit_function()
             return None
         if places is not None:
             self.backend.after_commit(self.engine)

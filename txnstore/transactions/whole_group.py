@@ -62,7 +62,7 @@ def commit_group(
     except UnusualError:
         return None
     except NoWholeCommits:
-        store.has_commit_function = False
+        store.miss_commit_function()
         return None
     except TxnStoreError as error:
         if error.retriable or error.outcome_unknown:
