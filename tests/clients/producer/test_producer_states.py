@@ -174,7 +174,7 @@ def test_a_commit_after_a_delivery_that_the_client_itself_gave_up_counts_the_mes
 
     expected = Refusal(
         KafkaError._INCONSISTENT,
-        "1 message(s) failed delivery (see individual delivery reports)",
+        "1 message(s) failed delivery (see individual delivery reports): Local: Purged in queue",
         requires_abort=True,
     )
     assert refusal_of(in_transaction.commit_transaction, PATIENCE_SECONDS) == expected

@@ -12,6 +12,7 @@ from tests.clients.producer.transactional import TOPIC, assigned, committed, rea
 from tests.clients.steps import (
     NO_MEMBER,
     PATIENCE_SECONDS,
+    Refusal,
     create_topic,
     error_of,
     read_to_end,
@@ -260,11 +261,29 @@ def test_records_of_a_topic_that_cannot_be_had_keep_the_others_from_being_commit
     producer.produce("nowhere", b"lost")
     error = error_of(producer.commit_transaction, PATIENCE_SECONDS)
     assert (error.code(), error.txn_requires_abort()) == (KafkaError._INCONSISTENT, True)
+    assert error.str().endswith(" failed delivery (see individual delivery reports): there is no topic 'nowhere'")
     producer.abort_transaction(PATIENCE_SECONDS)
     assert read_to_end(url, topic) == []
     with producer.transaction(PATIENCE_SECONDS):
         producer.produce(topic, b"next")
     assert values(read_to_end(url, topic)) == [b"next"]
+
+
+def test_a_commit_that_fails_says_why_the_first_record_was_not_delivered(make_transactional, topic):
+    producer = make_transactional(linger_ms=9_000, allow_auto_create_topics=False)
+    for _ in range(2):
+        producer.begin_transaction()
+        producer.produce(topic, b"purged")
+        producer.purge()
+        producer.produce("nowhere", b"lost")
+        reason = "2 message(s) failed delivery (see individual delivery reports): Local: Purged in queue"
+        expected = Refusal(KafkaError._INCONSISTENT, reason, requires_abort=True)
+        assert refusal_of(producer.commit_transaction, PATIENCE_SECONDS) == expected
+        producer.abort_transaction(PATIENCE_SECONDS)
+        producer.begin_transaction()
+        producer.produce("nowhere", b"lost")
+        assert "nowhere" in error_of(producer.commit_transaction, PATIENCE_SECONDS).str()
+        producer.abort_transaction(PATIENCE_SECONDS)
 
 
 def test_offsets_are_committed_with_the_transaction(producer, make_consumer, topic):

@@ -28,6 +28,7 @@ from txnstore.clients.producer.state import (
     WORKS_BETWEEN,
     TransactionCall,
     TransactionStage,
+    failed_delivery,
     transaction_error_of,
 )
 from txnstore.clients.producer.thread import SenderStopped
@@ -115,6 +116,7 @@ class TransactionProgress:
         self.before_work: Callable[[], None] | None = None
         """What the sender's thread does before the work of a call: the commits that nobody waits for."""
         self._failed_count = 0
+        self._first_failure = ""
         #: Since when, by the monotonic clock, nothing but mistakes of ours has come between a commit and its answer.
         self._mistaken_since: float | None = None
         #: Whether the call that is being made has left its work to the background.
@@ -366,7 +368,7 @@ class TransactionProgress:
         if self.error is not None:
             raise KafkaException(self.error)
         if self._failed_count:
-            reason = f"{self._failed_count} message(s) failed delivery (see individual delivery reports)"
+            reason = failed_delivery(self._failed_count, self._first_failure)
             self.fail_and_raise(KafkaError(KafkaError._INCONSISTENT, reason, txn_requires_abort=True))
 
     def refuse_record(self) -> NoReturn:
@@ -381,9 +383,11 @@ class TransactionProgress:
         """Take note that the transaction may be open in the store."""
         self.is_written = self.has_sent_records = True
 
-    def delivery_failed(self, record_count: int) -> None:
+    def delivery_failed(self, record_count: int, error: KafkaError) -> None:
         """Count records that make the transaction incomplete."""
         with self.lock:
+            if not self._failed_count:
+                self._first_failure = error.str()
             self._failed_count += record_count
 
     def records_refused(self, error: KafkaError) -> None:

@@ -587,14 +587,14 @@ class DeliveryReports:
                 self._reports.append(report)
             self._changed.notify_all()
 
-    def fail_waiting(self, count_failed: Callable[[int], object] | None) -> None:
+    def fail_waiting(self, count_failed: Callable[[int, KafkaError], object] | None) -> None:
         """Report all that waits to be sent as not delivered; under the lock.
 
         Should Ctrl-C come in between, what has no report yet gets one from the next call that serves.
         """
         if count_failed is not None:
             # First: if Ctrl-C comes right after it, nobody commits without them.
-            count_failed(self._accumulator.waiting_count)
+            count_failed(self._accumulator.waiting_count, KafkaError(KafkaError._PURGE_QUEUE))
         self._accumulator.give_up()
         self._report_given_up()
 

@@ -496,8 +496,8 @@ class DeliveryListener(Protocol):
         """Records are about to be written: from now on the transaction may be open in the store."""
         ...
 
-    def delivery_failed(self, record_count: int) -> None:
-        """Records will not be delivered."""
+    def delivery_failed(self, record_count: int, error: KafkaError) -> None:
+        """Records will not be delivered, for this reason."""
         ...
 
     def records_refused(self, error: KafkaError) -> None:

@@ -704,13 +704,13 @@ class Sender:
         if sent not in held:
             return False
         if self.listener is not None:
-            self.listener.delivery_failed(sum(batch.record_count for batch in sent.batches))
+            self.listener.delivery_failed(sum(batch.record_count for batch in sent.batches), error)
         self._changed.notify_all()
         return self._reports.add_instead([DeliveryReport(batch, error) for batch in sent.batches], sent, held)
 
     def _fail_batch(self, batch: Batch, error: KafkaError) -> None:
         if self.listener is not None:
-            self.listener.delivery_failed(batch.record_count)
+            self.listener.delivery_failed(batch.record_count, error)
         self._reports.add(DeliveryReport(batch, error))
 
     def _expire(self) -> None:

@@ -168,6 +168,16 @@ _FATAL: Final = (
 _FATAL_FOR_CALLS: Final = (InvalidTransactionState, PermissionDenied)
 
 
+#: Of why a record was not delivered a commit repeats so much.
+FAILURE_CHARACTERS_MAX: Final = 300
+
+
+def failed_delivery(count: int, first_failure: str) -> str:
+    """Return what is told where records were not delivered: librdkafka's text, and why the first of them was not."""
+    told = f"{count} message(s) failed delivery (see individual delivery reports)"
+    return f"{told}: {first_failure[:FAILURE_CHARACTERS_MAX]}"
+
+
 def transaction_error_of(error: TxnStoreError, call: TransactionCall | None) -> KafkaError:
     """Return the error with its class: `fatal()` (the end of the producer) or `txn_requires_abort()`.
 

@@ -13,7 +13,7 @@ from typing import Final, NoReturn
 from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_error_of
 from txnstore.clients.producer.requests import TRY_TIMEOUT_MS
 from txnstore.clients.producer.sender import Sender
-from txnstore.clients.producer.state import CLOSED_TEXT, FENCED, TransactionStage
+from txnstore.clients.producer.state import CLOSED_TEXT, FENCED, TransactionStage, failed_delivery
 from txnstore.clients.producer.thread import SenderStopped
 from txnstore.deadline import bounded, result_within
 from txnstore.errors import TxnStoreError
@@ -43,6 +43,7 @@ class TransactionWriterClient:
         self._serve_reports = serve_reports
         self._error: KafkaError | None = None
         self._failed_count = 0
+        self._first_failure = ""
         #: The writer's id once its report is durable.
         self._reported: int | None = None
 
@@ -94,9 +95,11 @@ class TransactionWriterClient:
     def writing(self) -> None:
         """Nothing follows: the transaction is open already."""
 
-    def delivery_failed(self, record_count: int) -> None:
+    def delivery_failed(self, record_count: int, error: KafkaError) -> None:
         """Count records that make what the writer wrote incomplete."""
         with self._changed:
+            if not self._failed_count:
+                self._first_failure = error.str()
             self._failed_count += record_count
 
     def records_refused(self, error: KafkaError) -> None:
@@ -116,7 +119,7 @@ class TransactionWriterClient:
             if self._error is not None:
                 raise KafkaException(self._error)
         if self._failed_count:
-            reason = f"{self._failed_count} message(s) failed delivery (see individual delivery reports)"
+            reason = failed_delivery(self._failed_count, self._first_failure)
             self._fail_and_raise(KafkaError(KafkaError._INCONSISTENT, reason, fatal=True))
 
         def request() -> int:
