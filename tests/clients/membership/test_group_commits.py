@@ -22,6 +22,7 @@ from tests.clients.steps import read_to_end, values
 from txnstore import OFFSET_INVALID, KafkaError, KafkaException
 from txnstore.clients.membership.metadata import parse_group_metadata
 from txnstore.clients.membership.requests import GroupRequests
+from txnstore.clients.outlet import lease_seconds
 from txnstore.groups.group import AnswerStatus
 from txnstore.testing.manual_clock import ManualClock
 
@@ -122,6 +123,26 @@ def test_a_commit_of_what_had_moved_is_refused_also_if_it_is_made_once_that_has_
     crew.until([a], lambda: a.places()[-1] == ("t", moved, RECORDS - 1))
     assert ("t", moved, 5) in a.places()[4 * RECORDS :]
     assert ("t", moved, 4) not in a.places()[4 * RECORDS :]
+
+
+def test_a_commit_of_what_had_moved_is_refused_also_if_its_member_gets_it_back_and_is_late_after_that(shared, crew):
+    """Whatever has come since is forgotten with the place; and the group hears of the loss behind the commit."""
+    told = []
+    a, b, _ = shared(COOPERATIVE, on_commit=lambda error, partitions: told.append((error and error.code(), partitions)))
+    crew.may_be_late = True
+    moved, goes_on = b.partitions[0], threading.Event()
+    core, late = a.consumer._core, [TP("t", moved, 3)]
+    core.worker.submit(lambda: goes_on.wait(PATIENCE_SECONDS))
+    a.consumer.commit(offsets=late)
+    b.consumer.commit(offsets=[TP("t", moved, 5)], asynchronous=False)
+    b.close()
+    crew.until_at_rest([a], lambda: a.partitions == [0, 1, 2, 3])
+    with core.arrived:
+        core.group._lapse(lease_seconds())
+    goes_on.set()
+    crew.until([a], lambda: told)
+    assert told == [(KafkaError.ILLEGAL_GENERATION, late)]
+    assert committed(a, moved) == [5]
 
 
 def test_a_commit_of_what_is_kept_counts_however_often_the_others_come_and_go_meanwhile(shared, crew):

@@ -159,9 +159,10 @@ class ConsumerMember:
         It stays what it was if it has lost its place, or got one of them since: others may have committed further.
         """
         with self._lock:
-            now = self.membership
-            is_same = bool(now.member_id) and now.member_id == then.member_id
-            return now if is_same and not self._protocol.has_come_since(partitions, then.generation) else then
+            # Who has lost its place is still called the same in commits, but has forgotten since when it had what.
+            is_same = self._protocol.identity.member_id == then.member_id
+            has_come = self._protocol.has_come_since(partitions, then.generation)
+            return self._membership if is_same and not has_come else then
 
     @property
     def member_id(self) -> str | None:
