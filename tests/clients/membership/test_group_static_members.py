@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import pytest
 
+from tests.clients.callers import calling
 from tests.clients.consumer.log_writer import PATIENCE_SECONDS
 from tests.clients.membership.steps import (
     EAGER_AND_COOPERATIVE,
+    RARE_HEARTBEATS,
     SHORT_SESSION,
     STRATEGY_NAMES,
     TP,
     assigned,
+    gate_of,
     lost,
     revoked,
 )
 from txnstore import KafkaError, KafkaException
+from txnstore.testing.manual_clock import ManualClock
 
 both_strategies = pytest.mark.parametrize("strategy", EAGER_AND_COOPERATIVE, ids=STRATEGY_NAMES)
 RECORDS = 5
@@ -178,6 +183,51 @@ def test_unsubscribing_gives_the_partitions_back_and_keeps_the_place(pair, crew,
     crew.until([a, b], lambda: a.partitions == [0, 1] and b.partitions == [2, 3])
     assert sorted(member.group_instance_id or "" for member in log.members()) == ["1", "2"]
     assert b.errors == a.errors == []
+
+
+@pytest.mark.parametrize("way", ["by itself", "on a connection"])
+@pytest.mark.parametrize("others", ["nobody", "a successor", "another member"])
+def test_who_has_left_commits_what_it_assigns_itself_once_its_session_is_over_and_nobody_is_there(
+    four, crew, url, way, others
+):
+    """Until then its place is a member's, which may be its successor's; what it had as a member it never commits."""
+    clock = ManualClock()
+    settings = {"txnstore.clock": clock, "enable.auto.commit": False}
+    a = crew.member("a", {"group.instance.id": "1", **settings}).subscribe()
+    crew.until([a], lambda: len(a.records) == 4 * RECORDS)
+    a.consumer.unsubscribe()
+    crew.until([a], lambda: a.calls[-1] == revoked(0, 1, 2, 3))
+    a.consumer.assign([TP("t", 0)])
+    own, former = [TP("t", 0, 1)], [TP("t", 1, 1)]
+
+    def code_of(offsets):
+        with calling(url, "core") as caller:
+            on_connection = {} if way == "by itself" else {"connection": caller.given}
+            error = a.refused("commit", offsets=offsets, asynchronous=False, **on_connection)
+            if error is None and on_connection:
+                caller.commit()
+        return error and error.code()
+
+    assert code_of(own) == code_of(former) == KafkaError.FENCED_INSTANCE_ID
+    with contextlib.ExitStack() as stack:
+        clock.advance(RARE_HEARTBEATS["session.timeout.ms"])
+        if others != "nobody":
+            instance = {"group.instance.id": "1"} if others == "a successor" else {}
+            b = crew.member("b", {**instance, **settings})
+            crew.disown(a)
+            b.subscribe()
+            crew.until([b], lambda: b.partitions == [0, 1, 2, 3])
+            b.consumer.commit(offsets=[TP("t", 0, 3)], asynchronous=False)
+            stack.enter_context(gate_of(b))
+            code = KafkaError.FENCED_INSTANCE_ID if others == "a successor" else KafkaError.UNKNOWN_MEMBER_ID
+            assert code_of(own) == code_of(former) == code
+            # It is gone, too.
+            clock.advance(RARE_HEARTBEATS["session.timeout.ms"])
+        assert code_of(former) in (KafkaError.UNKNOWN_MEMBER_ID, KafkaError.FENCED_INSTANCE_ID)
+        assert code_of(own) is None
+        assert code_of(former) == KafkaError.UNKNOWN_MEMBER_ID
+    (committed,) = a.consumer.committed([TP("t", 0)], PATIENCE_SECONDS)
+    assert committed.offset == 1
 
 
 def test_who_subscribes_again_joins_behind_its_own_commits(four, crew):

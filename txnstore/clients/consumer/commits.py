@@ -20,7 +20,7 @@ from txnstore.clients.model.topic_partition import OFFSET_INVALID, TopicPartitio
 from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.clients.worker import Worker
 from txnstore.db.store import Store
-from txnstore.errors import TxnStoreError, UnknownMember, UnknownTopicOrPartition
+from txnstore.errors import FencedInstance, TxnStoreError, UnknownMember, UnknownTopicOrPartition
 from txnstore.groups.coordinator import expire_members
 from txnstore.groups.offsets import (
     CommittedOffsets,
@@ -224,10 +224,11 @@ class OffsetCommits:
             timeout_seconds = self._options.request_timeout_seconds
             try:
                 repeat(partial(write_once, store), timeout_seconds=timeout_seconds)
-            except UnknownMember:
+            except (UnknownMember, FencedInstance):
                 if membership.generation != NO_GENERATION:
                     raise
-                # A crashed member must not keep consumers that manage their partitions themselves from committing.
+                # A crashed member must not keep consumers that manage their partitions themselves from committing,
+                # nor the place of a static one that has left.
                 write_repeatable(store, after_expiry, timeout_seconds=timeout_seconds)
 
         self._connection.cluster().at_coordinator(membership.group_id, write)
@@ -302,7 +303,7 @@ def _commit_for_caller(
 ) -> None:
     try:
         commit_offsets(connection, membership, offsets)
-    except UnknownMember:
+    except (UnknownMember, FencedInstance):
         if membership.generation != NO_GENERATION:
             raise
         # As in a plain commit: a crashed member must not keep others from committing.
