@@ -32,6 +32,7 @@ from tests.transactions.whole_worlds import (
 from txnstore.db.backend import Limits
 from txnstore.db.opening import open_store
 from txnstore.db.postgresql import commit_function
+from txnstore.db.schema import group_members
 from txnstore.db.store import FUNCTION_AGAIN_SECONDS, Store
 from txnstore.errors import StoreBusy, UnknownTopicOrPartition
 from txnstore.groups.offsets import commit_offsets, commit_offsets_at_once
@@ -237,6 +238,31 @@ def test_what_is_unusual_goes_the_general_way(worlds: Worlds, pair, steps, cells
 def test_a_member_in_another_generation_has_nothing_committed_at_once(worlds: Worlds, pair, committer) -> None:
     happens(pair, "commit", pair[0].names[0], [(0, 0, 1)], 0, [(committer, [0, 1], None)], 0)
     assert worlds.places == [None]
+    assert_same_rows(pair[0].rows(), pair[1].rows())
+
+
+@pytest.mark.parametrize("committer", [9, 10], ids=["a generation", "a lasting name"])
+@pytest.mark.parametrize("has_members", [True, False], ids=["beside members", "where nobody is"])
+@pytest.mark.parametrize("step", ["commit", "send", "commit_offsets"])
+def test_who_has_no_member_id_but_says_who_it_is_has_nothing_committed_at_once(
+    worlds: Worlds, pair, monkeypatch, committer, has_members, step
+) -> None:
+    """Also if the client takes that for usual: whoever has left a group is refused what it had there."""
+    for module in "transactions.whole", "groups.offsets":
+        monkeypatch.setattr(f"txnstore.{module}.are_usual", lambda *_: True)
+    if not has_members:
+        for world in pair:
+            world.store.write(lambda connection: connection.execute(group_members.delete()))
+    name, sent = pair[0].names[0], (committer, [0, 1], None)
+    if step == "commit":
+        happens(pair, "commit", name, [(0, 0, 1)], 0, [sent], 0)
+    elif step == "send":
+        happens(pair, "send", name, sent)
+    else:
+        happens(pair, "commit_offsets", sent)
+        assert not pair[0].were_at_once[-1]
+    if worlds.at_once.has_commit_function:
+        assert not any(worlds.places)
     assert_same_rows(pair[0].rows(), pair[1].rows())
 
 

@@ -372,9 +372,12 @@ BEGIN
             THEN
                 RAISE 'the transaction is not usual' USING ERRCODE = '{not_usual}';
             END IF;
-        ELSIF of_transactional_id IS NULL AND EXISTS (
-            SELECT FROM {schema}.group_members WHERE group_id = of_group_id
-        ) THEN
+        -- Nobody in particular: who has a generation or a lasting name all the same was a member, or may still be one.
+        ELSIF of_generation <> -1
+            OR of_group_instance_id IS NOT NULL
+            OR of_transactional_id IS NULL
+                AND EXISTS (SELECT FROM {schema}.group_members WHERE group_id = of_group_id)
+        THEN
             RAISE 'the transaction is not usual' USING ERRCODE = '{not_usual}';
         END IF;
         FOR place IN 1 .. cardinality(offset_partition_ids) LOOP
