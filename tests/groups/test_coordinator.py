@@ -171,6 +171,54 @@ def test_a_look_finds_that_another_was_silent_for_too_long(server, shared_clock,
     assert looks()
 
 
+SET_BACK_MS = 3_600_000
+
+
+def test_after_the_clock_was_set_back_a_dead_member_is_replaced_in_time_and_the_living_keep_what_they_have(
+    server, shared_clock, member
+):
+    first, second, dead = settled(*(member() for _ in range(3)))
+    had = numbers(first), numbers(second)
+    shared_clock.advance(-SET_BACK_MS)
+    # Who has not been heard of since is taken for alive: nothing goes.
+    first.beat()
+    assert server.renew(first.membership)
+    first.poll()
+    shared_clock.advance(TIMEOUT_MS - 1)
+    for each in (second, first):
+        each.beat()
+        each.poll()
+    assert (numbers(first), numbers(second)) == had
+    assert server.read().members.keys() == {each.membership.member_id for each in (first, second, dead)}
+    shared_clock.advance(1)
+    settled(first, second)
+    assert sorted(numbers(first) + numbers(second)) == [0, 1, 2, 3]
+    assert [what for what, _ in told(first) + told(second)].count("lost") == 0
+    dead.send()
+    assert told(dead)[-1][0] == "lost"
+
+
+def test_who_comes_after_the_clock_was_set_back_has_what_the_dead_had_in_time(server, shared_clock, member):
+    settled(member(), member(instance_id="one"))
+    shared_clock.advance(-SET_BACK_MS)
+    (newcomer,) = settled(member())
+    shared_clock.advance(TIMEOUT_MS)
+    settled(newcomer)
+    assert numbers(newcomer) == [0, 1, 2, 3]
+
+
+def test_a_clock_that_is_put_right_by_little_is_no_news(server, shared_clock, member):
+    first, _ = settled(member(), member())
+    shared_clock.advance(-1_000)
+    assert server.renew(first.membership)
+    shared_clock.advance(-1)
+    assert not server.renew(first.membership)
+    assert server.has_news(first.membership)
+    first.beat()
+    assert server.renew(first.membership)
+    assert not server.has_news(first.membership)
+
+
 def test_a_member_that_has_not_confirmed_a_generation_does_not_renew_in_it(server, member):
     (first,) = settled(member())
     member().poll()

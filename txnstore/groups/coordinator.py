@@ -41,7 +41,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sqlalchemy import Connection, bindparam, exists, select, update
+from sqlalchemy import Connection, bindparam, exists, or_, select, update
 
 from txnstore.db.backend import Subjects
 from txnstore.db.schema import group_members, groups
@@ -60,7 +60,8 @@ _others: Final = group_members.alias("others")
 _NOBODY_ELSE_EXPIRED: Final = ~exists().where(
     _others.c.group_id == bindparam("of_group_id"),
     _others.c.member_id != bindparam("of_member_id"),
-    _others.c.deadline_ms <= server_now_ms(),
+    # Whoever finds one of these sets its deadline anew with the next heartbeat, so that it expires in time.
+    or_(_others.c.deadline_ms <= server_now_ms(), rows.is_from_before_set_back(_others)),
 )
 # Without the group's lock, in one statement: a heartbeat in a group in which nothing happens waits for nobody.
 _RENEW: Final = HotStatement(
@@ -120,7 +121,8 @@ def renew(connection: Connection, membership: GroupMembership) -> bool:
 def has_news(connection: Connection, membership: GroupMembership) -> bool:
     """Return whether the group has rebalanced or removed the member since it was told its generation, or has to.
 
-    It has to rebalance if another member was silent for longer than its session timeout.
+    It has to rebalance if another member was silent for longer than its session timeout.  There is news as well if the
+    clock was set back since another one was heard of.
     """
     return not _IS_CURRENT.rows(connection, _of(membership))
 

@@ -7,15 +7,36 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import BindParameter, Connection, bindparam, delete, exists, insert, select, update
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    Connection,
+    FromClause,
+    bindparam,
+    delete,
+    exists,
+    insert,
+    or_,
+    select,
+    update,
+)
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from txnstore.db.cluster.membership import check_lives_here
 from txnstore.db.schema import group_members, groups, partitions, topics
 from txnstore.db.statements import HotStatement
-from txnstore.db.store import must_hit, must_hit_each, note_change, server_now_ms
+from txnstore.db.store import RowsMissedError, must_hit, must_hit_each, note_change, server_now_ms
 from txnstore.groups.group import Group, MemberDetails, MemberState, Partitions
 from txnstore.model import NO_GENERATION, PartitionName
+
+#: A clock that is put right by less than this disturbs nobody.
+_SET_BACK_MS: Final = 1_000
+
+
+def is_from_before_set_back(members: FromClause) -> ColumnElement[bool]:
+    """Return whether the clock was set back since a member was heard of: its deadline comes as much too late."""
+    return members.c.deadline_ms > server_now_ms() + members.c.session_timeout_ms + _SET_BACK_MS
+
 
 _OF_GROUP: Final = group_members.c.group_id == bindparam("of_group_id")
 _OF_MEMBER: Final = group_members.c.member_id == bindparam("of_member_id")
@@ -64,10 +85,13 @@ _NEW: Final[dict[str, BindParameter[Any]]] = {
     for name in ("client_id", "generation", "session_timeout_ms", "subscription", "assignment")
 }
 _SAVE: Final = HotStatement(update(group_members).where(_OF_GROUP, _OF_MEMBER).values(_NEW))
+# Who was heard of before the clock was set back may be alive: from now on it has all of its time again, and no more.
+# The lock of the group keeps two of these apart, which would lock rows of the same members.
 _RENEW: Final = HotStatement(
     update(group_members)
-    .where(_OF_GROUP, _OF_MEMBER)
+    .where(_OF_GROUP, or_(_OF_MEMBER, is_from_before_set_back(group_members)))
     .values(deadline_ms=server_now_ms() + group_members.c.session_timeout_ms)
+    .returning(group_members.c.member_id)
 )
 _CATALOGUE: Final = HotStatement(
     select(topics.c.name, partitions.c.partition_id)
@@ -151,7 +175,10 @@ def read_known_partitions(
 def save_group(
     connection: Connection, before: Group | None, after: Group, known: KnownPartitions, *, speaker: str = ""
 ) -> None:
-    """Write what has changed, and extend the deadline of the member that is speaking."""
+    """Write what has changed, and extend the deadline of the member that is speaking.
+
+    Others that were heard of before the clock was set back have theirs shortened to what it is for one heard of now.
+    """
     group_id = after.group_id
     note_change(connection, group_ids=[group_id])
     if before is None or (before.generation, before.assignor) != (after.generation, after.assignor):
@@ -170,8 +197,9 @@ def save_group(
     for name, member in after.members.items():
         if name not in former:
             _ADD.run(connection, _row(group_id, member, known))
-    if speaker in former:
-        must_hit(connection, _RENEW, {"of_group_id": group_id, "of_member_id": speaker})
+    of = {"of_group_id": group_id, "of_member_id": speaker}
+    if speaker in former and speaker not in _RENEW.values(connection, of):
+        raise RowsMissedError(f"the member {speaker!r} is not there to be renewed; nothing is committed")
 
 
 # --- JSON ------------------------------------------------------------------------------------------------------------
