@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.clients.consumer.log_writer import polled_until
 from tests.clients.steps import PATIENCE_SECONDS, create_topic, error_of, read_to_end
 from txnstore import Consumer, KafkaError, Message, Producer, TopicPartition
 from txnstore.admin import AdminClient, ConfigResource, NewTopic
@@ -53,6 +54,41 @@ def test_a_seek_in_a_topic_that_the_consumer_has_never_heard_of_names_it(make_co
     consumer.unassign()
     assert error_of(consumer.seek, TopicPartition("t", 0, 3)).code() == KafkaError._STATE
     assert error_of(consumer.seek, TopicPartition("u", 0, 3)).code() == KafkaError._UNKNOWN_PARTITION
+
+
+@pytest.mark.parametrize("way", ["seek", "store_offsets"])
+def test_a_partition_of_a_topic_that_was_never_assigned_is_unknown_and_any_other_is_in_the_wrong_state(
+    make_consumer, url, way
+):
+    create_topic(url, "t")
+    create_topic(url, "u")
+    consumer = make_consumer({"enable.auto.offset.store": False, "enable.auto.commit": False})
+    place, codes = TopicPartition("t", 0, 3), []
+
+    def code_of(*places):
+        if way == "seek":
+            return error_of(consumer.seek, places[-1]).code()
+        return error_of(consumer.store_offsets, offsets=list(places)).code()
+
+    def told(consumer, partitions):
+        codes.append(code_of(place))
+        consumer.assign(partitions)
+
+    # That others have heard of it does not count.
+    assert consumer.get_watermark_offsets(place, PATIENCE_SECONDS) == (0, 0)
+    assert code_of(place) == KafkaError._UNKNOWN_PARTITION
+    consumer.subscribe(["t"], on_assign=told)
+    assert code_of(place) == KafkaError._UNKNOWN_PARTITION
+    polled_until(consumer, consumer.assignment)
+    assert codes == [KafkaError._UNKNOWN_PARTITION]
+    unassigned, elsewhere = TopicPartition("t", 7, 3), TopicPartition("u", 0, 3)
+    assert code_of(unassigned) == code_of(elsewhere, unassigned) == KafkaError._STATE
+    # Of several, the last one tells.
+    assert code_of(unassigned, elsewhere) == KafkaError._UNKNOWN_PARTITION
+    consumer.unassign()
+    assert code_of(place) == KafkaError._STATE
+    consumer.unsubscribe()
+    assert code_of(place) == KafkaError._STATE
 
 
 def test_a_message_of_a_negative_partition_has_none():

@@ -436,8 +436,8 @@ def test_only_what_was_stored_is_committed(reader):
         consumer.store_offsets(offsets=[])
         error = raised(consumer.store_offsets, offsets=[TP("t", 1, 5)])
         assert (error.code(), error.str()) == (
-            KafkaError._UNKNOWN_PARTITION,
-            "StoreOffsets failed: Local: Unknown partition",
+            KafkaError._STATE,
+            "StoreOffsets failed: Local: Erroneous state",
         )
     assert committed(reader()) == 3
 

@@ -427,8 +427,8 @@ class Consumer(Polls, OfOneProcess):
 
         Raises:
             TypeError: this is not a partition.
-            KafkaException: `_STATE`: it is not assigned; `_UNKNOWN_PARTITION`: nor is its topic known; `_INVALID_ARG`:
-                one cannot seek to OFFSET_STORED, or the offset is of the other order.
+            KafkaException: `_STATE`: it is not assigned; `_UNKNOWN_PARTITION`: nor was any of its topic;
+                `_INVALID_ARG`: one cannot seek to OFFSET_STORED, or the offset is of the other order.
         """
         self._check()
         wanted = check_partition(partition)
@@ -437,10 +437,7 @@ class Consumer(Polls, OfOneProcess):
             assigned = core.find(wanted)
             prefix = f"Failed to seek to offset {wanted.offset}"
             if assigned is None:
-                is_known = core.directory.cached(wanted.topic) is not None or any(
-                    partition.topic == wanted.topic for partition in core.subscription
-                )
-                raise failure(KafkaError._STATE if is_known else KafkaError._UNKNOWN_PARTITION, prefix)
+                raise failure(core.code_of_unassigned(wanted), prefix)
             if wanted.offset == OFFSET_STORED:
                 raise failure(KafkaError._INVALID_ARG, prefix)
             core.options.positions.check([wanted], prefix)
@@ -496,7 +493,7 @@ class Consumer(Polls, OfOneProcess):
         Raises:
             ValueError: neither or both are given.
             KafkaException: `_INVALID_ARG`: `enable.auto.offset.store` is set, or the message is not a record;
-                `_UNKNOWN_PARTITION`: none of the partitions is assigned.
+                `_STATE`: none of the partitions is assigned; `_UNKNOWN_PARTITION`: nor was any of that topic.
         """
         self._check()
         chosen = chosen_offsets(message, offsets, "store", self._core.options.positions)
@@ -511,7 +508,7 @@ class Consumer(Polls, OfOneProcess):
                 if (assigned := self._core.find(partition)) is not None and not assigned.is_unread
             ]
             if chosen and not found:
-                raise failure(KafkaError._UNKNOWN_PARTITION, "StoreOffsets failed")
+                raise failure(self._core.code_of_unassigned(chosen[-1]), "StoreOffsets failed")
             for assigned, position in found:
                 assigned.stored = position if position >= 0 else OFFSET_INVALID
 

@@ -165,6 +165,8 @@ class ConsumerCore:
         """Whether it has changed the assignment in the callback that is served, so that nothing else has to."""
         self.is_assigned_alone = False
         """Whether the assignment was made after unsubscribe(): what the group takes back is no longer there."""
+        self._assigned_topics: set[str] = set()
+        """The topics of which a partition was ever assigned."""
         self._assigned_alone: set[PartitionName] = set()
         """What the application has assigned since the consumer was last given something by its group."""
         self.is_losing = False
@@ -219,10 +221,16 @@ class ConsumerCore:
         """Return the partition as it is assigned, or None if it is not."""
         return self.subscription.find(partition.topic, partition.partition)
 
+    def code_of_unassigned(self, partition: TopicPartition) -> int:
+        """Return why nothing is done with a partition that is not assigned, or not the one any more that was read."""
+        is_in_use = partition.topic in self._assigned_topics and self.find(partition) is None
+        return KafkaError._STATE if is_in_use else KafkaError._UNKNOWN_PARTITION
+
     def add(self, partitions: Iterable[TopicPartition]) -> None:
         """Read these partitions as well, from their offsets on; from committed ones once own commits are done."""
         committing, waiting = self.commits.under_way, list[AssignedPartition]()
         for partition in partitions:
+            self._assigned_topics.add(partition.topic)
             self.subscription.add(partition.topic, partition.partition, self.options.positions.of(partition))
             added = self.find(partition)
             if committing is not None and added is not None and added.start == OFFSET_STORED:
