@@ -27,6 +27,8 @@ EAGER_AND_COOPERATIVE: tuple[dict[str, str], ...] = ({}, COOPERATIVE)
 STRATEGY_NAMES = ("eager", "cooperative")
 #: A member whose place is looked after often, and soon lost, but not by the pauses of a busy machine.
 SHORT_SESSION = {"session.timeout.ms": 2_000, "heartbeat.interval.ms": 100}
+#: A member that finds soon who has expired, and does not expire itself where a clock is moved on by a short session.
+LOOKS_OFTEN = {"session.timeout.ms": 300_000, "heartbeat.interval.ms": 100}
 
 Call = tuple[str, tuple[object, ...]]
 

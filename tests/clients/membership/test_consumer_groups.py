@@ -7,6 +7,7 @@ import pytest
 from tests.clients.consumer.log_writer import PATIENCE_SECONDS, error_code, eventually, polled_until, texts
 from txnstore import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 from txnstore.clients.membership.metadata import parse_group_metadata
+from txnstore.testing.manual_clock import ManualClock
 
 TP = TopicPartition
 COOPERATIVE = {"partition.assignment.strategy": "cooperative-sticky"}
@@ -240,12 +241,14 @@ def test_a_consumer_whose_name_another_one_has_is_told_and_does_nothing_more(two
 
 def test_a_successor_goes_on_where_the_crashed_one_had_committed(two, make_consumer, log):
     log.write("t", 0, b"next")
-    crashed = make_consumer({"enable.auto.commit": False, "session.timeout.ms": 300, "heartbeat.interval.ms": 50})
+    clock = ManualClock()
+    crashed = make_consumer({"enable.auto.commit": False, "session.timeout.ms": 9_000, "txnstore.clock": clock})
     crashed.subscribe(["t"])
     crashed.consume(3, PATIENCE_SECONDS)
     crashed.commit(offsets=[TP("t", 0, 1), TP("t", 1, 1)], asynchronous=False)
     crash(crashed)
-    successor = make_consumer()
+    clock.advance(9_000)
+    successor = make_consumer({"txnstore.clock": clock})
     successor.subscribe(["t"])
     assert successor.poll(PATIENCE_SECONDS).value() == b"next"
 
@@ -304,15 +307,15 @@ def test_manual_assignment_is_possible_while_subscribed(two, make_consumer, list
 
 
 def test_a_consumer_without_membership_commits_once_a_crashed_member_is_expired(make_consumer, two, log):
-    # Long enough for a slow machine not to expire it before it crashes.
-    crashed = make_consumer({"session.timeout.ms": 3_000, "heartbeat.interval.ms": 100, "enable.auto.commit": False})
+    clock = ManualClock()
+    crashed = make_consumer({"session.timeout.ms": 9_000, "enable.auto.commit": False, "txnstore.clock": clock})
     crashed.subscribe(["t"])
     crashed.consume(2, PATIENCE_SECONDS)
-    simple = make_consumer()
+    simple = make_consumer({"txnstore.clock": clock})
     offsets = [TP("t", 0, 1)]
     assert raised(simple.commit, offsets=offsets, asynchronous=False).code() == KafkaError.UNKNOWN_MEMBER_ID
     crash(crashed)
-    eventually(lambda: log.members("readers")[0].is_expired)
+    clock.advance(9_000)
     assert simple.commit(offsets=offsets, asynchronous=False)[0].offset == 1
 
 

@@ -10,6 +10,7 @@ from tests.clients.consumer.log_writer import PATIENCE_SECONDS, eventually
 from tests.clients.membership.steps import (
     COOPERATIVE,
     EAGER_AND_COOPERATIVE,
+    LOOKS_OFTEN,
     RARE_HEARTBEATS,
     SHORT_SESSION,
     STRATEGY_NAMES,
@@ -30,8 +31,6 @@ pytestmark = pytest.mark.slow_on_postgresql
 both_strategies = pytest.mark.parametrize("strategy", EAGER_AND_COOPERATIVE, ids=STRATEGY_NAMES)
 RECORDS = 5
 SESSION_MS = RARE_HEARTBEATS["session.timeout.ms"]
-#: Outlasts a busy machine's pauses: whoever sends heartbeats has to keep it.
-OUTLIVED_SESSION = {"session.timeout.ms": 2_000, "heartbeat.interval.ms": 100}
 LATE = {**SHORT_SESSION, "max.poll.interval.ms": 4_000}
 
 
@@ -334,19 +333,28 @@ def test_others_take_over_from_an_application_that_does_not_poll_and_its_next_po
     assert a.consumer.memberid() not in (None, first_id)
 
 
+def until_it_has_outlived_its_session(crew, log, clock, polled):
+    """Let the session of member a pass twice, but never all of it since a was heard of, however busy the machine is."""
+    session_ms = SHORT_SESSION["session.timeout.ms"]
+
+    def is_heard_of():
+        (a,) = [member for member in log.members() if member.client_id == "a"]
+        return a.deadline_ms == clock.now_ms() + session_ms
+
+    for _ in range(3):
+        clock.advance(3 * session_ms // 4)
+        crew.until(polled, is_heard_of)
+
+
 def test_a_heartbeat_is_sent_while_the_application_computes(four, crew, log):
     """Longer than the session, and shorter than max.poll.interval.ms: it keeps its place."""
-    a, b = crew.members("ab", **OUTLIVED_SESSION)
+    clock = ManualClock()
+    (a,) = crew.members("a", txnstore_clock=clock, **SHORT_SESSION)
+    (b,) = crew.members("b", txnstore_clock=clock, **LOOKS_OFTEN)
     crew.until_shared([a, b], [0, 1], [2, 3])
     generation = a.generation
-    (began,) = [member.deadline_ms for member in log.members() if member.member_id == a.consumer.memberid()]
-
-    def has_kept_its_place():
-        (now,) = [member for member in log.members() if member.member_id == a.consumer.memberid()]
-        return now.deadline_ms >= began + 2 * OUTLIVED_SESSION["session.timeout.ms"]
-
     a.taken()
-    crew.until([b], has_kept_its_place)
+    until_it_has_outlived_its_session(crew, log, clock, [b])
     a.poll(0)
     assert (a.calls, a.partitions, a.generation) == ([], [0, 1], generation)
     a.consumer.commit(offsets=[TP("t", 0, 1)], asynchronous=False)
@@ -354,17 +362,12 @@ def test_a_heartbeat_is_sent_while_the_application_computes(four, crew, log):
 
 def test_a_place_is_kept_through_a_rebalance_that_the_application_has_no_time_for(four, crew, log):
     """Others wait for it, and for nobody else; its commits count all the while."""
-    (a,) = crew.members("a", enable_auto_commit=False, **OUTLIVED_SESSION)
+    clock = ManualClock()
+    (a,) = crew.members("a", enable_auto_commit=False, txnstore_clock=clock, **SHORT_SESSION)
     crew.until_shared([a], [0, 1, 2, 3])
-    (b,) = crew.members("b")
+    (b,) = crew.members("b", txnstore_clock=clock)
     crew.until([b], lambda: len(log.members()) == 2)
-    (began,) = [member.deadline_ms for member in log.members() if member.client_id == "a"]
-
-    def has_kept_its_place():
-        (now,) = [member for member in log.members() if member.client_id == "a"]
-        return now.deadline_ms >= began + 2 * OUTLIVED_SESSION["session.timeout.ms"]
-
-    crew.until([b], has_kept_its_place)
+    until_it_has_outlived_its_session(crew, log, clock, [b])
     assert b.partitions == []
     a.consumer.commit(offsets=[TP("t", 2, 4)], asynchronous=False)
     crew.until_shared([a, b], [0, 1], [2, 3])
@@ -374,11 +377,14 @@ def test_a_place_is_kept_through_a_rebalance_that_the_application_has_no_time_fo
 
 
 def test_a_late_application_with_a_static_name_is_told_too(four, crew):
-    (a,) = crew.members("a", group_instance_id="one", **LATE)
-    # It keeps its name until its session ends, which others see at their heartbeats.
-    (b,) = crew.members("b", group_instance_id="two", **SHORT_SESSION)
+    clock = ManualClock()
+    (a,) = crew.members("a", group_instance_id="one", txnstore_clock=clock, **LATE)
+    (b,) = crew.members("b", group_instance_id="two", txnstore_clock=clock, **LOOKS_OFTEN)
     crew.until_shared([a, b], [0, 1], [2, 3])
     a.taken()
+    crew.until([b], lambda: a.consumer._core.group._stage is MemberStage.LAPSED)
+    # It keeps its name until its session ends, which others see at their heartbeats.
+    clock.advance(LATE["session.timeout.ms"])
     crew.until([b], lambda: b.partitions == [0, 1, 2, 3])
     # Until it is told of the loss it has two partitions as well.
     crew.until([a, b], lambda: len(a.moves) > 1 and len(a.partitions) == len(b.partitions) == 2)

@@ -11,6 +11,7 @@ from tests.clients.callers import calling
 from tests.clients.consumer.log_writer import PATIENCE_SECONDS
 from tests.clients.membership.steps import (
     EAGER_AND_COOPERATIVE,
+    LOOKS_OFTEN,
     RARE_HEARTBEATS,
     SHORT_SESSION,
     STRATEGY_NAMES,
@@ -154,13 +155,16 @@ def test_a_commit_in_the_background_tells_on_commit_that_it_is_fenced(four, crew
 
 @both_strategies
 def test_a_member_that_does_not_come_back_is_expired(four, crew, log, strategy):
-    a = come(crew, "a", "1", strategy, **SHORT_SESSION)
-    b = come(crew, "b", "2", strategy, **SHORT_SESSION)
+    # However busy the machine is, nobody's session ends before.
+    clock = {"txnstore.clock": ManualClock()}
+    a = come(crew, "a", "1", strategy, **SHORT_SESSION, **clock)
+    b = come(crew, "b", "2", strategy, **LOOKS_OFTEN, **clock)
     crew.until([a, b], lambda: len(a.partitions) == len(b.partitions) == 2)
     a.close()
+    clock["txnstore.clock"].advance(SHORT_SESSION["session.timeout.ms"])
     crew.until([b], lambda: b.partitions == [0, 1, 2, 3])
     assert [member.client_id for member in log.members()] == ["b"]
-    again = come(crew, "again", "1", strategy, **SHORT_SESSION)
+    again = come(crew, "again", "1", strategy, **SHORT_SESSION, **clock)
     crew.until([again, b], lambda: len(again.partitions) == len(b.partitions) == 2)
 
 

@@ -25,6 +25,7 @@ from tests.clients.membership.steps import (
 )
 from txnstore import OFFSET_BEGINNING, Consumer, KafkaError
 from txnstore.admin import AdminClient
+from txnstore.testing.manual_clock import ManualClock
 
 pytestmark = [pytest.mark.slow_on_postgresql, pytest.mark.variants_on_sqlite]
 
@@ -208,7 +209,7 @@ def test_idle_members_take_over_at_once_when_one_leaves(log, crew, strategy):
         leaving = next(member for member in members if member.partitions)
         members.remove(leaving)
         leaving.close()
-        crew.until(members, lambda: owned_by_all(members) == [0, 1], seconds=5)
+        crew.until(members, lambda: owned_by_all(members) == [0, 1])
     assert members[0].partitions == [0, 1]
 
 
@@ -461,15 +462,14 @@ def test_a_consumer_that_is_dropped_without_closing_is_expired(four, crew, log, 
 
 def test_whoever_finds_a_member_expired_tells_the_others(four, crew, log, url):
     before = set(threading.enumerate())
-    # Long enough to be looked at before it has run out, on a busy machine too.
-    session = {"session.timeout.ms": 4_500, "heartbeat.interval.ms": 100}
-    dropped = [
-        Consumer({"bootstrap.servers": url, "group.id": "readers", "client.id": "dropped", **session, **COOPERATIVE})
-    ]
+    clock = ManualClock()
+    settings = {**COOPERATIVE, "heartbeat.interval.ms": 100, "txnstore.clock": clock}
+    session = {"bootstrap.servers": url, "group.id": "readers", "client.id": "dropped", "session.timeout.ms": 4_500}
+    dropped = [Consumer({**session, **settings})]
     dropped[0].subscribe(["t"])
     eventually(lambda: dropped[0].poll(0.01) is None and len(dropped[0].assignment()) == 4)
     threads = set(threading.enumerate()) - before
-    b = crew.member("b", COOPERATIVE | {"heartbeat.interval.ms": 100, "session.timeout.ms": 60_000}).subscribe()
+    b = crew.member("b", settings | {"session.timeout.ms": 60_000}).subscribe()
     crew.until([b], lambda: dropped[0].poll(0.01) is None and len(b.partitions) == 2)
     dropped.clear()
     crew.until([b], lambda: gc.collect() >= 0 and not any(thread.is_alive() for thread in threads))
@@ -479,6 +479,7 @@ def test_whoever_finds_a_member_expired_tells_the_others(four, crew, log, url):
             if not waiter.wait(100):
                 break
         assert len(b.partitions) == 2
+        clock.advance(session["session.timeout.ms"])
         crew.until([b], lambda: len(b.partitions) == 4)
         # Its own lease is renewed later than that.
         assert waiter.wait(10_000)
