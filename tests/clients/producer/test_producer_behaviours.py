@@ -153,6 +153,19 @@ def test_a_full_queue_is_a_buffer_error_and_poll_makes_room(make_producer, topic
     assert reports.values == [b"v", b"v", b"v", b"fits"]
 
 
+def test_a_limit_of_no_records_is_none_as_in_librdkafka(make_producer, topic):
+    producer = make_producer({"queue.buffering.max.messages": 0})
+    reports = Reports()
+    for number in range(50):
+        # The first ones come to the queue in Python, the others in C.
+        producer.produce(topic, b"%d" % number, on_delivery=reports)
+    assert producer.flush(PATIENCE_SECONDS) == 0
+    assert reports.values == [b"%d" % number for number in range(50)]
+    producer.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        producer.produce(topic, b"late")
+
+
 def test_the_queue_is_bounded_in_bytes_too(make_producer, topic):
     producer = make_producer({"queue.buffering.max.kbytes": 1, "linger.ms": NEVER_MS})
 

@@ -711,7 +711,7 @@ def make_queue(
         changed,
         Alarm(lock),
         linger_seconds=configuration["linger.ms"] / 1000,
-        records_max=configuration["queue.buffering.max.messages"],
+        records_max=configuration["queue.buffering.max.messages"] or 2**63 - 1,  # 0: as many as memory holds
         size_bytes_max=configuration["queue.buffering.max.kbytes"] * 1024,
         batch_records_max=configuration["batch.num.messages"],
         batch_bytes_max=min(configuration["batch.size"], configuration["message.max.bytes"]),
