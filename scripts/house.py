@@ -161,7 +161,7 @@ def files_of_a_commit() -> set[str]:
                 {
                     "bootstrap.servers": f"sqlite:///{folder}/house.db",
                     "transactional.id": "house",
-                    "linger.ms": 60_000,
+                    "linger.ms": 50_000,
                     # What a client does for the store as a whole is no part of it, and is due after a time.
                     "txnstore.maintenance": False,
                 }

@@ -65,6 +65,21 @@ def test_a_message_lingers_shorter_than_it_may_wait():
     assert producer(**{"message.timeout.ms": 10})["linger.ms"] == 5
 
 
+def test_a_message_lingers_shorter_than_the_transaction_that_bounds_its_wait(caplog):
+    """Else it would be given up before it has been sent once."""
+    assert producer(**TRANSACTIONAL, **{"transaction.timeout.ms": 1001, "linger.ms": 1000})["linger.ms"] == 1000
+    assert not records_of_this_thread(caplog)
+    with caplog.at_level(logging.WARNING):
+        lingering = producer(**TRANSACTIONAL, **{"transaction.timeout.ms": 1000, "linger.ms": 1000})
+    assert lingering["message.timeout.ms"] == 1000
+    assert lingering["linger.ms"] == 500
+    assert "records linger for 500 ms" in caplog.text
+    assert producer(**TRANSACTIONAL, **{"linger.ms": 90_000})["linger.ms"] == 30_000
+    # Of messages that wait for ever, and of none that belong to a transaction.
+    assert producer(**TRANSACTIONAL, **{"message.timeout.ms": 0, "linger.ms": 90_000})["linger.ms"] == 90_000
+    assert producer(**{"transaction.timeout.ms": 1000, "linger.ms": 1000})["linger.ms"] == 1000
+
+
 def test_a_heartbeat_is_never_longer_than_the_session(caplog):
     assert consumer(**{"session.timeout.ms": 1000})["heartbeat.interval.ms"] == 333
     assert consumer(**{"session.timeout.ms": 1})["heartbeat.interval.ms"] == 1

@@ -463,7 +463,7 @@ def test_what_was_sent_before_a_rebalance_counts_by_the_membership_of_then(
 ):
     """The partition was another's meanwhile: what is sent later does not speak for what was sent before."""
     # Nothing is pending before the commit.
-    producer = make_producer({"transactional.id": "worker", "linger.ms": 60_000})
+    producer = make_producer({"transactional.id": "worker", "linger.ms": 50_000})
     producer.init_transactions(PATIENCE_SECONDS)
     settings = {**BY_HAND, **strategy, **ownership}
     a = crew.member("a", settings).subscribe()

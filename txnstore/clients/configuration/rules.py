@@ -53,7 +53,7 @@ def apply_producer_rules(values: Values, given: Mapping[str, Any], logger: loggi
     elif values["enable.gapless.guarantee"]:
         raise _refusal("`enable.gapless.guarantee` requires `enable.idempotence` to be enabled")
     _default(values, "max.in.flight", IN_FLIGHT_MAX if values["enable.idempotence"] else _IN_FLIGHT_DEFAULT)
-    _set_message_timeout(values, given)
+    _set_message_timeout(values, given, logger)
 
 
 def apply_consumer_rules(values: Values, given: Mapping[str, Any], logger: logging.Logger) -> None:
@@ -139,19 +139,36 @@ def _check_two_phase_commit(values: Values, given: Mapping[str, Any]) -> None:
         raise _refusal("`transaction.timeout.ms` and `transaction.two.phase.commit.enable` cannot both be set")
 
 
-def _set_message_timeout(values: Values, given: Mapping[str, Any]) -> None:
+def _set_message_timeout(values: Values, given: Mapping[str, Any], logger: logging.Logger) -> None:
     """Settle how long a message may wait: in a transaction no longer than that, and always longer than it lingers."""
     timeout_ms, linger_ms = values["message.timeout.ms"], values["linger.ms"]
     if values["transactional.id"]:
         transaction_timeout_ms = values["transaction.timeout.ms"]
         if "message.timeout.ms" not in given:
             values["message.timeout.ms"] = transaction_timeout_ms
-        elif timeout_ms > transaction_timeout_ms:
+            _limit_linger(values, logger)
+            return
+        if timeout_ms > transaction_timeout_ms:
             raise _refusal("`message.timeout.ms` must be set <= `transaction.timeout.ms`")
     if 0 < timeout_ms <= linger_ms:
         if "linger.ms" in given:
             raise _refusal("`message.timeout.ms` must be greater than `linger.ms`")
         values["linger.ms"] = max(0.0, timeout_ms - 0.1)
+
+
+def _limit_linger(values: Values, logger: logging.Logger) -> None:
+    """Let records of a transaction leave while they have time to; librdkafka accepts the keys and lets them expire."""
+    linger_ms, transaction_timeout_ms = values["linger.ms"], values["transaction.timeout.ms"]
+    if linger_ms < transaction_timeout_ms:
+        return
+    values["linger.ms"] = transaction_timeout_ms / 2
+    logger.warning(
+        "linger.ms %g is not shorter than transaction.timeout.ms %d: records linger for %g ms",
+        linger_ms,
+        transaction_timeout_ms,
+        values["linger.ms"],
+        extra={"event": "setting_changed", "setting": "linger.ms"},
+    )
 
 
 def _check_consumer_protocol(given: Mapping[str, Any]) -> None:
