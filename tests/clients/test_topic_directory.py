@@ -72,6 +72,31 @@ def count_reads(store, monkeypatch):
     return reads
 
 
+def test_what_is_cached_is_doubted_if_it_lacks_a_partition_and_is_old(directory, store, seconds):
+    topic = create(store, "a", 2)
+    assert directory.ensure("a") == topic
+    seconds.now += 59
+    assert directory.cached("a", 2) == topic
+    seconds.now += 1
+    assert directory.cached("a", 2) is None
+    assert directory.cached("a", 1) == topic
+    assert directory.cached("a") == topic
+
+
+def test_a_look_at_all_topics_renews_those_that_are_known(directory, store, seconds, monkeypatch):
+    for name in ("grown", "deleted", "another"):
+        create(store, name)
+    directory.find(["grown", "deleted"])
+    grown = store.write(lambda connection: grow_topic(connection, "grown", partition_count=3))
+    store.write(lambda connection: delete_topic(connection, "deleted"))
+    seconds.now += 60
+    assert set(directory.cluster_metadata().topics) == {"grown", "another"}
+    assert list(directory.entries) == ["grown"]
+    reads = count_reads(store, monkeypatch)
+    assert directory.find(["grown"]) == {"grown": grown}
+    assert not reads
+
+
 def test_what_was_found_is_cached_and_the_database_is_not_asked_again(directory, store, monkeypatch):
     topics = {name: create(store, name, 2) for name in ("a", "b")}
     reads = count_reads(store, monkeypatch)

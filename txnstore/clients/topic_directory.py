@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, TypeVar
@@ -62,10 +62,15 @@ class TopicDirectory:
         self.may_write = True
         """Whether a topic can be created at the moment: not while an enlisted connection holds SQLite's write lock."""
 
-    def cached(self, name: str) -> Topic | None:
-        """Return the topic as it was last read, however long ago; asks no database."""
+    def cached(self, name: str, number: int = -1) -> Topic | None:
+        """Return the topic as it was last read, however long ago; asks no database.
+
+        None if it lacked the partition of this number, and was read so long ago that it may have more by now.
+        """
         entry = self.entries.get(name)
-        return None if entry is None else entry.topic
+        if entry is None or (number >= len(entry.topic.partition_ids) and entry.read_seconds <= self._oldest_seconds()):
+            return None
+        return entry.topic
 
     def forget(self, name: str) -> None:
         """Read the topic again when it is next needed: something said that it is no longer as it was."""
@@ -89,7 +94,7 @@ class TopicDirectory:
 
     def known(self, names: Iterable[str]) -> dict[str, Topic] | None:
         """Return the topics if `find` would return them all without asking the database."""
-        oldest_seconds = self._monotonic_seconds() - self._refresh_seconds
+        oldest_seconds = self._oldest_seconds()
         found: dict[str, Topic] = {}
         for name in names:
             entry = self.entries.get(name)
@@ -101,7 +106,7 @@ class TopicDirectory:
     def find(self, names: Iterable[str]) -> dict[str, Topic]:
         """Return those of the topics that there are; the database is asked for what is unknown or was read long ago."""
         wanted = list(dict.fromkeys(names))
-        oldest_seconds = self._monotonic_seconds() - self._refresh_seconds
+        oldest_seconds = self._oldest_seconds()
         # Taken once: another thread may forget a topic in between.
         entries = {name: self.entries.get(name) for name in wanted}
         found = {
@@ -122,6 +127,10 @@ class TopicDirectory:
             self._keep_for_now(missing)
             return found | {name: old[name] for name in missing}
 
+    def _oldest_seconds(self) -> float:
+        """Return since when a topic must have been read to count without another look."""
+        return self._monotonic_seconds() - self._refresh_seconds
+
     def _keep_for_now(self, names: Iterable[str]) -> None:
         """Let the old entries count for a moment, so that the controller is not asked all the time."""
         read_seconds = self._monotonic_seconds() - max(0.0, self._refresh_seconds - _KEEP_SECONDS)
@@ -138,14 +147,18 @@ class TopicDirectory:
         read_seconds = self._monotonic_seconds()
         store = self._connection.store()
         found = store.read(lambda connection: _find(connection, wanted, same_store_check(store, connection)))
-        for name in wanted:
+        self._remember(wanted, found, read_seconds)
+        return found
+
+    def _remember(self, names: Iterable[str], found: Mapping[str, Topic], read_seconds: float) -> None:
+        """Keep these topics as they were found at this moment, or forget those that were not."""
+        for name in names:
             topic = found.get(name)
             if topic is None:
                 self.entries.pop(name, None)
             else:
                 self._learn(topic)
                 self.entries[name] = _Entry(topic, read_seconds)
-        return found
 
     def _read(self, work: Callable[[Connection], Result]) -> Result:
         """Ask the controller, if it is still the store that was opened: another one's topics are not this client's."""
@@ -228,7 +241,10 @@ class TopicDirectory:
         broker = metadata.brokers[BROKER_ID]
         metadata.orig_broker_name = f"{broker.host}:{broker.port}/{BROKER_ID}"
         if topic is None:
+            # Those alone that are remembered already: of all the others nothing may ever be wanted.
+            names, read_seconds = list(self.entries), self._monotonic_seconds()
             topics = self._read(lambda connection: _find(connection, list_topics(connection)))
+            self._remember(names, topics, read_seconds)
             metadata.topics = {name: _topic_metadata(found) for name, found in topics.items()}
         else:
             metadata.topics = {topic: self._named(topic)}

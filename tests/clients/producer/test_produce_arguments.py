@@ -10,6 +10,7 @@ import pytest
 from tests.clients.steps import PATIENCE_SECONDS, create_topic, error_of, read_to_end, values
 from tests.databases import on_sqlite_alone
 from txnstore import TIMESTAMP_CREATE_TIME, KafkaError, KafkaException, TopicPartition
+from txnstore.admin import AdminClient, NewPartitions
 
 TOPIC = "orders"
 
@@ -189,6 +190,40 @@ def test_a_partition_that_turns_out_not_to_exist_fails_the_delivery(make_produce
     assert error == KafkaError._UNKNOWN_PARTITION
     assert (message.partition(), message.offset(), message.value()) == (77, None, b"v")
     assert message.error() == KafkaError._UNKNOWN_PARTITION
+
+
+def test_a_partition_that_was_made_since_gets_its_records(make_producer, url):
+    topic = create_topic(url, "growing", partition_count=1)
+    # What was read counts as old at once.
+    producer = make_producer({"topic.metadata.refresh.interval.ms": 0})
+    partitions = []
+
+    def produce(partition):
+        producer.produce(topic, b"v", partition=partition, on_delivery=lambda _, message: partitions.append(message))
+        assert producer.flush(PATIENCE_SECONDS) == 0
+        return partitions.pop()
+
+    assert produce(0).error() is None
+    with AdminClient({"bootstrap.servers": url}) as admin:
+        admin.create_partitions([NewPartitions(topic, 4)])[topic].result(PATIENCE_SECONDS)
+    placed = produce(3)
+    assert (placed.error(), placed.partition(), placed.offset()) == (None, 3, 0)
+    assert produce(4).error() == KafkaError._UNKNOWN_PARTITION
+    assert error_of(producer.produce, topic, b"v", partition=-2).code() == KafkaError._UNKNOWN_PARTITION
+
+
+def test_a_look_at_all_topics_shows_a_producer_the_partitions_that_were_made_since(make_producer, url):
+    topic = create_topic(url, "growing", partition_count=1)
+    producer = make_producer({"topic.metadata.refresh.interval.ms": -1})
+    producer.produce(topic, b"v", partition=0)
+    assert producer.flush(PATIENCE_SECONDS) == 0
+    with AdminClient({"bootstrap.servers": url}) as admin:
+        admin.create_partitions([NewPartitions(topic, 2)])[topic].result(PATIENCE_SECONDS)
+    assert error_of(producer.produce, topic, b"v", partition=1).code() == KafkaError._UNKNOWN_PARTITION
+    producer.list_topics(timeout=PATIENCE_SECONDS)
+    producer.produce(topic, b"v", partition=1)
+    assert producer.flush(PATIENCE_SECONDS) == 0
+    assert values(read_to_end(url, topic, partitions=(1,))) == [b"v"]
 
 
 @pytest.mark.parametrize("name", ["", "a b", "x" * 250, ".", "..", "with/slash", "naïve", "or\0ders"])

@@ -227,7 +227,7 @@ class Producer(OfOneProcess):
             timestamp_ms = whole_number(timestamp, TIMESTAMP_MAX, "int too big to convert")
         if partition != PARTITION_UNASSIGNED:
             partition = whole_number(partition, PARTITION_MAX, "signed integer is greater than maximum")
-        known = self._directory.cached(topic)
+        known = self._directory.cached(topic, partition)
         chosen = PARTITION_UNASSIGNED
         if known is None:
             check_topic_text(topic)
