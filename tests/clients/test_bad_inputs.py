@@ -22,11 +22,13 @@ GROUP_OF_LONG_NAME = b"CGMDv2:\xff\xff\xff\xff" + b"a" * 5_000 + b"\x00\x00\x01"
 
 #: Names that Kafka allows no topic to have.
 BAD_TOPICS = (
-    "", " ", "a" * 250, "a" * 10_240, ".", "..", "a/b", "a\0b", "é", "e\u0301", "\u202eabc", "🙂", "a ", "a\nb",
+    "", " ", "a" * 250, "a" * 512, ".", "..", "a/b", "a\0b", "é", "e\u0301", "\u202eabc", "🙂", "a ", "a\nb",
     "\x1b[31m", "%s", "{}", "$1", ":name", "?", "'; DROP TABLE txnstore_topics--", '"x"; --', "$$", "E'\\\\'",
 )  # fmt: skip
+#: Longer than those that librdkafka sends to a broker.
+OVERLONG_TOPICS = ("a" * 513, "é" * 257, "a" * 10_240)
 #: Those that a TopicPartition takes.
-NAMEABLE_TOPICS = tuple(name for name in BAD_TOPICS if "\0" not in name)
+NAMEABLE_TOPICS = tuple(name for name in (*BAD_TOPICS, *OVERLONG_TOPICS) if "\0" not in name)
 #: Text that may stand in an id or beside an offset, and that has to be the same afterwards.
 HOSTILE_TEXTS = (
     " ", "a ", " a", "a" * 255, "a" * 256, ".", "..", "a/b", "__internal", "é", "e\u0301", "A", "a", "ß", "ss",
@@ -169,6 +171,17 @@ class TestProduce:
         metadata = producer.list_topics(name, PATIENCE_SECONDS)
         if name:
             assert metadata.topics[name].error.code() == KafkaError.TOPIC_EXCEPTION
+
+    @on_sqlite_alone
+    @pytest.mark.parametrize("name", OVERLONG_TOPICS, ids=lambda name: ascii(name[:12]) + str(len(name)))
+    def test_a_topic_whose_name_is_far_too_long_is_refused_at_once(self, producer, told, name):
+        error = refused(told, KafkaException, producer.produce, name, PAYLOAD)
+        assert error.code() == KafkaError._INVALID_ARG
+        assert error.str() == "Unable to produce message: Local: Invalid argument or configuration"
+        messages: list[dict[str, Any]] = [{"value": PAYLOAD}]
+        assert producer.produce_batch(name, messages) == 0
+        assert messages[0]["_error"].code() == KafkaError._INVALID_ARG
+        assert producer.list_topics(name, PATIENCE_SECONDS).topics[name].error.code() == KafkaError.TOPIC_EXCEPTION
 
     @on_sqlite_alone
     def test_text_that_is_none_is_refused_at_once(self, producer, told):

@@ -6,6 +6,7 @@ import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
 
+from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.errors import InvalidRequest
 from txnstore.model import OFFSET_MAX, Header
@@ -13,6 +14,8 @@ from txnstore.transactions.tokens import PreparedTxnState
 
 PARTITION_MAX: Final = 2**31 - 1
 TIMESTAMP_MAX: Final = 2**63 - 1
+#: The longest name of a topic that librdkafka sends; a broker takes 249 characters.
+_TOPIC_BYTES_MAX: Final = 512
 
 _HEADERS_FORM: Final = "expected headers to be dict or list of (key, value) tuples"
 
@@ -122,6 +125,18 @@ def check_topic_text(topic: str) -> None:
     """
     if not topic.isascii():
         topic.encode()
+
+
+def check_produced_topic(topic: str) -> None:
+    """Refuse a topic's name that librdkafka refuses before it is sent to a broker, as one that is not text.
+
+    Raises:
+        UnicodeEncodeError: see `check_topic_text`.
+        KafkaException: `_INVALID_ARG`: it is longer than 512 bytes.
+    """
+    if len(topic.encode()) > _TOPIC_BYTES_MAX:
+        reason = "Unable to produce message: Local: Invalid argument or configuration"
+        raise KafkaException(KafkaError(KafkaError._INVALID_ARG, reason))
 
 
 def whole_number(number: object, most: int, too_large: str) -> int:

@@ -22,6 +22,7 @@ from txnstore.clients.producer.arguments import (
     TIMESTAMP_MAX,
     as_bytes,
     check_batch_message,
+    check_produced_topic,
     check_sent_offsets,
     check_topic_text,
     checked_headers,
@@ -188,7 +189,8 @@ class Producer(OfOneProcess):
             TypeError: an argument is not of its type.
             UnicodeEncodeError: a text holds half of a surrogate pair.
             BufferError: the queue is full; call `poll` and try again.
-            KafkaException: `MSG_SIZE_TOO_LARGE`, `_UNKNOWN_PARTITION`, or the transaction is in no state for it.
+            KafkaException: `MSG_SIZE_TOO_LARGE`, `_UNKNOWN_PARTITION`, `_INVALID_ARG` (the topic's name is far too
+                long), or the transaction is in no state for it.
             RuntimeError: the producer has been closed.
         """
         if self._is_closed or self._connection.is_inherited:
@@ -230,7 +232,7 @@ class Producer(OfOneProcess):
         known = self._directory.cached(topic, partition)
         chosen = PARTITION_UNASSIGNED
         if known is None:
-            check_topic_text(topic)
+            check_produced_topic(topic)
         else:
             count = len(known.partition_ids)
             if partition != PARTITION_UNASSIGNED:
@@ -240,9 +242,8 @@ class Producer(OfOneProcess):
             else:
                 chosen = self._choice.choose(topic, key, count, now_seconds)
             if not 0 <= chosen < count:
-                raise KafkaException(
-                    KafkaError(KafkaError._UNKNOWN_PARTITION, "Unable to produce message: Local: Unknown partition")
-                )
+                reason = "Unable to produce message: Local: Unknown partition"
+                raise KafkaException(KafkaError(KafkaError._UNKNOWN_PARTITION, reason))
         self._accumulator.add(
             topic, chosen, known, value, key, timestamp_ms, packed, callback, now_seconds, size_bytes, partition
         )
