@@ -35,7 +35,7 @@ class ResourceType(enum.Enum):
     TOPIC = RESOURCE_TOPIC
     GROUP = RESOURCE_GROUP
     BROKER = RESOURCE_BROKER
-    """The store as a whole; its name is 0, or empty."""
+    """The store as a whole; its name is 0."""
     TRANSACTIONAL_ID = RESOURCE_TRANSACTIONAL_ID
 
     def __lt__(self, other: object) -> bool:
