@@ -254,7 +254,8 @@ def test_what_cannot_be_prepared_as_it_is_is_split_where_it_stands(make_producer
     """Of several requests that go with one commit it is the second: no record is lost, doubled or moved by it."""
     producer = make_producer(batch_num_messages=2)
     written = [b"%d" % number for number in range(12)]
-    refusals = [RecordTooLarge("the last two together")]
+    # Twice, for the topic is read again in between.
+    refusals = [RecordTooLarge("the last two together")] * 2
     prepare = ProducerSession.prepare
 
     def refuse_once(session, batches):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.model.topic_partition import TopicPartition
@@ -60,6 +60,13 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 _S = TransactionStage
+#: Said by the partitions or settings of a topic as it was last read.
+_CODES_OF_TOPICS: Final = {
+    KafkaError.INVALID_RECORD,
+    KafkaError.INVALID_TIMESTAMP,
+    KafkaError.MSG_SIZE_TOO_LARGE,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+}
 
 _log = logging.getLogger(__name__)
 
@@ -348,8 +355,8 @@ class TransactionProgress:
                 return
             self.error = error
             self.enter(target)
-        if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-            # Of a topic that was deleted and recreated, the next transaction is to know the partitions that it has now.
+        if error.code() in _CODES_OF_TOPICS:
+            # The next transaction is to know the partitions and settings that its topics have by then.
             self.directory.forget_all()
         self.delayed.forget()
         self.sender.purge(in_queue=True, in_flight=False)
