@@ -248,11 +248,44 @@ def test_records_of_a_topic_that_stamps_them_keep_their_stamp(log):
     assert log.read() == [(1, b"b", b"1"), (2, b"a", b"2")]
 
 
-def test_records_without_a_key_from_before_the_topic_was_compacted_go(log):
+def test_records_without_a_key_stay_until_retention_deletes_them(log, clock):
+    """They were acknowledged, and no other record has taken their place."""
     log.put((None, b"1"), (b"a", b"1"))
-    log.put((None, b"2"))
+    log.put((None, b"2"), (None, None))
+    log.commit((None, b"3"))
+    lost = log.begin()
+    lost.put((None, b"never"))
+    lost.end(commit=False)
+    log.put((b"a", b"2"))
+    kept = [(0, None, b"1"), (2, None, b"2"), (3, None, None), (4, None, b"3"), (8, b"a", b"2")]
+    # One record goes, and a batch.
     assert log.run() == 2
-    assert log.read() == [(1, b"a", b"1")]
+    assert log.read() == kept
+    clock.advance(DAY_MS)
+    log.put((b"b", b"1"))
+    # The marker of the aborted transaction alone.
+    assert log.run() == 1
+    assert log.read() == [*kept, (9, b"b", b"1")]
+    log.assert_storage_is_true()
+    assert log.store.read(lambda c: partition_violations(c, log.partition)) == []
+    log.configure(cleanup_policy="compact,delete", retention_ms=DAY_MS - 1)
+    delete_expired_batches(log.store, batches_max=100)
+    assert [row.last_offset for row in log.rows(record_batches)] == [9]
+
+
+def test_a_record_is_kept_that_a_producer_has_sent_without_a_key_for_it_knew_no_better(log, url):
+    log.configure(cleanup_policy="delete")
+    errors = []
+    with Producer({"bootstrap.servers": url}) as producer:
+        for value in (b"known", b"acknowledged"):
+            producer.produce(log.name, value, partition=0, on_delivery=lambda error, _: errors.append(error))
+            assert producer.flush(60) == 0
+            log.configure(cleanup_policy="compact")
+    log.put((b"a", b"1"))
+    log.put((b"a", b"2"))
+    assert log.run() == 1
+    assert errors == [None, None]
+    assert log.read() == [(0, None, b"known"), (1, None, b"acknowledged"), (3, b"a", b"2")]
 
 
 def test_a_partition_waits_until_enough_of_it_is_new_or_waits_for_too_long(log, clock):

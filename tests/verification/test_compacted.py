@@ -88,11 +88,6 @@ def say_tombstones_are_gone(connection, log):
     connection.execute(update(partition_storage).where(*of(partition_storage, log)).values(horizons=horizons))
 
 
-def bring_back_without_key(connection, log):
-    append(connection, [Append(log.partition, log.encoded((None, b"v")))])
-    say_compacted(connection, log)
-
-
 def lose_an_ending(connection, log):
     connection.execute(delete(finished_transactions).where(*of(finished_transactions, log, outcome=1)))
 
@@ -149,12 +144,6 @@ DAMAGES = {
         _I.ONE_OF_EACH_KEY,
         lambda log: log.kept + 7,
         lambda _: "a tombstone is left after its time",
-    ),
-    "a record without a key is left": (
-        bring_back_without_key,
-        _I.ONE_OF_EACH_KEY,
-        lambda log: log.end,
-        lambda _: "a record without a key is left",
     ),
     "records have no ending": (
         lose_an_ending,

@@ -2,8 +2,9 @@
 
 A pass over a partition reads what has come since the last one, remembers the newest offset of each key, and then goes
 over the whole log: a record with a newer one after it goes, an aborted one goes whatever follows it, and never
-makes another go.  What is left of a batch takes the batch's place, with its offsets, so nobody's position changes; a
-batch of which nothing is left is deleted.  Nothing at or past the last stable offset is touched.
+makes another go.  One without a key stays, for nothing replaces it.  What is left of a batch takes the batch's place,
+with its offsets, so nobody's position changes; a batch of which nothing is left is deleted.  Nothing at or past the
+last stable offset is touched.
 
 A tombstone (a record without a value) goes once it has been the newest of its key for `delete.retention.ms` after a
 pass, so that readers who are late still learn of it, and so does a marker, if its transaction has no record left by
@@ -596,7 +597,11 @@ class _Pass:
             are_tombstones = set(unpack_integers(row.null_values, "null_values"))
         stays = []
         for index, (offset, key) in enumerate(zip(batch.offsets(), batch.keys().cells(), strict=False)):
-            is_newest = key is not None and self._newest.get(self._remembered(key), -1) <= offset
+            if key is None:
+                # Acknowledged before its producer had learned that the topic is compacted; nothing has replaced it.
+                stays.append(True)
+                continue
+            is_newest = self._newest.get(self._remembered(key), -1) <= offset
             if is_newest and index in are_tombstones:
                 is_newest = offset >= self.due.deletable_offset
                 self._leaves_horizon |= is_newest

@@ -165,7 +165,6 @@ class CompactedCheck:
             if offset >= self._storage.compacted_offset:
                 break
             if key is None:
-                yield self._violation(Invariant.ONE_OF_EACH_KEY, offset, "a record without a key is left")
                 continue
             keyed.append((hashlib.blake2b(key, digest_size=_DIGEST_BYTES).digest(), offset))
             if index in tombstones and offset < self._deleted_offset:
