@@ -170,6 +170,34 @@ def test_a_client_that_stays_has_its_turns_beside_its_work(store, configuration,
     wait_until(lambda: not any(thread.name == "txnstore-upkeep" for thread in threading.enumerate()))
 
 
+def test_a_producer_that_has_nothing_to_do_any_more_looks_again_and_again(
+    store, clock, configuration, patient, monkeypatch
+):
+    """Its thread sleeps without an end as soon as nothing is due, which is so during a look."""
+    monkeypatch.setattr(upkeep, "FIRST_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(upkeep, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("txnstore.clients.producer.thread.WRITER_ASKS_SECONDS", 0.01)
+    monkeypatch.setattr("txnstore.clients.producer.thread.IDLE_ASKS_SECONDS", 0.01)
+    looks = threading.Semaphore(0)
+    run = upkeep.Upkeep.run
+
+    def look(own):
+        wait_until(lambda: producer._thread.alarm._sleeps_until == math.inf)
+        looks.release()
+        run(own)
+
+    monkeypatch.setattr(upkeep.Upkeep, "run", look)
+    with Producer(configuration) as producer:
+        producer.produce("t", b"one")
+        producer.flush()
+        for _ in range(3):
+            assert looks.acquire(timeout=PATIENCE_SECONDS)
+        wait_until(lambda: count(store, transaction_log) == 0)
+        # Days later all is due once more.
+        add_old_entries(store, clock)
+        wait_until(lambda: count(store, transaction_log) == 0)
+
+
 def test_a_client_that_is_behind_has_its_next_turn_soon(store, configuration, monkeypatch):
     """On a slow machine one duty takes a turn's whole time; what was not begun does not wait for the next look."""
     monkeypatch.setattr(upkeep, "TURN_SECONDS", 0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from types import SimpleNamespace
 from typing import cast
@@ -16,7 +17,7 @@ from txnstore import Consumer, TopicPartition
 from txnstore.clients import overdue_help
 from txnstore.clients.overdue_help import ASK_SECONDS_MIN, OverdueHelp
 from txnstore.clients.producer import thread as producer_thread
-from txnstore.clients.producer.thread import IDLE_ASKS_SECONDS, WRITER_ASKS_SECONDS, WriterHelp
+from txnstore.clients.producer.thread import IDLE_ASKS_SECONDS, WRITER_ASKS_SECONDS, Alarm, WriterHelp
 from txnstore.clients.worker import Worker
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.store import server_now_ms
@@ -208,7 +209,10 @@ def test_more_than_one_look_ends_is_ended_by_the_looks_that_follow_at_once(overd
 def test_a_producer_looks_at_most_once_a_second_and_only_after_writing(seconds, asked) -> None:
     cluster = SimpleNamespace(by_leader=lambda partition_ids: {1: list(partition_ids)}, own=lambda number: number)
     worker = Worker("helper")
-    writer = WriterHelp(lambda: cast(Cluster, cluster), lambda name: worker, lambda: None, monotonic_seconds=seconds)
+    alarm = Alarm(threading.RLock())
+    writer = WriterHelp(
+        lambda: cast(Cluster, cluster), lambda name: worker, lambda: None, alarm, monotonic_seconds=seconds
+    )
     assert writer.due_seconds(seconds()) == seconds() + IDLE_ASKS_SECONDS  # for the maintenance
     writer.wrote([1])
     assert writer.due_seconds(seconds()) == seconds() + WRITER_ASKS_SECONDS  # a short-lived one never asks

@@ -111,7 +111,8 @@ class Sender:
         self._committing_database_id: int | None = None
         #: How much waits for the commit of an enlisted connection; None: nothing waits for it.
         self._held_bytes_max: float | None = None
-        self._help = WriterHelp(session.connection.cluster, thread.new_helper, session.connection.upkeep.run)
+        connection = session.connection
+        self._help = WriterHelp(connection.cluster, thread.new_helper, connection.upkeep.run, thread.alarm)
         thread.timed_work += [self, self._help]
 
     # --- for every thread -------------------------------------------------------------------------------------------

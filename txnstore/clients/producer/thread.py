@@ -138,16 +138,21 @@ class WriterHelp:
         cluster: Callable[[], Cluster],
         new_helper: Callable[[str], Worker],
         upkeep: Callable[[], None],
+        alarm: Alarm,
         *,
         monotonic_seconds: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Help in the databases of this cluster; the thread is made by `new_helper` when it is first needed."""
+        """Help in the databases of this cluster; the thread is made by `new_helper` when it is first needed.
+
+        Who waits for what is due sleeps on `alarm`.
+        """
         self._cluster = cluster
         self._upkeep = upkeep
         self._new_helper = new_helper
+        self._alarm = alarm
         self._monotonic_seconds = monotonic_seconds
         self._helper: Worker | None = None
-        self._look: Future[None] | None = None
+        self._is_looking = False
         self._written: set[int] = set()
         # A short-lived producer asks nobody: what it would have to import takes longer than its records.
         self._asked_at = monotonic_seconds()
@@ -159,9 +164,7 @@ class WriterHelp:
     def due_seconds(self, now_seconds: float) -> float | None:
         """See `TimedWork`."""
         del now_seconds
-        if self._look is not None and not self._look.done():
-            return None
-        return self._asked_at + (WRITER_ASKS_SECONDS if self._written else IDLE_ASKS_SECONDS)
+        return None if self._is_looking else self._asks_at()
 
     def run(self) -> None:
         """See `TimedWork`."""
@@ -169,14 +172,26 @@ class WriterHelp:
         written, self._written = self._written, set()
         if self._helper is None:
             self._helper = self._new_helper("overdue")
-        # Where it takes no more, the producer has been closed.
-        with contextlib.suppress(RuntimeError):
-            self._look = self._helper.submit(partial(self._help, written))
+        self._is_looking = True
+        try:
+            self._helper.submit(partial(self._help, written))
+        except RuntimeError:
+            # It takes no more: the producer has been closed.
+            self._is_looking = False
+
+    def _asks_at(self) -> float:
+        return self._asked_at + (WRITER_ASKS_SECONDS if self._written else IDLE_ASKS_SECONDS)
 
     def _help(self, partition_ids: Collection[int]) -> None:
-        if partition_ids:
-            self._end_overdue(partition_ids)
-        self._upkeep()
+        try:
+            if partition_ids:
+                self._end_overdue(partition_ids)
+            self._upkeep()
+        finally:
+            # Nothing was due by itself meanwhile: who sleeps does not know until when.
+            with self._alarm.lock:
+                self._is_looking = False
+                self._alarm.ring(self._asks_at())
 
     def _end_overdue(self, partition_ids: Collection[int]) -> None:
         try:
