@@ -28,10 +28,10 @@ from txnstore.db.portions import (
 )
 from txnstore.db.schema import maintenance_duties, transaction_log
 from txnstore.db.store import ROWS_AT_ONCE
-from txnstore.errors import StoreBusy
+from txnstore.errors import CorruptBatch, StoreBusy, StoreUnavailable, WriteConflict
 from txnstore.log.topics import create_topic
-from txnstore.maintenance.duties import ABORT_INTERVAL, DUTIES, REMOVE_INTERVAL
-from txnstore.maintenance.leases import LEASE_MS
+from txnstore.maintenance.duties import ABORT_INTERVAL, COMPACTION_INTERVAL, DUTIES, REMOVE_INTERVAL
+from txnstore.maintenance.leases import LEASE_MS, PAUSE_MS_MAX, longest_overdue_ms
 from txnstore.maintenance.loop import Maintenance
 from txnstore.maintenance.turns import MaintenanceDuty, look_for_due, take_turn
 from txnstore.transactions.recovery import trim_journal
@@ -99,24 +99,97 @@ def test_what_there_was_no_time_for_is_due_for_the_next_one(store, clock):
     assert sorted(done[2:]) == ["b", "c"]
 
 
-def test_a_duty_that_fails_is_due_again_after_its_interval_and_keeps_no_other_from_being_done(store, clock):
-    clock.advance(DAY_MS)
-    done = []
+class Failing:
+    """A duty that raises this, or is done."""
 
-    def fail(_):
-        raise StoreBusy
+    def __init__(self, error):
+        self.error = error
 
-    def note(_):
-        done.append(clock.now_ms())
+    def __call__(self, _):
+        if self.error is not None:
+            raise self.error
         return 0
 
-    duties = [duty("fails", fail, ABORT_INTERVAL), duty("done", note, ABORT_INTERVAL)]
-    turn = take_turn(store, None, duties, Portions())
-    assert list(turn.failed) == ["fails"]
+
+def overdue_ms(store, duties):
+    settings_of = {duty.name: duty.interval_setting for duty in duties}
+    return store.read(lambda connection: longest_overdue_ms(connection, settings_of))
+
+
+@pytest.mark.parametrize(
+    ("error", "setting", "pause_ms"),
+    [
+        # Somebody at work holds what is to go, and will be done with it long before the next hour.
+        (StoreBusy(), REMOVE_INTERVAL, LEASE_MS),
+        (WriteConflict(), REMOVE_INTERVAL, LEASE_MS),
+        (StoreUnavailable(), REMOVE_INTERVAL, LEASE_MS),
+        # What somebody has to change first is tried as often as it is done, or now and then.
+        (CorruptBatch(), COMPACTION_INTERVAL, 15_000),
+        (AssertionError(), REMOVE_INTERVAL, PAUSE_MS_MAX),
+        (CorruptBatch(), ABORT_INTERVAL, 10_000),
+    ],
+)
+def test_a_duty_that_fails_is_due_again_after_a_pause_and_keeps_no_other_from_being_done(
+    store, clock, error, setting, pause_ms
+):
+    clock.advance(DAY_MS)
+    duties = [duty("fails", Failing(error), setting), duty("done", lambda _: 0, REMOVE_INTERVAL)]
+    turn = take_turn(store, None, duties, Portions(seconds=10))
+    assert turn.failed == {"fails": error}
     assert turn.done == {"done": 0}
-    assert take_turn(store, None, duties, Portions()).failed == {}
-    clock.advance(10_000)
-    assert list(take_turn(store, None, duties, Portions()).failed) == ["fails"]
+    # Not at once: nobody does it again and again.
+    assert turn.unfinished == []
+    clock.advance(pause_ms - 1)
+    assert take_turn(store, None, duties, Portions(seconds=10)).failed == {}
+    assert look_for_due(store, duties).next_ms == 1
+    clock.advance(1)
+    assert take_turn(store, None, duties, Portions(seconds=10)).failed == {"fails": error}
+
+
+def test_a_duty_that_fails_stays_overdue_until_somebody_has_done_it(store, clock):
+    clock.advance(DAY_MS)
+    fails = Failing(None)
+    duties = [duty("fails", fails, ABORT_INTERVAL), duty("done", lambda _: 0, REMOVE_INTERVAL)]
+    take_turn(store, None, duties, Portions())
+    assert overdue_ms(store, duties) == 0
+    fails.error = StoreBusy()
+    for count in range(4):
+        clock.advance(LEASE_MS)
+        assert take_turn(store, None, duties, Portions()).failed
+        assert overdue_ms(store, duties) == count * LEASE_MS
+    fails.error = None
+    clock.advance(LEASE_MS)
+    assert take_turn(store, None, duties, Portions()).done == {"fails": 0}
+    assert overdue_ms(store, duties) == 0
+    # From then on at its own interval.
+    clock.advance(9_999)
+    assert look_for_due(store, duties).due == []
+    clock.advance(1)
+    assert look_for_due(store, duties).due == ["fails"]
+
+
+def test_what_was_passed_by_because_somebody_held_it_is_done_soon_and_not_at_once(store, clock):
+    clock.advance(DAY_MS)
+    held = ["somebody holds it"]
+
+    def forget(portion):
+        def work(_):
+            if held:
+                raise StoreBusy
+            return 3
+
+        return portion.portions.write_unless_busy(portion.store, work, 0)
+
+    duties = [duty("forgets", forget), duty("later", lambda _: 0)]
+    turn = take_turn(store, None, duties, Portions(seconds=10))
+    assert turn.done == {"forgets": 0, "later": 0}
+    assert turn.unfinished == []
+    assert look_for_due(store, duties).due == []
+    clock.advance(LEASE_MS)
+    held.clear()
+    assert take_turn(store, None, duties, Portions(seconds=10)).done == {"forgets": 3}
+    clock.advance(LEASE_MS)
+    assert look_for_due(store, duties).due == []
 
 
 def test_a_duty_that_fails_goes_on_where_it_was_and_begins_anew_if_it_fails_there_again(store, clock):

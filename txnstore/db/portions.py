@@ -105,6 +105,9 @@ class Portions:
         self.was_told_over = False
         """Whether the caller has heard that no further portion may begin: something may be left."""
 
+        self.was_busy = False
+        """Whether something was left because somebody at work held it."""
+
         self._held_seconds = held_seconds
         self._least = (1, 1) if self.is_bounded else (LEAST_ROWS, LEAST_BYTES)
         self._rows_max = ROWS_AT_ONCE if rows_max is None else rows_max
@@ -196,6 +199,7 @@ class Portions:
         except (StoreBusy, WriteConflict):
             if not self.is_bounded:
                 raise
+            self.was_busy = True
             return busy
 
     def forget(

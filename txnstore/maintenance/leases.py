@@ -2,7 +2,8 @@
 
 Each duty has a row.  A client that finds one due takes it for a while, and meanwhile all others pass it by; so they
 do not do the same twice, and that is all: a duty looks again under the locks of what it is about, no matter who else is
-at it.  One whose holder died is due again when its lease is over.  All times are the database server's.
+at it.  One whose holder died is due again when its lease is over.  One that failed has been done by nobody: it stays
+due, and has a pause first, which is a lease without a holder.  All times are the database server's.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy import Connection, bindparam, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 
+from txnstore.config import Settings
 from txnstore.db.cluster.catalogue import read_store_settings
 from txnstore.db.schema import maintenance_duties, stores
 from txnstore.db.statements import HotStatement
@@ -23,6 +25,8 @@ from txnstore.db.store import server_now_ms
 
 #: How long a duty is taken for at most.
 LEASE_MS: Final = 10_000
+#: The longest pause of a duty that failed.
+PAUSE_MS_MAX: Final = 300_000
 
 _NOW: Final = server_now_ms().label("now_ms")
 _ROWS: Final = select(maintenance_duties, _NOW).order_by(maintenance_duties.c.duty)
@@ -50,7 +54,18 @@ _LEAVE: Final = (
         position=bindparam("new_position"),
         turn_ms=server_now_ms(),
         holder=None,
-        held_until_ms=None,
+        held_until_ms=server_now_ms() + bindparam("pause_ms"),
+    )
+)
+# When it was begun, and when a portion of it was done, stays as it was: who asks is to see that nobody has done it.
+_LEAVE_FAILED: Final = (
+    update(maintenance_duties)
+    .where(_OF_DUTY, _HELD)
+    .values(
+        is_unfinished=bindparam("new_is_unfinished"),
+        position=bindparam("new_position"),
+        holder=None,
+        held_until_ms=server_now_ms() + bindparam("pause_ms"),
     )
 )
 _GIVE_BACK: Final = update(maintenance_duties).where(_OF_DUTY, _HELD).values(holder=None, held_until_ms=None)
@@ -72,6 +87,11 @@ class DutyLease(NamedTuple):
     position: str | None = None
     turn_ms: int = _NEVER
     held_until_ms: int | None = None
+    pauses: bool = False
+    """Whether nobody holds it, and it waits for the end of its pause: it failed, or something was in its way."""
+
+    interval_ms: int = 0
+    """Of one that was taken because it was due: how often it is done."""
 
     def due_in_ms(self, now_ms: int, interval_ms: int) -> int:
         """Return in how many milliseconds somebody may take it; 0: now.
@@ -79,15 +99,18 @@ class DutyLease(NamedTuple):
         A clock that was put back makes it due: what seems to have been begun, or is held, too far in the future.
         """
         held_ms = 0 if self.held_until_ms is None else self.held_until_ms - now_ms
-        if not 0 <= held_ms <= LEASE_MS:
+        if not 0 <= held_ms <= (PAUSE_MS_MAX if self.pauses else LEASE_MS):
             held_ms = 0
         age_ms = now_ms - self.begun_ms
-        left_ms = 0 if self.is_unfinished or age_ms < 0 else max(0, interval_ms - age_ms)
+        left_ms = 0 if self.is_unfinished or self.pauses or age_ms < 0 else max(0, interval_ms - age_ms)
         return max(held_ms, left_ms)
 
     def overdue_ms(self, now_ms: int, interval_ms: int) -> int:
-        """Return for how many milliseconds it has been due with nobody at it; 0: it is not, or somebody is."""
-        if self.due_in_ms(now_ms, interval_ms) > 0:
+        """Return for how many milliseconds it has been due with nobody at it; 0: it is not, or somebody is.
+
+        In the pause after it failed nobody is.
+        """
+        if not self.pauses and self.due_in_ms(now_ms, interval_ms) > 0:
             return 0
         due_since_ms = self.turn_ms if self.is_unfinished else self.begun_ms + interval_ms
         return max(0, now_ms - due_since_ms)
@@ -110,6 +133,10 @@ class PortionOutcome(NamedTuple):
     begun_ms: int
     is_unfinished: bool
     position: str | None
+    pause_ms: int = 0
+    """For how long it is left alone; 0: it is done, or goes on at once."""
+
+    has_failed: bool = False
 
 
 def new_holder() -> str:
@@ -120,7 +147,7 @@ def new_holder() -> str:
 def look(connection: Connection, settings_of: Mapping[str, str]) -> Look:
     """Return which of these duties, each with the setting of its interval, are due; nothing is changed."""
     leases, now_ms = _read(connection, list(settings_of))
-    return _sorted_out(connection, leases.values(), now_ms, settings_of)
+    return _sorted_out(leases.values(), now_ms, settings_of, read_store_settings(connection))
 
 
 def longest_overdue_ms(connection: Connection, settings_of: Mapping[str, str]) -> int:
@@ -141,7 +168,7 @@ def take(
 ) -> list[DutyLease]:
     """Take those of these duties that are due, so many or all; with `forced` all of them, due or not, held or not.
 
-    Each is returned with when its round began: now, unless it goes on.  One with a position has failed there.
+    Each is returned with when its round began: now, unless it goes on without a pause.
     """
     leases, now_ms = _read(connection, list(settings_of))
     missing = [lease for lease in leases.values() if lease.turn_ms == _NEVER]
@@ -157,12 +184,14 @@ def take(
         wanted = [locked.get(duty, leases[duty]) for duty in settings_of]
     else:
         # As they are now, under the locks.
-        due = _sorted_out(connection, locked.values(), now_ms, settings_of).due
-        wanted = [locked[duty] for duty in due[:duties_max]]
+        settings = read_store_settings(connection)
+        due = _sorted_out(locked.values(), now_ms, settings_of, settings).due
+        wanted = [locked[duty]._replace(interval_ms=settings[settings_of[duty]]) for duty in due[:duties_max]]
     held = {"new_holder": holder, "new_held_until_ms": now_ms + lease_ms}
     if taken := [{"of_duty": lease.duty, **held} for lease in wanted if lease.duty in locked]:
         connection.execute(_HOLD, taken)
-    return [lease if lease.is_unfinished else lease._replace(begun_ms=now_ms) for lease in wanted]
+    goes_on = [lease.is_unfinished and not lease.pauses for lease in wanted]
+    return [lease if on else lease._replace(begun_ms=now_ms) for lease, on in zip(wanted, goes_on, strict=True)]
 
 
 def renew(connection: Connection, duties: Collection[str], holder: str, *, lease_ms: int = LEASE_MS) -> None:
@@ -175,20 +204,24 @@ def leave(connection: Connection, holder: str, done: Sequence[PortionOutcome], u
 
     What somebody else has taken meanwhile stays as it is.
     """
-    if done:
-        connection.execute(
-            _LEAVE,
-            [
-                {
-                    "of_duty": outcome.duty,
-                    "of_holder": holder,
-                    "new_begun_ms": outcome.begun_ms,
-                    "new_is_unfinished": outcome.is_unfinished,
-                    "new_position": outcome.position,
-                }
-                for outcome in done
-            ],
-        )
+    rows: list[dict[str, Any]] = []
+    failed: list[dict[str, Any]] = []
+    for outcome in done:
+        row = {
+            "of_duty": outcome.duty,
+            "of_holder": holder,
+            "new_is_unfinished": outcome.is_unfinished,
+            "new_position": outcome.position,
+            "pause_ms": outcome.pause_ms or None,
+        }
+        if outcome.has_failed:
+            failed.append(row)
+        else:
+            rows.append({**row, "new_begun_ms": outcome.begun_ms})
+    if rows:
+        connection.execute(_LEAVE, rows)
+    if failed:
+        connection.execute(_LEAVE_FAILED, failed)
     if untouched:
         connection.execute(_GIVE_BACK, [{"of_duty": duty, "of_holder": holder} for duty in untouched])
 
@@ -203,14 +236,14 @@ def _read(connection: Connection, duties: list[str]) -> tuple[dict[str, DutyLeas
     return {duty: leases.get(duty) or DutyLease(duty, created_ms) for duty in duties}, now_ms
 
 
-def _sorted_out(
-    connection: Connection, leases: Collection[DutyLease], now_ms: int, settings_of: Mapping[str, str]
-) -> Look:
-    settings = read_store_settings(connection)
+def _sorted_out(leases: Collection[DutyLease], now_ms: int, settings_of: Mapping[str, str], settings: Settings) -> Look:
     due_in_ms = {lease.duty: lease.due_in_ms(now_ms, settings[settings_of[lease.duty]]) for lease in leases}
     due = [lease.duty for lease in sorted(leases, key=lambda lease: lease.turn_ms) if due_in_ms[lease.duty] == 0]
     return Look(due, min((left_ms for left_ms in due_in_ms.values() if left_ms > 0), default=LEASE_MS))
 
 
 def _lease_of(row: Any) -> DutyLease:
-    return DutyLease(row.duty, row.begun_ms, bool(row.is_unfinished), row.position, row.turn_ms, row.held_until_ms)
+    pauses = row.holder is None and row.held_until_ms is not None
+    return DutyLease(
+        row.duty, row.begun_ms, bool(row.is_unfinished), row.position, row.turn_ms, row.held_until_ms, pauses
+    )

@@ -19,9 +19,9 @@ from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.portions import FOUND_MAX, LOCK_TIMEOUT_MS, Portions
 from txnstore.db.row_security import check_sees_store
 from txnstore.db.store import Store
-from txnstore.errors import TxnStoreError
+from txnstore.errors import Recovery, TxnStoreError
 from txnstore.maintenance import leases
-from txnstore.maintenance.leases import LEASE_MS, DutyLease, PortionOutcome
+from txnstore.maintenance.leases import LEASE_MS, PAUSE_MS_MAX, DutyLease, PortionOutcome
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +50,7 @@ class Portion:
         self.position = position
         self.again_seconds = None
         self.portions.was_told_over = False
+        self.portions.was_busy = False
 
 
 #: Does a portion of a duty and returns how much was done: FOUND_MAX or more, or all that there was; or `portions` are
@@ -145,7 +146,7 @@ def take_turn(
 
     Where somebody else has stopped, or failed, is nothing to go by for who is to do all of a duty: with `forced` each
     begins at its position in `positions`, or at the start.
-    What fails is tried again where it was when it is due again, and keeps no other duty from being done.
+    What fails is tried again where it was, after a pause, and keeps no other duty from being done.
 
     Raises:
         PermissionDenied: this role lacks a right, or row-level security shows it a part of the store.
@@ -209,8 +210,10 @@ def _do(duty: MaintenanceDuty, lease: DutyLease, portion: Portion, turn: Turn) -
     except Exception as error:  # noqa: BLE001 - neither an outage nor a bug in one duty leaves the others undone
         turn.failed[duty.name] = error
         # Else what comes later might never be reached; where it fails again it starts over, for what comes before.
-        position = lease.position if lease.is_unfinished else None
-        return PortionOutcome(duty.name, lease.begun_ms, is_unfinished=False, position=position)
+        goes_on = lease.is_unfinished and not lease.pauses
+        position = lease.position if goes_on else None
+        pause_ms = min(max(lease.interval_ms, LEASE_MS), PAUSE_MS_MAX) if is_lasting(error) else LEASE_MS
+        return PortionOutcome(duty.name, lease.begun_ms, goes_on, position, pause_ms, has_failed=True)
     # One that only looked, however long that took, has left nothing.
     is_unfinished = count >= FOUND_MAX or portion.position is not None or portion.portions.was_told_over
     turn.done[duty.name] = count
@@ -220,7 +223,15 @@ def _do(duty: MaintenanceDuty, lease: DutyLease, portion: Portion, turn: Turn) -
         turn.unfinished.append(duty.name)
     if portion.position is not None:
         turn.positions[duty.name] = portion.position
+    if portion.portions.was_busy and not is_unfinished:
+        # What somebody at work held is still to be done, by and by: not as soon as this turn is over.
+        return PortionOutcome(duty.name, lease.begun_ms, is_unfinished=True, position=None, pause_ms=LEASE_MS)
     return PortionOutcome(duty.name, lease.begun_ms, is_unfinished, portion.position)
+
+
+def is_lasting(error: Exception) -> bool:
+    """Return whether an error will come again until somebody has changed something."""
+    return not isinstance(error, TxnStoreError) or error.recovery is Recovery.FIX
 
 
 def report(store: Store, turn: Turn, *, level: int = logging.WARNING) -> None:

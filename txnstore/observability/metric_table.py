@@ -103,7 +103,8 @@ OVERDUE: Final = Metric(
     "txnstore_maintenance_overdue_seconds",
     _G,
     _DATABASE,
-    "How long the duty of the maintenance has been due that has waited longest for somebody to do it; 0: none is.",
+    "How long the duty of the maintenance has been due that has waited longest for somebody to do it without an error;"
+    " 0: none is.",
 )
 STORAGE_BYTES: Final = Metric(
     "txnstore_storage_bytes",
