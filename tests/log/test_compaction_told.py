@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from sqlalchemy import update
 
 from tests.log.compacted_log import CompactedLog
 from txnstore.db import portions as portions_module
 from txnstore.db.portions import Portions
-from txnstore.db.schema import partition_storage
+from txnstore.db.schema import partition_storage, record_batches, topic_configs
+from txnstore.errors import InvalidConfiguration
 from txnstore.log.compaction import compact_portion
 from txnstore.log.partition_storage import read_horizons, read_storage
+from txnstore.log.topics import get_topic
 
 DAY_MS = 86_400_000
 
@@ -69,3 +72,17 @@ def test_a_tombstone_stays_for_as_long_as_the_topic_was_told_before_the_pass_end
     assert log.rows(partition_storage)[0].compacted_offset == 2
     due_ms = log.clock.now_ms() + DAY_MS
     assert read_horizons(log.store.read(lambda c: read_storage(c, log.partition))) == [(2, due_ms)]
+
+
+def test_a_topic_whose_settings_nobody_can_read_keeps_its_batches_and_no_other_does(log):
+    damaged = CompactedLog(log.store, log.clock)
+    for each in (log, damaged):
+        each.put((b"a", b"1"))
+        each.put((b"a", b"2"))
+    of_topic = topic_configs.c.topic_id == log.store.read(lambda c: get_topic(c, damaged.name)).topic_id
+    of_setting = topic_configs.c.name == "min.cleanable.dirty.ratio"
+    log.store.write(lambda c: c.execute(update(topic_configs).where(of_topic, of_setting).values(value="most")))
+    with pytest.raises(InvalidConfiguration, match=f"{damaged.name}.* min.cleanable.dirty.ratio"):
+        log.run()
+    assert len(log.rows(record_batches)) == 1
+    assert len(damaged.rows(record_batches)) == 2

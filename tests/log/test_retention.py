@@ -7,13 +7,13 @@ import itertools
 from typing import Any, cast
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from tests.clients.consumer.log_writer import LogWriter
 from tests.log.test_deleting import readable, stored
 from txnstore import Consumer, KafkaError, TopicPartition
-from txnstore.db.schema import finished_transactions, partition_storage, record_batches
-from txnstore.errors import StoreReadOnly, StoreUnavailable
+from txnstore.db.schema import finished_transactions, partition_storage, record_batches, topic_configs
+from txnstore.errors import InvalidConfiguration, StoreReadOnly, StoreUnavailable
 from txnstore.groups.offsets import commit_offsets
 from txnstore.log import deleting, retention
 from txnstore.log import partition_storage as partition_storage_module
@@ -21,7 +21,7 @@ from txnstore.log.bounds import read_bounds
 from txnstore.log.deleting import delete_records
 from txnstore.log.partition_storage import BATCH_HEADER_BYTES, batch_bytes
 from txnstore.log.retention import UNLIMITED, RetentionLimits, StoredBatch, delete_expired_batches, expired_through
-from txnstore.log.topics import change_topic_configs, delete_topic, lock_topic_configs
+from txnstore.log.topics import change_topic_configs, delete_topic, get_topic, lock_topic_configs
 from txnstore.model import INTERNAL_GROUP_PREFIX, GroupMembership, OffsetAndMetadata
 from txnstore.testing.invariants import partition_violations
 
@@ -383,6 +383,20 @@ def test_a_batch_of_which_some_records_are_deleted_goes_as_a_whole_in_its_time(l
     assert log.run() == 1
     assert log.bounds == (3, 3, 3)
     log.assert_storage_is_true()
+
+
+def test_a_topic_whose_settings_nobody_can_read_keeps_everything_and_no_other_does(log, clock):
+    damaged = Log(log.store, clock, retention_ms=1_000)
+    log.configure(retention_ms=1_000)
+    for each in (log, damaged):
+        each.put(b"a")
+    of_topic = topic_configs.c.topic_id == log.store.read(lambda c: get_topic(c, damaged.name)).topic_id
+    log.store.write(lambda c: c.execute(update(topic_configs).where(of_topic).values(value="a week")))
+    clock.advance(30 * 86_400_000)
+    with pytest.raises(InvalidConfiguration, match=f"{damaged.name}.* retention.ms"):
+        log.run()
+    assert readable(log, log.partition) == []
+    assert readable(log, damaged.partition) == [b"a"]
 
 
 def test_a_topic_that_is_deleted_meanwhile_holds_up_nobody(log, clock, monkeypatch):

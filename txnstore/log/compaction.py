@@ -42,7 +42,7 @@ from txnstore.db.schema import (
 )
 from txnstore.db.statements import HotStatement
 from txnstore.db.store import LISTED_MAX, Store, server_now_ms
-from txnstore.errors import TxnStoreError, UnknownTopicOrPartition
+from txnstore.errors import InvalidConfiguration, TxnStoreError, UnknownTopicOrPartition
 from txnstore.log.bounds import Bounds, first_marker_reaching, first_reaching, read_bounds
 from txnstore.log.codec import EncodedBatch, RecordBatch, RecordColumns, decode, encode_columns
 from txnstore.log.columns import unpack_integers
@@ -60,6 +60,7 @@ from txnstore.log.partition_storage import (
     read_storage,
     save_storage,
 )
+from txnstore.log.topics import settings_error
 from txnstore.model import ControlType
 
 #: How many keys a pass remembers: about 30 MiB.  Where more have come it stops before them, and the next pass goes on.
@@ -260,7 +261,8 @@ def compact_partitions(store: Store) -> int:
         How many batches were rewritten or deleted.
 
     Raises:
-        TxnStoreError: the database refused, or a batch is damaged; the other partitions were compacted.
+        TxnStoreError: the database refused, a batch is damaged, or the settings of a topic cannot be read; the other
+            partitions were compacted.
     """
     return sum(progress.batches_changed for progress in _passes(store, Portions()))
 
@@ -296,9 +298,9 @@ def compact_portion(store: Store, portions: Portions | None = None, *, batches_m
 
 def _passes(store: Store, portions: Portions) -> Iterator[_Progress]:
     """Compact what is due, and yield after every portion."""
-    now_ms, settings_of = store.read(_read_settings)
+    failure: TxnStoreError | None
+    now_ms, settings_of, failure = store.read(_read_settings)
     due = [found for found in _due_partitions(store, settings_of, now_ms, portions) if found is not None]
-    failure: TxnStoreError | None = None
     for each in sorted(due, key=lambda partition: -partition.dirty_ratio):
         try:
             yield from _Pass(store, each, portions).steps()
@@ -316,14 +318,22 @@ def may_have_gaps(connection: Connection, partition_id: int) -> bool:
     return bool(_MAY_HAVE_GAPS.rows(connection, {"of_partition_id": partition_id}))
 
 
-def _read_settings(connection: Connection) -> tuple[int, dict[int, Settings]]:
-    """Return the time, and the settings of the topics that are compacted."""
+def _read_settings(connection: Connection) -> tuple[int, dict[int, Settings], InvalidConfiguration | None]:
+    """Return the time, the settings of the topics that are compacted, and why those of one cannot be read."""
     texts: dict[int, dict[str, str]] = {}
     for row in connection.execute(_CONFIGS):
         texts.setdefault(row.topic_id, {})[row.name] = row.value
-    settings = {topic_id: settings_in_force(TOPIC_SETTINGS, of) for topic_id, of in texts.items()}
-    compacted = {topic_id: of for topic_id, of in settings.items() if is_compacted(of)}
-    return connection.execute(_NOW).scalar_one(), compacted
+    compacted: dict[int, Settings] = {}
+    refusal: InvalidConfiguration | None = None
+    for topic_id, of in texts.items():
+        try:
+            settings = settings_in_force(TOPIC_SETTINGS, of)
+        except InvalidConfiguration as error:
+            refusal = refusal or settings_error(connection, topic_id, error)
+        else:
+            if is_compacted(settings):
+                compacted[topic_id] = settings
+    return connection.execute(_NOW).scalar_one(), compacted, refusal
 
 
 def _due_partitions(

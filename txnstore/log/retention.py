@@ -30,7 +30,7 @@ from txnstore.db.schema import (
     topic_configs,
 )
 from txnstore.db.store import LISTED_MAX, ROWS_AT_ONCE, Store, server_now_ms
-from txnstore.errors import UnknownTopicOrPartition
+from txnstore.errors import InvalidConfiguration, UnknownTopicOrPartition
 from txnstore.log.bounds import FIRST_OPEN
 from txnstore.log.commit_order import first_unread_offset
 from txnstore.log.deleting import advance_log_start, delete_below_log_start
@@ -41,6 +41,7 @@ from txnstore.log.partition_storage import (
     count_stored,
     read_storage,
 )
+from txnstore.log.topics import settings_error
 from txnstore.model import INTERNAL_GROUP_PREFIX, OFFSET_MAX
 
 #: No limit; also Kafka's number for it.
@@ -209,10 +210,12 @@ def delete_expired_batches(
     that has read nothing.
 
     Raises:
+        InvalidConfiguration: the settings of a topic cannot be read; it keeps everything, and what the others do not
+            keep was deleted.
         TxnStoreError: the database refused; what was deleted before stays so.
     """
     portions = portions or Portions()
-    now_ms, limits_of = store.read(_read_limits)
+    now_ms, limits_of, refusal = store.read(_read_limits)
     candidates = sorted(_candidates(store, limits_of, now_ms), key=lambda candidate: candidate.oldest_ms)
     read_offsets: _ReadOffsets = {}
     if any(candidate.limits is not None and candidate.limits.unread_ms != 0 for candidate in candidates):
@@ -230,16 +233,27 @@ def delete_expired_batches(
             if deleted >= batches_max or portions.is_over:
                 return deleted
         candidates = unfinished
+    if refusal is not None:
+        raise refusal
     return deleted
 
 
-def _read_limits(connection: Connection) -> tuple[int, Mapping[int, RetentionLimits | None]]:
-    """Return the time, and what each topic keeps."""
+def _read_limits(
+    connection: Connection,
+) -> tuple[int, Mapping[int, RetentionLimits | None], InvalidConfiguration | None]:
+    """Return the time, what each topic keeps, and why one keeps everything: nobody can read its settings."""
     texts: dict[int, dict[str, str]] = {}
     for row in connection.execute(_CONFIGS):
         texts.setdefault(row.topic_id, {})[row.name] = row.value
-    limits = {topic_id: RetentionLimits.of(texts_of_topic) for topic_id, texts_of_topic in texts.items()}
-    return connection.execute(_NOW).scalar_one(), defaultdict(lambda: RetentionLimits.of({}), limits)
+    limits: dict[int, RetentionLimits | None] = {}
+    refusal: InvalidConfiguration | None = None
+    for topic_id, texts_of_topic in texts.items():
+        try:
+            limits[topic_id] = RetentionLimits.of(texts_of_topic)
+        except InvalidConfiguration as error:
+            limits[topic_id] = None
+            refusal = refusal or settings_error(connection, topic_id, error)
+    return connection.execute(_NOW).scalar_one(), defaultdict(lambda: RetentionLimits.of({}), limits), refusal
 
 
 def _candidates(store: Store, limits_of: Mapping[int, RetentionLimits | None], now_ms: int) -> Iterator[_Candidate]:

@@ -480,3 +480,9 @@ def names_of_partitions(connection: Connection, partition_ids: Iterable[int]) ->
         rows = connection.execute(_NAMES, {"partition_ids": wanted[start : start + _IDS_MAX]})
         found.update({row.partition_id: PartitionName(row.name, row.partition_number) for row in rows})
     return found
+
+
+def settings_error(connection: Connection, topic_id: int, error: InvalidConfiguration) -> InvalidConfiguration:
+    """Return the error with the name of the topic whose settings somebody has made unreadable."""
+    name = connection.execute(select(topics.c.name).where(topics.c.topic_id == topic_id)).scalar()
+    return InvalidConfiguration(f"the settings of topic {name or topic_id!r} cannot be read: {error}")
