@@ -18,9 +18,9 @@ from txnstore.clients.configuration.configuration import admin_configuration
 from txnstore.clients.upkeep import LOOK_SECONDS, PARTING_WAIT_SECONDS
 from txnstore.db.opening import open_store
 from txnstore.db.schema import maintenance_duties, record_batches, transaction_log
-from txnstore.errors import PermissionDenied
-from txnstore.maintenance import turns
-from txnstore.maintenance.leases import LEASE_MS
+from txnstore.errors import CorruptBatch, PermissionDenied, StoreBusy, StoreUnavailable
+from txnstore.maintenance import duties, turns
+from txnstore.maintenance.leases import LEASE_MS, PAUSE_MS_MAX
 from txnstore.testing.postgres_server import connection_string
 
 PATIENCE_SECONDS = 60
@@ -32,6 +32,7 @@ def _has_not_looked(monkeypatch):
     """Begin as a process that has not looked at any store yet, and no more looks at that of the test before."""
     wait_until(lambda: not any(thread.name == "txnstore-upkeep" for thread in threading.enumerate()))
     monkeypatch.setattr(upkeep, "_next_looks", {})
+    monkeypatch.setattr(upkeep, "_told", set())
 
 
 @pytest.fixture
@@ -310,6 +311,40 @@ def test_a_client_that_is_closed_during_its_turn_ends_it_with_the_portion(store,
     # Whether or not it could still say so, somebody else goes on.
     clock.advance(LEASE_MS)
     assert list(turns.look_for_due(store, [duty]).due) == [row.duty]
+
+
+def test_a_client_tells_once_of_a_duty_that_somebody_has_to_do_something_about(
+    store, clock, configuration, patient, monkeypatch, caplog
+):
+    caplog.set_level("WARNING")
+    errors: list[Exception] = []
+
+    def fail(_):
+        raise errors[0]
+
+    failing = turns.MaintenanceDuty("batches read", duties.COMPACTION_INTERVAL, lambda: fail)
+    monkeypatch.setattr(duties, "DUTIES", (failing,))
+
+    def told():
+        """Let some clients have their turns; return what they tell."""
+        caplog.clear()
+        for _ in range(3):
+            clock.advance(PAUSE_MS_MAX)
+            write_one(configuration)
+        return [record.getMessage() for record in caplog.records]
+
+    for error, count_told in (
+        (CorruptBatch("the batch at 7 is damaged"), 1),
+        (CorruptBatch("the batch at 9 is damaged"), 1),
+        (CorruptBatch("the batch at 7 is damaged"), 0),
+        # That goes away by itself.
+        (StoreBusy("it is locked"), 0),
+        (StoreUnavailable("it is away"), 0),
+    ):
+        errors[:] = [error]
+        found = told()
+        assert len(found) == count_told
+        assert all("batches read" in message and str(error) in message for message in found)
 
 
 def test_a_store_that_may_only_be_read_is_left_alone(url, store, clock, configuration, monkeypatch, caplog):

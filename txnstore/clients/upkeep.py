@@ -24,6 +24,7 @@ from txnstore.errors import PermissionDenied, StoreClosed, StoreReadOnly, TxnSto
 
 if TYPE_CHECKING:
     from txnstore.clients.configuration.configuration import Configuration
+    from txnstore.db.store import Store
     from txnstore.maintenance.turns import MaintenanceDuty
 
 _log = logging.getLogger(__name__)
@@ -45,6 +46,8 @@ PARTING_LEASE_MS: Final = 2_000
 
 #: By store: when this process looks next, by the clock of the client that looked last.
 _next_looks: Final[dict[str, float]] = {}
+#: By store and duty: of which lasting errors this process has told.
+_told: Final[set[tuple[str, str, str]]] = set()
 
 
 class Upkeep:
@@ -177,11 +180,28 @@ class Upkeep:
                 _log.debug("the maintenance of %s is not for this client: %s", store.url, error)
                 self._next_seconds = self._monotonic_seconds() + REFUSED_SECONDS
             except TxnStoreError as error:
-                _log.debug("no turn could be had in the maintenance of %s: %s", store.url, error)
+                _log.log(
+                    _level_of(store, "", error),
+                    "no turn could be had in the maintenance of %s: %s",
+                    store.url,
+                    error,
+                    extra={"event": "duty_failed", "store": str(store.url), "duty": "all"},
+                )
             else:
-                report(store, turn, level=logging.DEBUG)
+                report(store, turn, level_of=partial(_level_of, store))
                 is_behind = is_behind or bool(turn.unfinished)
         return is_behind
+
+
+def _level_of(store: Store, duty: str, error: Exception) -> int:
+    """Return how loud an error is: a warning, once in a process, if somebody has to change something first."""
+    from txnstore.maintenance.turns import is_lasting
+
+    told = (f"{store.url} {store.schema}", duty, f"{type(error).__name__}: {error}")
+    if told in _told or not is_lasting(error):
+        return logging.DEBUG
+    _told.add(told)
+    return logging.WARNING
 
 
 def _find_due(cluster: Cluster) -> list[MaintenanceDuty]:

@@ -234,11 +234,14 @@ def is_lasting(error: Exception) -> bool:
     return not isinstance(error, TxnStoreError) or error.recovery is Recovery.FIX
 
 
-def report(store: Store, turn: Turn, *, level: int = logging.WARNING) -> None:
+def report(
+    store: Store, turn: Turn, *, level_of: Callable[[str, Exception], int] = lambda _duty, _error: logging.WARNING
+) -> None:
     """Log what went wrong in a turn; a bug shows where it is, a database that is away is one line."""
     for name, error in turn.failed.items():
         fields = {"event": "duty_failed", "store": str(store.url), "duty": name}
         if isinstance(error, TxnStoreError):
+            level = level_of(name, error)
             _log.log(level, "maintenance of %s: could not be done now (%s): %s", store.url, name, error, extra=fields)
         else:
             _log.error("maintenance of %s: failed (%s)", store.url, name, exc_info=error, extra=fields)
