@@ -244,6 +244,36 @@ def test_metrics_without_their_package_are_refused_with_its_extra(start, txnstor
     assert "Traceback" not in err
 
 
+def test_a_mistake_of_ours_ends_no_thread_of_the_maintenance(url, monkeypatch, caplog):
+    """The process would live on, and its supervisor would take it to be well."""
+    monkeypatch.setattr(command, "_LOOK_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(command, "LONG_DUTIES", DUTIES[:1])
+    stop, looks = threading.Event(), []
+
+    class Mistaken:
+        """Hears of a turn, which is none of the duties."""
+
+        def due(self, _count):
+            looks.append(1)
+            if len(looks) < 3:
+                raise AssertionError("a mistake of ours")
+            stop.set()
+
+        def portion(self, *_):
+            pass
+
+    # If nobody looks again, this is not to go on for ever.
+    end = threading.Timer(60, stop.set)
+    end.start()
+    with open_cluster(url) as cluster:
+        command._run_all(cluster, DUTIES, stop, lambda *_: Mistaken())
+    end.cancel()
+    assert len(looks) >= 3
+    failed = [record for record in caplog.records if record.exc_info]
+    assert len(failed) == 2
+    assert all("it goes on" in record.getMessage() for record in failed)
+
+
 @pytest.mark.slow
 def test_what_takes_long_keeps_nobody_waiting(url, monkeypatch):
     stop, begun, done_meanwhile = threading.Event(), threading.Event(), threading.Event()

@@ -173,11 +173,12 @@ def _run_one(
     stop: threading.Event,
     observer: MaintenanceObserver | None,
 ) -> None:
+    label = cluster.label_of(database_id)
     while not stop.is_set():
         try:
             store = cluster.own(database_id)
+            Maintenance(store, cluster, duties=duties, observer=observer).run(stop)
         except TxnStoreError as error:
-            label = cluster.label_of(database_id)
             if isinstance(error, StoreUnavailable | MissingMember):
                 _log.warning(
                     "maintenance of %s: the database cannot be reached: %s",
@@ -193,8 +194,13 @@ def _run_one(
                     extra={"event": "database_refuses", "database": label},
                 )
             stop.wait(_LOOK_AGAIN_SECONDS)
-        else:
-            Maintenance(store, cluster, duties=duties, observer=observer).run(stop)
+        except Exception:  # noqa: BLE001 - nobody starts another one while this process lives
+            _log.exception(
+                "maintenance of %s failed; it goes on",
+                label,
+                extra={"event": "background_work_failed", "database": label},
+            )
+            stop.wait(_LOOK_AGAIN_SECONDS)
 
 
 def stop_at_signals(stop: threading.Event) -> None:
