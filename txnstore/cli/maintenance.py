@@ -150,6 +150,8 @@ def _run_all(
                         target=_run_one,
                         args=(cluster, member.database_id, some, stop, told),
                         name=f"{name}-{member.label}",
+                        # They are waited for, unless the second signal says not to.
+                        daemon=True,
                     )
                     for name, some, told in (("maintenance", duties, observer), ("long-maintenance", LONG_DUTIES, None))
                 ]
