@@ -456,7 +456,10 @@ def test_segments_that_no_partition_is_led_to_are_emptied(rotating, snapshot):
     assert (rotating.segment_of(partition_id), rotating.offsets(partition_id)) == (0, [BATCHES])
 
 
-def test_who_does_not_own_the_segments_leaves_them_alone(txnstore_postgres_server, rotating, new_role, granted):
+def test_who_does_not_own_the_segments_leaves_them_alone_and_says_so_once(
+    txnstore_postgres_server, rotating, new_role, granted, caplog
+):
+    caplog.set_level("INFO")
     partition_id = rotating.topic("orders")
     rotating.write(partition_id)
     name, role = rotating.beside.info.dbname, new_role()
@@ -464,8 +467,12 @@ def test_who_does_not_own_the_segments_leaves_them_alone(txnstore_postgres_serve
     granted(name, role, "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA txnstore TO {role}")
     with open_store(txnstore_postgres_server.url(name, role, "secret")) as stranger:
         stranger.reclaim()
+        stranger.reclaim()
+    assert [record.event for record in caplog.records if "another role's" in record.getMessage()] == ["room_left"]
     assert rotating.segment_of(partition_id) == 1
+    caplog.clear()
     rotating.look()
+    assert "another role's" not in caplog.text
     assert rotating.segment_of(partition_id) == 2
     granted(name, role, "DROP OWNED BY {role}")
 

@@ -102,7 +102,8 @@ UNMAINTAINED_CONSEQUENCE: Final = (
 )
 UNMAINTAINED_REMEDY: Final = (
     "If clients are at work there, they may not (their roles are limited), or were told not to"
-    " (txnstore.maintenance=false): keep `txnstore maintain` running, as a role of `txnstore roles grant coordinator`."
+    " (txnstore.maintenance=false): keep `txnstore maintain` running, on PostgreSQL as the role that owns the tables."
+    " One of `txnstore roles grant coordinator` may do it too, and leaves the room of what was deleted to autovacuum."
 )
 
 

@@ -142,6 +142,8 @@ class _Seen:
     files: dict[int, int] = field(default_factory=dict)
     #: Until when it is not asked whose batches outlast the others'.
     paused_until: float = 0.0
+    #: Whether it was said that they belong to another role.
+    was_told: bool = False
 
 
 _seen: Final[WeakKeyDictionary[Engine, _Seen]] = WeakKeyDictionary()
@@ -170,6 +172,13 @@ class _Segments:
     def rotate(self) -> int:
         sizes = self._sizes()
         if len(sizes) < len(TURNING_SEGMENTS):
+            if not sizes and not self._seen.was_told:
+                self._seen.was_told = True
+                _log.info(
+                    "the tables of schema %s are another role's: the room of what was deleted is left to autovacuum",
+                    self._schema,
+                    extra={"event": "room_left", "schema": self._schema},
+                )
             return 0
         heads_in: dict[int, int] = dict(self._read(_HEADS_IN))
         # After a rotation that stopped halfway, and of topics that are new since, some are elsewhere.
