@@ -166,10 +166,13 @@ _POLICIES: Final = """
         AND NOT pg_catalog.pg_has_role(c.relowner, 'USAGE') ORDER BY p.polname
 """
 # Whoever has done some of a duty notes when; in a new store nobody had to yet, and of one that moves nobody has to.
+# What was noted while the clock was ahead says nothing.
 _UNMAINTAINED: Final = """
-    SELECT (CAST(pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) * 1000 AS bigint)
-        - greatest(created_ms, (SELECT max(turn_ms) FROM {duties}))) / 1000
-    FROM {stores} WHERE move_state IS NULL
+    SELECT (now_ms - greatest(created_ms, (SELECT max(turn_ms) FROM {duties} WHERE turn_ms <= now_ms + 60000)))
+        / 1000
+    FROM {stores} CROSS JOIN (
+        SELECT CAST(pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) * 1000 AS bigint) AS now_ms
+    ) AS clock WHERE move_state IS NULL
 """
 
 

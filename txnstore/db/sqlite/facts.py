@@ -25,8 +25,10 @@ from txnstore.db.url import DatabaseUrl
 _DAMAGED: Final = ("SQLITE_NOTADB", "SQLITE_CORRUPT")
 _HEADER_MAGIC: Final = b"SQLite format 3\0"
 # Whoever has done some of a duty notes when; in a new store nobody had to yet, and of one that moves nobody has to.
+# What was noted while the clock was ahead says nothing.
 _MAINTAINED: Final = (
-    f"SELECT max(created_ms, coalesce((SELECT max(turn_ms) FROM {SQLITE_PREFIX}maintenance_duties), 0))"  # noqa: S608 - our own names
+    f"SELECT max(created_ms, coalesce((SELECT max(turn_ms) FROM {SQLITE_PREFIX}maintenance_duties"  # noqa: S608 - our own names
+    " WHERE turn_ms <= ? + 60000), 0))"
     f" FROM {SQLITE_PREFIX}stores WHERE move_state IS NULL"
 )
 
@@ -160,8 +162,8 @@ def _look_inside(facts: SQLiteFacts, path: Path, version_table: str) -> None:
 
 
 def _read_inside(facts: SQLiteFacts, connection: sqlite3.Connection, version_table: str, *, is_immutable: bool) -> None:
-    def value(statement: str) -> object:
-        row = connection.execute(statement).fetchone()
+    def value(statement: str, *parameters: int) -> object:
+        row = connection.execute(statement, parameters).fetchone()
         return None if row is None else row[0]
 
     # Read as one that nobody writes, a file has no log for SQLite; its header tells.
@@ -179,10 +181,9 @@ def _read_inside(facts: SQLiteFacts, connection: sqlite3.Connection, version_tab
         facts.recorded_identity = None if recorded is None else str(recorded)
         facts.added = connection.execute(ADDED).fetchall()
     if {"stores", "maintenance_duties"} <= facts.tables:
-        maintained_ms = value(_MAINTAINED)
-        facts.unmaintained_seconds = (
-            None if maintained_ms is None else (time.time_ns() // 1_000_000 - int(str(maintained_ms))) // 1000
-        )
+        now_ms = time.time_ns() // 1_000_000
+        maintained_ms = value(_MAINTAINED, now_ms)
+        facts.unmaintained_seconds = None if maintained_ms is None else (now_ms - int(str(maintained_ms))) // 1000
 
 
 def _mode_in_header(path: str) -> str:
