@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from txnstore.db.schema import SCHEMA_VERSION
 
@@ -104,6 +104,7 @@ UNMAINTAINED_REMEDY: Final = (
     "If clients are at work there, they may not (their roles are limited), or were told not to"
     " (txnstore.maintenance=false): keep `txnstore maintain` running, on PostgreSQL as the role that owns the tables."
     " One of `txnstore roles grant coordinator` may do it too, and leaves the room of what was deleted to autovacuum."
+    " Why something fails stands in the log of clients, and of `txnstore maintain --once`."
 )
 
 
@@ -126,10 +127,13 @@ def other_place(recorded: str | None, actual: str | None) -> Iterable[str]:
         yield f"the tables were made in {recorded}, and this is {actual}"
 
 
-def unmaintained(seconds: int | None) -> Iterable[str]:
-    """Say that nobody has done a duty of the maintenance for so long."""
+def unmaintained(seconds: int | None, failing: Iterable[Sequence[Any]]) -> Iterable[str]:
+    """Say that nobody has done a duty of the maintenance for so long, or one of those that fail, each with its time."""
     if seconds is not None and seconds > UNMAINTAINED_SECONDS_MAX:
         yield f"nobody has done any of the maintenance for {seconds_text(seconds)}"
+    for duty, failing_seconds in failing:
+        if failing_seconds > UNMAINTAINED_SECONDS_MAX:
+            yield f"it fails, and nobody could do it for {seconds_text(failing_seconds)}: {duty}"
 
 
 def _some(names: Iterable[str]) -> str:

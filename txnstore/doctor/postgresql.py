@@ -333,7 +333,7 @@ def _tables(facts: PostgreSQLFacts) -> Iterator[str]:
 
 
 def _unmaintained(facts: PostgreSQLFacts) -> Iterator[str]:
-    yield from unmaintained(facts.unmaintained_seconds)
+    yield from unmaintained(facts.unmaintained_seconds, facts.failing_duties)
 
 
 def _copy(facts: PostgreSQLFacts) -> Iterator[str]:
@@ -620,7 +620,7 @@ POSTGRESQL_CHECKS: Final = (
     Check(
         "nobody-maintains",
         Grade.ADVICE,
-        f"maintenance_duties: when anybody last did one, more than {seconds_text(UNMAINTAINED_SECONDS_MAX)} ago",
+        f"maintenance_duties: when any was last done, or one that fails: {seconds_text(UNMAINTAINED_SECONDS_MAX)} ago",
         UNMAINTAINED_CONSEQUENCE,
         UNMAINTAINED_REMEDY,
         ("unmaintained_seconds",),

@@ -123,7 +123,7 @@ def _planted(facts: SQLiteFacts) -> Iterator[str]:
 
 
 def _unmaintained(facts: SQLiteFacts) -> Iterator[str]:
-    yield from unmaintained(facts.unmaintained_seconds)
+    yield from unmaintained(facts.unmaintained_seconds, facts.failing_duties)
 
 
 def _copy(facts: SQLiteFacts) -> Iterator[str]:
@@ -270,7 +270,7 @@ SQLITE_CHECKS: Final = (
     Check(
         "nobody-maintains",
         Grade.ADVICE,
-        f"maintenance_duties: when anybody last did one, more than {seconds_text(UNMAINTAINED_SECONDS_MAX)} ago",
+        f"maintenance_duties: when any was last done, or one that fails: {seconds_text(UNMAINTAINED_SECONDS_MAX)} ago",
         UNMAINTAINED_CONSEQUENCE,
         UNMAINTAINED_REMEDY,
         ("inside", "unmaintained_seconds"),

@@ -174,6 +174,12 @@ _UNMAINTAINED: Final = """
         SELECT CAST(pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) * 1000 AS bigint) AS now_ms
     ) AS clock WHERE move_state IS NULL
 """
+# One that failed has a pause, which nobody holds.  What nobody has tried for hours may be given up, as a participant.
+_FAILING: Final = """
+    SELECT duty, (now_ms - turn_ms) / 1000 FROM {duties} CROSS JOIN (
+        SELECT CAST(pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) * 1000 AS bigint) AS now_ms
+    ) AS clock WHERE holder IS NULL AND held_until_ms > now_ms - 7200000 ORDER BY duty
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,6 +325,9 @@ class PostgreSQLFacts:
     unmaintained_seconds: int | None = None
     """For how long nobody has done any of the maintenance; None also if there is no store, or one that moves."""
 
+    failing_duties: Sequence[Sequence[Any]] = ()
+    """Of the maintenance, those that failed the last time, and how many seconds ago somebody last did some of each."""
+
     recorded_identity: str | None = None
     """Where the tables were made; None also if that was never known."""
 
@@ -440,11 +449,11 @@ class _Asked:
             found = self.rows("table_version", statement)
             facts.table_version = None if found is None else ", ".join(str(row[0]) for row in found)
         if {"stores", "maintenance_duties"} <= names:
-            statement = sql.SQL(_UNMAINTAINED).format(
-                duties=sql.Identifier(facts.schema, "maintenance_duties"), stores=sql.Identifier(facts.schema, "stores")
-            )
+            duties = sql.Identifier(facts.schema, "maintenance_duties")
+            statement = sql.SQL(_UNMAINTAINED).format(duties=duties, stores=sql.Identifier(facts.schema, "stores"))
             if found := self.rows("unmaintained_seconds", statement):
                 facts.unmaintained_seconds = found[0][0]
+                facts.failing_duties = self.rows("unmaintained_seconds", sql.SQL(_FAILING).format(duties=duties)) or ()
         if "stores" in names:
             statement = sql.SQL("SELECT database_identity, tableoid::pg_catalog.text FROM {}").format(
                 sql.Identifier(facts.schema, "stores")

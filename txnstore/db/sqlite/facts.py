@@ -31,6 +31,11 @@ _MAINTAINED: Final = (
     " WHERE turn_ms <= ? + 60000), 0))"
     f" FROM {SQLITE_PREFIX}stores WHERE move_state IS NULL"
 )
+# One that failed has a pause, which nobody holds.  What nobody has tried for hours may be given up, as a participant.
+_FAILING: Final = (
+    f"SELECT duty, (:now_ms - turn_ms) / 1000 FROM {SQLITE_PREFIX}maintenance_duties"  # noqa: S608 - our own names
+    " WHERE holder IS NULL AND held_until_ms > :now_ms - 7200000 ORDER BY duty"
+)
 
 
 @dataclass(slots=True)
@@ -80,6 +85,9 @@ class SQLiteFacts:
     table_version: str | None = None
     unmaintained_seconds: int | None = None
     """For how long nobody has done any of the maintenance; None also if there is no store, or one that moves."""
+
+    failing_duties: Sequence[Sequence[Any]] = ()
+    """Of the maintenance, those that failed the last time, and how many seconds ago somebody last did some of each."""
 
     recorded_identity: str | None = None
     identity: str | None = None
@@ -183,7 +191,9 @@ def _read_inside(facts: SQLiteFacts, connection: sqlite3.Connection, version_tab
     if {"stores", "maintenance_duties"} <= facts.tables:
         now_ms = time.time_ns() // 1_000_000
         maintained_ms = value(_MAINTAINED, now_ms)
-        facts.unmaintained_seconds = None if maintained_ms is None else (now_ms - int(str(maintained_ms))) // 1000
+        if maintained_ms is not None:
+            facts.unmaintained_seconds = (now_ms - int(str(maintained_ms))) // 1000
+            facts.failing_duties = connection.execute(_FAILING, {"now_ms": now_ms}).fetchall()
 
 
 def _mode_in_header(path: str) -> str:
