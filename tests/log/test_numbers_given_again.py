@@ -16,10 +16,11 @@ from txnstore.db.portions import Portions
 from txnstore.db.schema import deleted_partitions, group_offsets, partition_storage, record_batches, sink_positions
 from txnstore.errors import StoreBusy
 from txnstore.groups.offsets import commit_offsets
-from txnstore.log import compaction, deleting
+from txnstore.log import compaction, deleting, retention
 from txnstore.log.compaction import compact_portion
 from txnstore.log.deleting import purge_deleted_partitions
 from txnstore.log.partition_storage import count_stored
+from txnstore.log.retention import delete_expired_batches, expired_through
 from txnstore.log.topics import create_topic, delete_topic, get_topic
 from txnstore.model import GroupMembership, OffsetAndMetadata
 
@@ -194,3 +195,28 @@ def test_a_pass_of_the_compaction_deletes_nothing_of_a_topic_that_has_the_number
     assert old.read() == [(0, b"a", b"new"), (1, b"b", b"new")]
     assert old.rows(partition_storage)[0].unfinished_pass is None
     assert old.run() == 0
+
+
+def test_the_retention_deletes_nothing_of_a_topic_that_has_the_number_by_then(store, other, clock, monkeypatch):
+    log = LogWriter(store)
+    topic = store.write(lambda connection: create_topic(connection, "old", config={"retention.ms": "1000"}))
+    for number in range(3):
+        log.write("old", 0, b"%d" % number, timestamp_ms=clock.now_ms())
+    clock.advance(2_000)
+
+    def found_before(*arguments, **options):
+        through = expired_through(*arguments, **options)
+        if not came:
+            came.append(through)
+            store.write(lambda connection: delete_topic(connection, "old"))
+            assert purge_deleted_partitions(other, rows_max=100)
+            make_with_numbers_of(other, topic, "new", **topic.config)
+            for _ in range(3):
+                log.write("new", 0, b"of now", timestamp_ms=clock.now_ms())
+        return through
+
+    came: list[int | None] = []
+    monkeypatch.setattr(retention, "expired_through", found_before)
+    assert delete_expired_batches(store, batches_max=100) == 0
+    assert came
+    assert count(store, record_batches) == 3

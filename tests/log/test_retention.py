@@ -12,20 +12,27 @@ from sqlalchemy import select, update
 from tests.clients.consumer.log_writer import LogWriter
 from tests.log.test_deleting import readable, stored
 from txnstore import Consumer, KafkaError, TopicPartition
+from txnstore.db.opening import open_store
 from txnstore.db.schema import finished_transactions, partition_storage, record_batches, topic_configs
 from txnstore.errors import InvalidConfiguration, StoreReadOnly, StoreUnavailable
 from txnstore.groups.offsets import commit_offsets
 from txnstore.log import deleting, retention
 from txnstore.log import partition_storage as partition_storage_module
+from txnstore.log.append import Append, append
 from txnstore.log.bounds import read_bounds
+from txnstore.log.codec import encode
+from txnstore.log.compaction import compact_partitions
 from txnstore.log.deleting import delete_records
+from txnstore.log.partition_rows import lock_heads
 from txnstore.log.partition_storage import BATCH_HEADER_BYTES, batch_bytes
 from txnstore.log.retention import UNLIMITED, RetentionLimits, StoredBatch, delete_expired_batches, expired_through
 from txnstore.log.topics import change_topic_configs, delete_topic, get_topic, lock_topic_configs
-from txnstore.model import INTERNAL_GROUP_PREFIX, GroupMembership, OffsetAndMetadata
+from txnstore.model import INTERNAL_GROUP_PREFIX, GroupMembership, OffsetAndMetadata, Record
 from txnstore.testing.invariants import partition_violations
 
 NOW_MS = 1_000_000
+#: Of a topic that is told nothing.
+AS_USUAL = {"cleanup_policy": "delete", "txnstore_retention_unread_ms": 0}
 
 
 def limits(age_ms=UNLIMITED, size_bytes=UNLIMITED, unread_ms=0):
@@ -436,6 +443,81 @@ def test_what_topics_are_told_while_a_deletion_is_under_way_holds_at_once(log, c
     monkeypatch.setattr(retention, "_candidates", told_meanwhile)
     assert log.run() == 0
     assert (stored(log, log.partition), stored(made[0], made[0].partition)) == ([0], [0])
+
+
+@pytest.fixture
+def before_start_moves(monkeypatch):
+    """Do something once it has been found what goes, as long as somebody else may hold the head's lock."""
+
+    def arrange(work):
+        def found(*arguments, **options):
+            through = expired_through(*arguments, **options)
+            if through is not None and not done:
+                done.append(through)
+                work()
+            return through
+
+        done: list[int] = []
+        monkeypatch.setattr(retention, "expired_through", found)
+        return done
+
+    return arrange
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"retention_ms": 1_000}, {"retention_ms": -1}),
+        ({"retention_ms": 1_000}, {"txnstore_retention_unread_ms": -1}),
+        ({"retention_ms": 1_000}, {"cleanup_policy": "compact"}),
+        ({"retention_ms": -1, "retention_bytes": 0}, {"retention_bytes": 1_000_000}),
+    ],
+)
+def test_what_a_topic_is_told_while_a_deletion_waits_for_the_head_holds(log, clock, before_start_moves, before, after):
+    log.configure(**before)
+    for value in (b"a", b"b", b"c"):
+        log.put(value)
+    clock.advance(2_000)
+    done = before_start_moves(lambda: log.configure(**after))
+    assert log.run() == 0
+    assert (done, log.bounds, stored(log, log.partition)) == ([2], (0, 3, 3), [0, 1, 2])
+    log.configure(**AS_USUAL, **before)
+    assert log.run() == 3
+    log.assert_storage_is_true()
+
+
+@pytest.mark.parametrize("txnstore_url", ["postgresql"], indirect=True)
+def test_and_so_does_what_it_is_told_while_the_deletion_waits_for_that_lock(log, clock, url, monkeypatch):
+    """On SQLite nobody is told anything from then on: there the wait is for the whole database."""
+    log.configure(retention_ms=1_000)
+    log.put(b"a")
+    clock.advance(2_000)
+
+    def waited(connection, partition_ids):
+        with open_store(url, clock=clock) as other:
+            told = {"retention.ms": "-1"}
+            other.write(lambda c: change_topic_configs(c, lock_topic_configs(c, log.name), told))
+        return lock_heads(connection, partition_ids)
+
+    monkeypatch.setattr(retention, "lock_heads", waited)
+    assert log.run() == 0
+    assert stored(log, log.partition) == [0]
+
+
+def test_a_size_that_a_compaction_has_made_smaller_meanwhile_lets_less_go(log, before_start_moves):
+    log.configure(cleanup_policy="compact,delete", min_cleanable_dirty_ratio=0, retention_ms=-1)
+    for key in (b"a", b"b", b"c", b"d", b"d", b"d"):
+        batch = encode([Record(b"v", key=key, timestamp_ms=log.clock.now_ms())])
+        log.store.write(lambda c, batch=batch: append(c, [Append(log.partition, batch)]))
+    sizes = select(record_batches.c.size_bytes).where(record_batches.c.partition_id == log.partition)
+    (size_bytes,) = set(log.store.read(lambda c: c.execute(sizes).scalars().all()))
+    log.configure(retention_bytes=3 * batch_bytes(size_bytes))
+    before_start_moves(lambda: compact_partitions(log.store))
+    log.run()
+    assert stored(log, log.partition) == [0, 1, 2, 5]
+    assert log.run() == 1
+    assert stored(log, log.partition) == [1, 2, 5]
+    log.assert_storage_is_true()
 
 
 @pytest.mark.parametrize(("reset", "expected"), [("earliest", b"b"), ("error", KafkaError._AUTO_OFFSET_RESET)])

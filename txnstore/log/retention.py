@@ -28,12 +28,14 @@ from txnstore.db.schema import (
     partitions,
     record_batches,
     topic_configs,
+    topics,
 )
 from txnstore.db.store import LISTED_MAX, ROWS_AT_ONCE, Store, server_now_ms
 from txnstore.errors import InvalidConfiguration, UnknownTopicOrPartition
 from txnstore.log.bounds import FIRST_OPEN
 from txnstore.log.commit_order import first_unread_offset
 from txnstore.log.deleting import advance_log_start, delete_below_log_start
+from txnstore.log.partition_rows import lock_heads
 from txnstore.log.partition_storage import (
     STORED_BATCHES,
     PartitionStorage,
@@ -50,7 +52,14 @@ _NAMES: Final = ("cleanup.policy", "retention.bytes", "retention.ms", "txnstore.
 
 _NOW: Final = select(server_now_ms())
 _CONFIGS: Final = select(topic_configs).where(topic_configs.c.name.in_(_NAMES))
-_CONFIGS_OF_TOPIC: Final = _CONFIGS.where(topic_configs.c.topic_id == bindparam("of_topic_id"))
+# Which topic a partition is of, with a row for each of the settings that it has been told.
+_TOLD: Final = (
+    select(topics.c.topic_uuid, topic_configs.c.name, topic_configs.c.value)
+    .select_from(partitions)
+    .join(topics, topics.c.topic_id == partitions.c.topic_id)
+    .outerjoin(topic_configs, and_(topic_configs.c.topic_id == topics.c.topic_id, topic_configs.c.name.in_(_NAMES)))
+    .where(partitions.c.partition_id == bindparam("of_partition_id"))
+)
 _OLDEST_MS: Final = (
     select(record_batches.c.max_timestamp_ms)
     .where(record_batches.c.partition_id == partition_heads.c.partition_id)
@@ -65,6 +74,7 @@ _PARTITIONS: Final = (
     select(
         partition_heads.c.partition_id,
         partitions.c.topic_id,
+        topics.c.topic_uuid,
         partition_heads.c.log_start_offset,
         func.coalesce(FIRST_OPEN, partition_heads.c.next_offset).label("last_stable_offset"),
         partition_heads.c.next_offset,
@@ -74,6 +84,7 @@ _PARTITIONS: Final = (
         _OLDEST_MS.label("oldest_ms"),
     )
     .join(partitions, partitions.c.partition_id == partition_heads.c.partition_id)
+    .outerjoin(topics, topics.c.topic_id == partitions.c.topic_id)
     .outerjoin(partition_storage, partition_storage.c.partition_id == partition_heads.c.partition_id)
     .where(partition_heads.c.partition_id > bindparam("after_partition_id"))
     .order_by(partition_heads.c.partition_id)
@@ -189,7 +200,9 @@ class _Candidate:
     """A partition of which something may have to go."""
 
     partition_id: int
-    topic_id: int
+    topic_uuid: str | None
+    """Whose partition it was when this was found."""
+
     oldest_ms: int
     last_stable_offset: int
     limits: RetentionLimits | None
@@ -268,7 +281,7 @@ def _candidates(store: Store, limits_of: Mapping[int, RetentionLimits | None], n
             limits = limits_of[row.topic_id] if row.oldest_ms is not None and start < end else None
             has_leftovers = row.first_stored_offset is not None and row.first_stored_offset < start
             if has_leftovers or (limits is not None and _may_exceed(row, limits, now_ms)):
-                yield _Candidate(row.partition_id, row.topic_id, row.oldest_ms or 0, end, limits, has_leftovers)
+                yield _Candidate(row.partition_id, row.topic_uuid, row.oldest_ms or 0, end, limits, has_leftovers)
         after_partition_id = rows[-1].partition_id if rows else 0
 
 
@@ -356,7 +369,8 @@ def _expire(
     )
     if through is None:
         return left, False
-    portions.write(store, lambda connection: advance_log_start(connection, partition_id, through + 1))
+    if not portions.write(store, partial(_move_log_start, candidate, storage, through + 1)):
+        return left, False
     deleted = delete_below_log_start(store, partition_id, portions)
     return left + deleted, through == batches[-1].last_offset and len(batches) == ROWS_AT_ONCE
 
@@ -367,10 +381,9 @@ def _first_batches(
     """Return the first stored batches of a partition, and in the same snapshot what it takes with them.
 
     None: its topic has been told meanwhile to keep something else, or is newer than what was read of all settings.
-    Nothing goes then that it is to keep by now; the next deletion knows what it keeps.
+    The next deletion knows what it keeps.
     """
-    configs = connection.execute(_CONFIGS_OF_TOPIC, {"of_topic_id": candidate.topic_id})
-    if RetentionLimits.of({row.name: row.value for row in configs}) != candidate.limits:
+    if not _still_holds(candidate, connection):
         return None
     storage = read_storage(connection, candidate.partition_id)
     page = {
@@ -382,3 +395,27 @@ def _first_batches(
     rows = connection.execute(_FROM_START, page)
     batches = [StoredBatch(row.last_offset, batch_bytes(row.size_bytes), row.max_timestamp_ms) for row in rows]
     return storage, batches
+
+
+def _move_log_start(candidate: _Candidate, storage: PartitionStorage, offset: int, connection: Connection) -> bool:
+    """Move the log start to the offset; False: something else is to be kept by now than what that follows from."""
+    # Somebody may have held the head's lock for long. What a topic is told until it is had holds.
+    lock_heads(connection, [candidate.partition_id])
+    limits = candidate.limits
+    if limits is None or not _still_holds(candidate, connection):
+        return False
+    if limits.size_bytes != UNLIMITED:
+        # Who has compacted or deleted some of it meanwhile has left less that is too much.
+        standing = read_storage(connection, candidate.partition_id)
+        if standing.size_bytes < storage.size_bytes:
+            return False
+    advance_log_start(connection, candidate.partition_id, offset)
+    return True
+
+
+def _still_holds(candidate: _Candidate, connection: Connection) -> bool:
+    """Return whether the partition's topic keeps what it was found to keep, and no other one has its number by now."""
+    told = connection.execute(_TOLD, {"of_partition_id": candidate.partition_id}).all()
+    if (told[0].topic_uuid if told else None) != candidate.topic_uuid:
+        return False
+    return RetentionLimits.of({row.name: row.value for row in told if row.name is not None}) == candidate.limits
