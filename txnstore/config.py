@@ -173,7 +173,7 @@ STORE_SETTINGS: Final = _table(
         "offsets.retention.minutes",
         10_080,
         _integer(1, _INT32_MAX),
-        "How long the offsets of an empty group are kept.",
+        "How long the offsets of an empty group are kept; where txnstore.retention.unread.ms is more, as long as that.",
     ),
     Setting(
         "offsets.retention.check.interval.ms",

@@ -5,19 +5,19 @@ from __future__ import annotations
 import uuid
 
 import pytest
-from sqlalchemy import delete, event, insert, select
+from sqlalchemy import delete, event, insert, select, update
 
 from txnstore.db.cluster.catalogue import change_store_settings
 from txnstore.db.portions import Portions
-from txnstore.db.schema import groups, sink_positions
+from txnstore.db.schema import groups, sink_positions, topic_configs
 from txnstore.db.store import ROWS_AT_ONCE
-from txnstore.groups import coordinator
+from txnstore.groups import coordinator, expiration
 from txnstore.groups.administration import alter_offsets, find_group
 from txnstore.groups.expiration import expire_offsets, expire_silent_members
 from txnstore.groups.group import MemberDetails, Report
 from txnstore.groups.offsets import add_pending_offsets, commit_offsets, finish_pending_offsets, read_offsets
-from txnstore.log.topics import create_topic, ensure_topic
-from txnstore.model import NO_GENERATION, GroupMembership, OffsetAndMetadata, ProducerIdentity
+from txnstore.log.topics import change_topic_configs, create_topic, ensure_topic, lock_topic_configs
+from txnstore.model import INTERNAL_GROUP_PREFIX, NO_GENERATION, GroupMembership, OffsetAndMetadata, ProducerIdentity
 
 MINUTE_MS = 60_000
 DAY_MS = 24 * 60 * MINUTE_MS
@@ -211,6 +211,77 @@ def test_where_a_query_stands_as_the_group_its_offset_stays_until_the_query_is_f
     store.write(lambda connection: connection.execute(delete(sink_positions)))
     assert group.expire() == 1
     assert not group.is_there()
+
+
+def keep_unread(store, text, topic="read"):
+    changes = {"txnstore.retention.unread.ms": text}
+    store.write(lambda connection: change_topic_configs(connection, lock_topic_configs(connection, topic), changes))
+
+
+@pytest.mark.parametrize("had_members", [True, False])
+def test_where_a_topic_keeps_what_is_unread_at_any_age_its_offsets_stay_and_no_others(
+    store, group, clock, had_members, monkeypatch
+):
+    other = store.write(lambda connection: ensure_topic(connection, "other")).partition_ids[0]
+    keep_unread(store, "-1")
+    if had_members:
+        group.join()
+        group.leave()
+    for partition_id in (FIRST, SECOND, other):
+        group.commit(partition_id)
+    clock.advance(100 * RETENTION_MS)
+    assert group.expire() == 1
+    assert group.committed() == {FIRST: 5, SECOND: 5}
+    # Nothing is due any more, and no lock is taken for it, until the topic is told otherwise.
+    with monkeypatch.context() as patched:
+        patched.setattr(expiration, "_expire_group", lambda *_: pytest.fail("it is not due"))
+        assert group.expire() == 0
+    keep_unread(store, None)
+    assert group.expire() == 1
+    assert not group.is_there()
+
+
+@pytest.mark.parametrize("had_members", [True, False])
+@pytest.mark.parametrize(
+    ("unread_ms", "kept_ms"),
+    [(0, RETENTION_MS), (DAY_MS, RETENTION_MS), (RETENTION_MS, RETENTION_MS + 1), (30 * DAY_MS, 30 * DAY_MS + 1)],
+)
+def test_where_it_keeps_that_for_longer_than_offsets_these_stay_for_as_long(
+    store, group, clock, had_members, unread_ms, kept_ms
+):
+    keep_unread(store, str(unread_ms))
+    group.commit()
+    if had_members:
+        clock.advance(5 * DAY_MS)
+        group.join()
+        group.leave()
+    clock.advance(kept_ms - 1)
+    assert group.expire() == 0
+    assert group.committed() == {FIRST: 5}
+    clock.advance(1)
+    assert group.expire() == 1
+    assert not group.is_there()
+
+
+def test_groups_of_our_own_keep_nothing_unread_and_lose_their_offsets_as_usual(store, clock):
+    own = ExpiringGroup(store, f"{INTERNAL_GROUP_PREFIX}load")
+    keep_unread(store, "-1")
+    own.commit()
+    clock.advance(RETENTION_MS)
+    assert own.expire() == 1
+    assert not own.is_there()
+
+
+@pytest.mark.parametrize("text", ["", "7 days", "-2", "9" * 19, "1e3"])
+def test_a_text_that_says_nothing_keeps_the_offsets_and_expires_those_of_others(store, group, clock, text):
+    keep_unread(store, "0")
+    store.write(lambda connection: connection.execute(update(topic_configs).values(value=text)))
+    other = store.write(lambda connection: ensure_topic(connection, "other")).partition_ids[0]
+    group.commit()
+    group.commit(other)
+    clock.advance(100 * RETENTION_MS)
+    assert group.expire() == 1
+    assert group.committed() == {FIRST: 5}
 
 
 def test_a_group_that_has_only_offsets_of_an_open_transaction_stays(group):

@@ -15,6 +15,8 @@ from txnstore import Consumer, KafkaError, TopicPartition
 from txnstore.db.opening import open_store
 from txnstore.db.schema import finished_transactions, partition_storage, record_batches, topic_configs
 from txnstore.errors import InvalidConfiguration, StoreReadOnly, StoreUnavailable
+from txnstore.groups.administration import delete_group
+from txnstore.groups.expiration import expire_offsets
 from txnstore.groups.offsets import commit_offsets
 from txnstore.log import deleting, retention
 from txnstore.log import partition_storage as partition_storage_module
@@ -294,6 +296,20 @@ def test_what_groups_have_not_read_stays_for_as_long_as_the_topic_says(log, cloc
     clock.advance(1)
     assert log.run() == 2
     assert log.bounds == (3, 3, 3)
+
+
+def test_what_a_group_has_not_read_stays_at_any_age_though_the_group_is_away_for_longer_than_offsets(log, clock):
+    log.configure(retention_ms=1_000, txnstore_retention_unread_ms=-1)
+    for value in (b"a", b"b", b"c"):
+        log.put(value)
+    log.commit("away", 1)
+    for _ in range(10):
+        clock.advance(8 * 86_400_000)
+        log.run()
+        expire_offsets(log.store, groups_max=100)
+    assert readable(log, log.partition) == [b"b", b"c"]
+    log.store.write(lambda connection: delete_group(connection, "away"))
+    assert log.run() == 2
 
 
 def test_what_groups_have_read_is_found_page_after_page_and_our_own_groups_count_for_nothing(log, clock, monkeypatch):

@@ -6,6 +6,9 @@ offset has a time of its own.  While an open transaction holds offsets of the gr
 is to find what it has read up to.  Nor does the offset of a partition in which a streaming query stands as the group,
 for as long as the sink remembers the query: it commits for a partition only what it has read there, and reads again
 what no offset tells it once its checkpoint is lost.
+
+Where a topic keeps what its groups have not read (`txnstore.retention.unread.ms`), an offset is what keeps it: there it
+stays at least as long as that says, and for ever if it says any age.
 """
 
 from __future__ import annotations
@@ -13,23 +16,43 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Final
 
-from sqlalchemy import BindParameter, ColumnElement, Connection, and_, bindparam, delete, exists, or_, select
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    Connection,
+    and_,
+    bindparam,
+    case,
+    delete,
+    exists,
+    func,
+    literal,
+    or_,
+    select,
+    true,
+)
 
 from txnstore.db.cluster.catalogue import read_store_settings
+from txnstore.db.ddl import Int64
 from txnstore.db.portions import Portions
 from txnstore.db.schema import (
     TEN_SECONDS_MS,
     group_members,
     group_offsets,
     groups,
+    partitions,
     pending_group_offsets,
     sink_positions,
+    topic_configs,
 )
 from txnstore.db.store import Store, server_now_ms
 from txnstore.groups import coordinator
 from txnstore.groups.rows import lock_group
+from txnstore.model import INTERNAL_GROUP_PREFIX
 
 _MS_PER_MINUTE: Final = 60_000
+#: Texts of more digits may be no numbers of the databases'; that many milliseconds are thirty million years.
+_DIGITS_MAX: Final = 18
 _MEMBERS_LOOKED_AT: Final = 10_000
 #: How many groups one statement looks at, whether or not anything of them has expired.
 _GROUPS_LOOKED_AT: Final = 100
@@ -72,19 +95,52 @@ _IS_OF_NO_QUERY: Final = (
     .scalar_subquery()
     .is_(None)
 )
-# Retention counts from the group's last change; only in simple groups from each offset's own time.
-_HAS_EXPIRED: Final = and_(
-    group_offsets.c.group_id == groups.c.group_id,
-    group_offsets.c.commit_ms <= _EXPIRY_MS,
-    _IS_OF_NO_QUERY,
-    or_(groups.c.generation == 0, groups.c.last_update_ms <= _EXPIRY_MS),
-)
 _PAGE: Final = (
     select(groups.c.group_id, groups.c.generation, groups.c.last_update_ms)
     .where(groups.c.group_id > bindparam("after_group_id"))
     .order_by(groups.c.group_id)
     .limit(_GROUPS_LOOKED_AT)
     .subquery("page")
+)
+_UNREAD_TEXT: Final = topic_configs.c.value
+
+
+def _keeps_nothing(generation: ColumnElement[int], last_update_ms: ColumnElement[int]) -> ColumnElement[bool]:
+    """Return the condition that no topic keeps what is not read for the offset, or does so no longer.
+
+    A lookup, as the one above.  A text that is no number, such as that for any age, keeps it: whatever it is to say.
+    """
+    is_number = and_(func.trim(_UNREAD_TEXT, "0123456789") == "", func.length(_UNREAD_TEXT).between(1, _DIGITS_MAX))
+    unread_ms = _UNREAD_TEXT.cast(Int64)
+    is_young = or_(
+        server_now_ms() - group_offsets.c.commit_ms <= unread_ms,
+        and_(generation != 0, server_now_ms() - last_update_ms <= unread_ms),
+    )
+    return (
+        select(literal(1))
+        .select_from(partitions)
+        .join(topic_configs, topic_configs.c.topic_id == partitions.c.topic_id)
+        .where(
+            partitions.c.partition_id == group_offsets.c.partition_id,
+            topic_configs.c.name == "txnstore.retention.unread.ms",
+            # Our own groups read nothing.
+            func.substr(group_offsets.c.group_id, 1, len(INTERNAL_GROUP_PREFIX)) != INTERNAL_GROUP_PREFIX,
+            case((is_number, is_young), else_=true()),
+        )
+        .correlate(group_offsets, groups, _PAGE)
+        .limit(1)
+        .scalar_subquery()
+        .is_(None)
+    )
+
+
+# Retention counts from the group's last change; only in simple groups from each offset's own time.
+_HAS_EXPIRED: Final = and_(
+    group_offsets.c.group_id == groups.c.group_id,
+    group_offsets.c.commit_ms <= _EXPIRY_MS,
+    _IS_OF_NO_QUERY,
+    or_(groups.c.generation == 0, groups.c.last_update_ms <= _EXPIRY_MS),
+    _keeps_nothing(groups.c.generation, groups.c.last_update_ms),
 )
 _BEFORE_MS: Final[BindParameter[int]] = bindparam("before_ms")
 
@@ -105,7 +161,12 @@ _FOUND: Final = select(
             ~_has(group_offsets.c.partition_id),
             and_(
                 or_(_PAGE.c.generation == 0, _PAGE.c.last_update_ms <= _BEFORE_MS),
-                _has(group_offsets.c.partition_id, group_offsets.c.commit_ms <= _BEFORE_MS, _IS_OF_NO_QUERY),
+                _has(
+                    group_offsets.c.partition_id,
+                    group_offsets.c.commit_ms <= _BEFORE_MS,
+                    _IS_OF_NO_QUERY,
+                    _keeps_nothing(_PAGE.c.generation, _PAGE.c.last_update_ms),
+                ),
             ),
         ),
     ).label("is_due"),
