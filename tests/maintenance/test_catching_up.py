@@ -416,6 +416,39 @@ def test_what_is_not_due_is_not_looked_at(store, clock, partition_ids, table, du
         assert any(index in str(rows) for rows in plans_of_table), plans_of_table
 
 
+#: How old entries of the journal are, by what their clocks said: of before the trimming, of yesterday, of next year.
+OLD, YOUNG, AHEAD = 30 * DAY_MS, DAY_MS, -400 * DAY_MS
+
+
+@pytest.mark.parametrize(
+    ("ages_ms", "trimmed"),
+    [
+        ([AHEAD] + 1_499 * [OLD], 1_500),
+        (700 * [OLD] + [AHEAD] + 100 * [OLD] + 300 * [YOUNG] + 10 * [OLD], 801),
+        # As many as a look finds, and more.
+        (1_201 * [AHEAD] + 10 * [OLD] + [YOUNG], 1_211),
+        # Nothing says of these that they are old.
+        (700 * [OLD] + 5 * [AHEAD] + [YOUNG] + 10 * [OLD], 700),
+        (700 * [OLD] + 700 * [AHEAD] + [YOUNG, OLD], 700),
+        (600 * [AHEAD], 0),
+        (10 * [OLD] + 600 * [AHEAD], 10),
+        ([AHEAD, YOUNG, OLD], 0),
+    ],
+)
+def test_entries_by_a_clock_that_was_ahead_are_trimmed_with_older_ones_after_them(store, clock, ages_ms, trimmed):
+    now_ms = clock.now_ms()
+    fill(store, transaction_log, (entry(number, now_ms - age_ms) for number, age_ms in enumerate(ages_ms)))
+    left = []
+    while trim_journal(store):
+        left.append(count(store, transaction_log))
+    assert count(store, transaction_log) == len(ages_ms) - trimmed
+    numbers = select(transaction_log.c.transaction_number).order_by(transaction_log.c.entry_id)
+    found = store.read(lambda connection: list(connection.execute(numbers).scalars()))
+    assert found == list(range(trimmed, len(ages_ms)))
+    # A look takes no more for those.
+    assert len(left) == -(-trimmed // 500)
+
+
 def test_deleting_below_the_log_start_takes_no_more_than_that(store, partition_ids):
     item = Append(partition_ids[0], encode([Record(b"a")]))
     store.write(lambda connection: append(connection, [item] * 5))

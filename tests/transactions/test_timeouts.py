@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 
 from txnstore.db.schema import transaction_log
 from txnstore.errors import InvalidProducerIdMapping, ProducerFenced, TransactionAbortable
@@ -410,6 +410,12 @@ def test_the_journal_is_trimmed_but_for_transactions_that_are_not_complete(own_b
     assert trim_journal(bench.store) == 5
     assert bench.store.read(lambda connection: connection.execute(count).scalar_one()) == before - 5
     assert bench.journal(done.transactional_id) == []
+    assert (bench.journal(still_open.transactional_id), bench.journal(decided.transactional_id)) == kept
+    # Nor by a clock that was ahead, with an old entry behind it.
+    of_open = transaction_log.c.transactional_id == still_open.transactional_id
+    ahead = update(transaction_log).where(of_open).values(update_ms=bench.clock.now_ms() + 1)
+    bench.store.write(lambda connection: connection.execute(ahead))
+    assert trim_journal(bench.store) == 0
     assert (bench.journal(still_open.transactional_id), bench.journal(decided.transactional_id)) == kept
 
 

@@ -8,10 +8,10 @@ about and looks again before it does anything.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import takewhile
 from typing import Any, Final
 
 from sqlalchemy import BindParameter, Connection, bindparam, delete, select, tuple_
@@ -164,6 +164,13 @@ _OLDEST: Final = (
 )
 #: None: the transactional id has gone on, or is gone.
 _COMPLETE: Final = {None, *map(int, EXPIRABLE)}
+# Behind entries that a clock has written which was ahead, and which by now are of the future.
+_NEXT_OF_THE_PAST_MS: Final = (
+    select(transaction_log.c.update_ms)
+    .where(transaction_log.c.entry_id > bindparam("after_entry_id"), transaction_log.c.update_ms <= bindparam("now_ms"))
+    .order_by(transaction_log.c.entry_id)
+    .limit(1)
+)
 _TRIM: Final = delete(transaction_log).where(transaction_log.c.entry_id.in_(bindparam("entry_ids", expanding=True)))
 
 
@@ -522,13 +529,13 @@ def trim_journal(store: Store, portions: Portions | None = None) -> int:
     At least FOUND_MAX, or all that there are, or what there is time for.
     """
     portions = portions or Portions()
-    _, before_ms = store.read(lambda connection: _age_of(connection, "txnstore.transaction.log.retention.ms"))
+    age_ms, before_ms = store.read(lambda connection: _age_of(connection, "txnstore.transaction.log.retention.ms"))
     trimmed, after_entry_id = 0, -1
     while trimmed < FOUND_MAX:
         of = {"after_entry_id": after_entry_id}
         found = store.read(lambda connection, of=of: connection.execute(_OLDEST, of).all())  # type: ignore[misc]
         # From the old end on, never out of the middle: outcomes are told by what is left of an identity's entries.
-        old = list(takewhile(lambda entry: entry.update_ms < before_ms, found))
+        old = _old_entries(store, found, before_ms=before_ms, now_ms=before_ms + age_ms)
         left = [entry.entry_id for entry in old if entry.state_now in _COMPLETE]
         while left:
             some, left = left[: portions.rows], left[portions.rows :]
@@ -539,6 +546,22 @@ def trim_journal(store: Store, portions: Portions | None = None) -> int:
             break
         after_entry_id = old[-1].entry_id
     return trimmed
+
+
+def _old_entries(store: Store, found: Sequence[Any], *, before_ms: int, now_ms: int) -> Sequence[Any]:
+    """Return the first of these entries, all that are old enough.
+
+    One of the future, by a clock that was ahead, is at least as old as the next one that is not.
+    """
+    next_ms: int | None = None
+    if found and found[-1].update_ms > now_ms:
+        behind = {"after_entry_id": found[-1].entry_id, "now_ms": now_ms}
+        next_ms = store.read(lambda connection: connection.execute(_NEXT_OF_THE_PAST_MS, behind).scalar())
+    are_old: deque[bool] = deque()
+    for entry in reversed(found):
+        next_ms = entry.update_ms if entry.update_ms <= now_ms else next_ms
+        are_old.appendleft(next_ms is not None and next_ms < before_ms)
+    return found[: next((count for count, is_old in enumerate(are_old) if not is_old), len(found))]
 
 
 def _age_of(connection: Connection, setting: str) -> tuple[int, int]:
