@@ -24,6 +24,7 @@ from txnstore.db.schema import (
     groups,
     partition_heads,
     partitions,
+    record_batches,
     store_configs,
     topics,
     transactions,
@@ -43,7 +44,7 @@ from txnstore.log.cluster_topics import (
     ensure_topic,
     grow_topic,
 )
-from txnstore.log.codec import encode
+from txnstore.log.codec import decode, encode
 from txnstore.log.partition_rows import producers_of_partition
 from txnstore.log.topics import find_topics, leaders_by_hash, leaders_in_turn
 from txnstore.maintenance.duties import DUTIES
@@ -51,9 +52,10 @@ from txnstore.maintenance.turns import take_turn
 from txnstore.model import ProducerIdentity, Record
 from txnstore.testing.invariants import Invariant, Violation, assert_cluster_sound, cluster_violations
 from txnstore.transactions.coordinator import TransactionCoordinator
+from txnstore.verification import partitions as partitions_module
 from txnstore.verification import verify as verify_module
 from txnstore.verification.catalogue import home_violations
-from txnstore.verification.verify import verify
+from txnstore.verification.verify import WatchState, verify
 
 #: The duties that go by settings.
 FORGETTING = {
@@ -314,6 +316,52 @@ def test_what_only_the_first_of_two_looks_sees_is_not_wrong(sqlite_bench: Bench,
     monkeypatch.setattr(verify_module, "cluster_violations", mended_behind_the_first)
     assert verify(bench.cluster) == []
     assert looks == [1, 0]
+
+
+def test_a_watch_reads_nothing_again_for_its_second_look(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    """But for the partition in which the first one has found something."""
+    decoded: list[tuple[int, int]] = []
+
+    def counting(row: Any) -> Any:
+        decoded.append((row.partition_id, row.base_offset))
+        return decode(row)
+
+    def look() -> tuple[set[Invariant], list[tuple[int, int]]]:
+        decoded.clear()
+        found = {violation.invariant for violation in verify(bench.cluster, watch=watch)}
+        return found, sorted(decoded)
+
+    watch = WatchState()
+    monkeypatch.setattr(partitions_module, "decode", counting)
+    producer = bench.producer_at(1)
+    first, second = bench.partition_at(1), bench.partition_at(2)
+    for partition_id in (first, second):
+        for value in (b"a", b"b"):
+            producer.send(partition_id, value)
+    assert look() == (set(), [(first, 0), (first, 1), (second, 0), (second, 1)])
+    # Of no partition, and there to stay.
+    bench.cluster.own(2).write(lambda connection: connection.execute(update(topics).values(created_ms=7)))
+    for partition_id in (first, second):
+        producer.send(partition_id, b"c")
+    assert look() == ({Invariant.COPIES_CURRENT}, [(first, 2), (second, 2)])
+    assert look() == ({Invariant.COPIES_CURRENT}, [])
+
+    def written_behind(cluster: Cluster, **options: Any) -> list[Violation]:
+        found = cluster_violations(cluster, **options)
+        producer.send(second, b"d")
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(verify_module, "cluster_violations", written_behind)
+        assert look() == ({Invariant.COPIES_CURRENT}, [(second, 3)])
+    assert look() == ({Invariant.COPIES_CURRENT}, [(second, 4)])
+    producer.send(first, b"d")
+    of_last = (record_batches.c.partition_id == first, record_batches.c.base_offset == 3)
+    damage = update(record_batches).where(*of_last).values(value_data=b"00")
+    bench.cluster.own(1).write(lambda connection: connection.execute(damage))
+    whole = [(first, offset) for offset in range(4)]
+    assert look() == ({Invariant.COPIES_CURRENT, Invariant.BATCHES_WHOLE}, sorted([*whole, (first, 3)]))
+    assert look() == ({Invariant.COPIES_CURRENT, Invariant.BATCHES_WHOLE}, sorted([*whole, *whole]))
 
 
 def test_the_controller_away_keeps_nobody_from_opening_another_database(bench: Bench, monkeypatch):
