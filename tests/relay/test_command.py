@@ -299,6 +299,27 @@ def test_an_outbox_that_cannot_be_relayed_ends_the_relay_as_what_stays_wrong(
     assert "txnstore: no such setting" in err
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_error_that_nobody_reads_ends_a_relay_all_the_same(monkeypatch):
+    """What prints it raises SystemExit where the other end of a pipe is gone."""
+    codes: list[int] = []
+    has_ended = threading.Event()
+
+    def end_process(code):
+        codes.append(code)
+        has_ended.set()
+
+    def report(_):
+        raise SystemExit(1)
+
+    monkeypatch.setattr("txnstore.cli.relay.STOP_SECONDS", 0.0)
+    monkeypatch.setattr("txnstore.cli.relay.report", report)
+    with ends_soon(threading.Event(), end_process) as failing:
+        failing(RelayFailed("Kafka was away", may_pass=True))
+        assert has_ended.wait(PATIENCE_SECONDS)
+    assert codes == [75]
+
+
 def test_a_relay_that_ends_by_itself_is_not_ended():
     stop = threading.Event()
     codes: list[int] = []

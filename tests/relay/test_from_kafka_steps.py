@@ -692,6 +692,22 @@ def test_where_a_partition_without_a_leader_ends_is_waited_for_by_a_latest_one(s
     assert read(store, "shop") == {0: numbered(1, 2), 1: numbered(1, 2)}
 
 
+def test_a_topic_without_a_leader_that_comes_up_beside_a_latest_relay_is_not_taken_for_an_old_one_by_the_next(
+    store, stand_in, leaderless
+):
+    stand_in.side.create("shop", 1)
+    relay = FromKafka(store, stand_in.cluster(), RelayOptions(start=RelayStart.LATEST))
+    with beside(relay.run):
+        wait_until(lambda: relay._found)
+        leaderless.partitions.add(("later", 0))
+        stand_in.side.create("later", 1)
+        stand_in.side.send("later", numbered(3))
+        wait_until(lambda: relay._leaderless)
+    leaderless.partitions.clear()
+    assert copy(store, stand_in.cluster(), start=RelayStart.LATEST) == 3
+    assert read(store, "later") == {0: numbered(3)}
+
+
 def test_a_position_in_a_partition_without_a_leader_that_is_forgotten_ends_the_relay(store, stand_in, leaderless):
     """What it has copied would come twice."""
     stand_in.side.create("shop", 1)

@@ -189,10 +189,12 @@ def ends_soon(stop: threading.Event, end_process: Callable[[int], object]) -> It
                 " goes on from what was committed",
                 extra={"event": "relay_ended_early"},
             )
-            for error in errors:
-                report(error)
-            # A supervisor would start it again and again for what stays wrong.
-            end_process(FAILED if FAILED in map(exit_code, errors) else TRY_AGAIN_LATER)
+            try:
+                for error in errors:
+                    report(error)
+            finally:
+                # Also if nobody reads what it says. A supervisor would start it again and again for what stays wrong.
+                end_process(FAILED if FAILED in map(exit_code, errors) else TRY_AGAIN_LATER)
 
     threading.Thread(target=watch, name="txnstore-relay-end", daemon=True).start()
     try:

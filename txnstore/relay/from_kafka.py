@@ -226,11 +226,6 @@ class FromKafka:
         self._check_not_forgotten(self._positions.keys() & (bounds.keys() | leaderless), known)
         # What comes up while somebody relays, or beside what was relayed, has records that nobody has seen.
         begun = set(found) if self._found is not None else {partition.topic for partition in known}
-        if not self._is_earliest:
-            for partition in leaderless:
-                if partition not in known and partition.topic not in begun:
-                    # Nobody knows where it ends now; later it would be taken for one that comes up meanwhile.
-                    raise KafkaUnavailable(f"{partition} has no leader in Kafka, and --start latest begins at its end")
         new = {
             partition: RelayPosition(
                 found[partition.topic].topic_uuid, low if self._is_earliest or partition.topic in begun else high
@@ -238,6 +233,7 @@ class FromKafka:
             for partition, (low, high) in bounds.items()
             if partition not in known
         }
+        new |= self._begun_without_leader(leaderless, found, {partition.topic for partition in known})
         if new:
             self._store.write(lambda connection: _begin(connection, self._relay_id, new))
             known = self._store.read(lambda connection: read_relay_positions(connection, self._relay_id))
@@ -274,6 +270,25 @@ class FromKafka:
                 if partition in bounds and not self._is_at_end(partition)
             ]
         )
+
+    def _begun_without_leader(
+        self, leaderless: Iterable[PartitionName], found: Mapping[str, KafkaTopic], seen: Collection[str]
+    ) -> dict[PartitionName, RelayPosition]:
+        """Return where `--start latest` begins in partitions of topics not seen before, whose ends nobody knows.
+
+        Raises:
+            KafkaUnavailable: it begins at such an end.
+        """
+        new = {}
+        for partition in leaderless:
+            if self._is_earliest or partition.topic in seen:
+                continue
+            if self._found is None:
+                # Later it would be taken for one that comes up meanwhile.
+                raise KafkaUnavailable(f"{partition} has no leader in Kafka, and --start latest begins at its end")
+            # It has come up meanwhile: the next relay would take it for one that was there, and begin at its end.
+            new[partition] = RelayPosition(found[partition.topic].topic_uuid, 0)
+        return new
 
     @property
     def _is_earliest(self) -> bool:
