@@ -61,6 +61,25 @@ def test_one_block_over_two_databases(url, producer, drivers, tables, name):
     assert records(url, topic_of(producer)) == [name]
 
 
+def test_a_connection_that_another_producer_has_enlisted_is_refused(url, producer, engines, tables, name):
+    other = Producer({"bootstrap.servers": url, "transactional.id": f"{name} other"})
+    other.init_transactions(TIMEOUT)
+    with engines[0].connect() as connection, contextlib.closing(other):
+        with producer.transaction():
+            producer.enlist(connection)
+            connection.execute(text("INSERT INTO account VALUES (:name, 1)"), {"name": name})
+            producer.produce(topic_of(producer), name)
+            other.begin_transaction()
+            with pytest.raises(KafkaException, match="another producer"):
+                other.enlist(connection)
+        assert (tables[0].balances(), records(url, topic_of(producer))) == ({name: 1}, [name])
+        # It is free again.
+        other.enlist(connection)
+        connection.execute(text("DELETE FROM account"))
+        other.commit_transaction(TIMEOUT)
+    assert_nowhere(tables)
+
+
 def test_an_exception_in_the_block_leaves_nothing(producer, drivers, tables, name):
 
     def fail_within():

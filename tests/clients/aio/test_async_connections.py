@@ -10,7 +10,7 @@ from sqlalchemy import event, text
 from tests.clients.callers import ledger_of, make_ledger
 from tests.clients.membership.steps import TP
 from tests.clients.steps import PATIENCE_SECONDS, read_to_end, values
-from txnstore import Consumer, Producer
+from txnstore import Consumer, KafkaException, Producer
 from txnstore.aio import AIOConsumer
 
 pytest.importorskip("greenlet", reason="async SQLAlchemy needs greenlet, which is not installed")
@@ -82,3 +82,27 @@ def test_records_and_rows_of_an_async_connection_are_one_commit(url, async_url):
     assert values(read_to_end(url, "t"))[2:] == [b"commit_transaction"]
     # The answer to the COMMIT was understood: the connection is its owner's again, as it was.
     assert lost == []
+
+
+def test_an_async_connection_that_another_producer_has_enlisted_is_refused(url, async_url):
+    producers = [Producer({"bootstrap.servers": url, "transactional.id": name}) for name in ("anna", "bert")]
+    for producer in producers:
+        producer.init_transactions(PATIENCE_SECONDS)
+        producer.begin_transaction()
+    first, second = producers
+
+    async def work():
+        engine = create_async_engine(async_url)
+        async with engine.connect() as connection:
+            await connection.run_sync(first.enlist)
+            await connection.execute(INSERT, {"entry": "row"})
+            first.produce("t", b"anna")
+            with pytest.raises(KafkaException, match="another producer"):
+                await connection.run_sync(second.enlist)
+            await connection.run_sync(lambda _: first.commit_transaction(PATIENCE_SECONDS))
+        await engine.dispose()
+
+    asyncio.run(work())
+    for producer in producers:
+        producer.close()
+    assert (ledger_of(url), values(read_to_end(url, "t"))) == (["row"], [b"0", b"1", b"anna"])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import sqlite3
 import threading
+from functools import partial
 
 import pytest
 from sqlalchemy import delete, event, text
@@ -12,10 +14,11 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from tests.clients.callers import application_engine, calling
+from tests.clients.consumer.log_writer import eventually
 from tests.clients.membership.steps import TP
 from tests.clients.producer.enlisting import *  # noqa: F403 - the fixtures
 from tests.clients.producer.enlisting import committed_values, is_there, numbers, rows_of
-from tests.clients.steps import PATIENCE_SECONDS, Refusal, create_topic, error_of
+from tests.clients.steps import PATIENCE_SECONDS, Refusal, create_topic, error_of, refusal_of
 from txnstore import Consumer, KafkaError, KafkaException, Producer
 from txnstore.clients.producer import enlistment
 from txnstore.db.opening import open_store
@@ -251,6 +254,91 @@ def test_a_second_connection_to_the_same_database(producer, url, topic, entry):
         caller.write(entry)
         producer.commit_transaction(PATIENCE_SECONDS)
     assert is_there(url, entry)
+
+
+def test_a_connection_that_another_producer_has_enlisted(make_producer, any_caller, url, topic, entry):
+    """Both would commit it: the first would commit all of it, and hear of a refusal."""
+    first, second = make_producer(), make_producer()
+    first.begin_transaction()
+    first.enlist(any_caller.given)
+    any_caller.write(entry)
+    first.produce(topic, b"1")
+    second.begin_transaction()
+    for given in (any_caller.given, any_caller.driver):
+        error = error_of(second.enlist, given)
+        assert (error.code(), "another producer" in error.str()) == (KafkaError.INVALID_REQUEST, True)
+    first.commit_transaction(PATIENCE_SECONDS)
+    assert (is_there(url, entry), committed_values(url, topic)) == (True, [b"1"])
+    # The transaction has gone on without it, which is free now.
+    second.enlist(any_caller.given)
+    any_caller.write(f"{entry} of the second")
+    second.produce(topic, b"2")
+    second.commit_transaction(PATIENCE_SECONDS)
+    assert (is_there(url, f"{entry} of the second"), committed_values(url, topic)) == (True, [b"1", b"2"])
+
+
+@pytest.mark.parametrize("end", ["abort", "close", "close elsewhere", "drop"])
+def test_a_connection_is_free_for_another_producer_once_the_first_has_ended(make_producer, url, topic, entry, end):
+    for kind in ("core", "orm", "driver"):
+        with calling(url, kind) as caller:
+            first = Producer({"bootstrap.servers": url, "transactional.id": f"producer-{next(numbers)}"})
+            second = make_producer()
+            first.init_transactions(PATIENCE_SECONDS)
+            first.begin_transaction()
+            first.enlist(caller.given)
+            if end == "abort":
+                first.abort_transaction(PATIENCE_SECONDS)
+            elif end == "close":
+                first.close()
+            elif end == "close elsewhere":
+                thread = threading.Thread(target=first.close)
+                thread.start()
+                thread.join()
+                # What is open on it is still its owner's to end.
+                caller.rollback()
+            second.begin_transaction()
+            if end == "drop":
+                del first
+                # Its thread holds parts of it until it has ended.
+                refused = partial(refusal_of, second.enlist, caller.given)
+                eventually(lambda refused=refused: gc.collect() >= 0 and refused() is None)
+            else:
+                second.enlist(caller.given)
+            caller.write(f"{entry} {kind}")
+            second.produce(topic, kind)
+            second.commit_transaction(PATIENCE_SECONDS)
+            assert is_there(url, f"{entry} {kind}")
+            # It is its owner's again.
+            caller.write(f"{entry} {kind} of its own")
+            caller.commit()
+    assert committed_values(url, topic) == [b"core", b"orm", b"driver"]
+
+
+def test_a_connection_that_its_owner_gave_back_to_the_pool_is_free_for_another_producer(
+    make_producer, url, topic, entry
+):
+    engine = application_engine(url)
+    first, second, third = make_producer(), make_producer(), make_producer()
+    first.begin_transaction()
+    with engine.connect() as connection:
+        first.enlist(connection)
+        driver = connection.connection.dbapi_connection
+    with engine.connect() as connection:
+        assert connection.connection.dbapi_connection is driver
+        second.begin_transaction()
+        second.enlist(connection)
+        # What the first does then is none of the second's business.
+        assert "by its owner" in error_of(first.commit_transaction, PATIENCE_SECONDS).str()
+        first.abort_transaction(PATIENCE_SECONDS)
+        third.begin_transaction()
+        assert "another producer" in error_of(third.enlist, connection).str()
+        with pytest.raises(KafkaException, match="enlisted"):
+            connection.commit()
+        connection.execute(text("INSERT INTO ledger VALUES (:entry)"), {"entry": entry})
+        second.produce(topic, b"2")
+        second.commit_transaction(PATIENCE_SECONDS)
+    engine.dispose()
+    assert (is_there(url, entry), committed_values(url, topic)) == (True, [b"2"])
 
 
 def test_a_connection_in_autocommit_mode(producer, url):

@@ -56,11 +56,6 @@ class _Elsewhere:
     callers: CallersConnection
     guards: CallerGuards
 
-    @property
-    def is_lost(self) -> bool:
-        """Whether its owner has closed or rolled it back, so that the driver's connection may be somebody else's."""
-        return self.guards.was_rolled_back or self.callers.is_given_up
-
 
 class EnlistedBranches:
     """The connections to other databases that are enlisted in a producer's transaction."""
@@ -95,9 +90,10 @@ class EnlistedBranches:
         """Enlist a connection to another database.
 
         Raises:
-            InvalidRequest: it is to another SQLite file, which cannot vote, or cannot take part as it is.
+            InvalidRequest: it is to another SQLite file, which cannot vote, or cannot take part as it is, or another
+                producer has enlisted it.
         """
-        from txnstore.db.callers.enlisted import CallerGuards, check_not_two_phase
+        from txnstore.db.callers.enlisted import CallerGuards
         from txnstore.participants.branches import Branches
 
         if not callers.keeps_prepared:
@@ -107,12 +103,12 @@ class EnlistedBranches:
             )
         if any(known.callers.driver is callers.driver for known in self.connections):
             return
-        check_not_two_phase(callers)
         if self._branches is None:
             name, cluster = self._progress.transactional_id, self._progress.sender.session.connection.cluster()
             self._branches = Branches(cluster.coordinator_of(name), name, cluster)
-        guards = CallerGuards(callers, refused_ending)
+        guards = CallerGuards(callers, refused_ending, self)
         try:
+            guards.claim()
             self._branches.enlist(_driver_of(callers))
             guards.set()
             self.connections.append(_Elsewhere(callers, guards))
@@ -150,7 +146,7 @@ class EnlistedBranches:
 
     def _notice_losses(self) -> None:
         for known in self.connections:
-            if known.is_lost and self._branches is not None:
+            if known.guards.is_lost and self._branches is not None:
                 self._branches.lose(_driver_of(known.callers))
 
     # --- the end ----------------------------------------------------------------------------------------------------
@@ -211,7 +207,7 @@ class EnlistedBranches:
         for known in self.connections:
             # Before they are forgotten: a call repeated after Ctrl-C goes on here.
             known.guards.remove()
-        held, self.connections = [known for known in self.connections if not known.is_lost], []
+        held, self.connections = [known for known in self.connections if not known.guards.is_lost], []
         hook_error: Exception | None = None
         for known in held:
             try:

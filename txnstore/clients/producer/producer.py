@@ -497,7 +497,8 @@ class Producer(OfOneProcess):
             TypeError: it is not a connection.
             KafkaException: `_NOT_CONFIGURED`, `_STATE` outside of a transaction or if the database transaction has
                 failed, INVALID_REQUEST: the connection is closed, in autocommit mode, on a database that cannot vote,
-                or not the first to this one; `_TIMED_OUT`: SQLite: others write.  The transaction goes on without it.
+                not the first to this one, or another producer's; `_TIMED_OUT`: SQLite: others write.  The transaction
+                goes on without it.
         """
         self._transactional().enlist(connection, check_timeout(timeout))
 

@@ -18,6 +18,7 @@ import sqlite3
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NoReturn, TypeVar
@@ -79,20 +80,58 @@ _SYNCHRONOUS_EXTRA: Final = 3
 # Changes nothing and takes SQLite's write lock.
 _TAKE_WRITE_LOCK: Final = HotStatement(update(stores).values(singleton=1).where(false()))
 
+#: By the id of the driver's connection, which they hold: the guards that are on it, of all producers of this process.
+_guards_on: Final[weakref.WeakValueDictionary[int, CallerGuards]] = weakref.WeakValueDictionary()
+#: Held to look there; reentrant: the collector of garbage may close another producer in the middle of anything.
+_guards_lock: Final = threading.RLock()
+
 
 class CallerGuards:
     """The guards of one connection."""
 
-    def __init__(self, callers: CallersConnection, refuse: Refuse) -> None:
-        """Guard `callers`; `refuse` makes the error of an ending, given its name."""
+    def __init__(self, callers: CallersConnection, refuse: Refuse, holder: object) -> None:
+        """Guard `callers` for as long as there is `holder`; `refuse` makes the error of an ending, given its name."""
         self._callers = callers
         self._refuse = refuse
+        self._holder = weakref.ref(holder)
+        self._driver: Any = None
         self._guarded: list[tuple[Any, str]] = []
         self.at_commit: Callable[[], None] | None = None
         """What to do right before SQLAlchemy commits, instead of refusing."""
 
         self.was_rolled_back = False
         """Whether SQLAlchemy has rolled back, as it does when the connection or session is closed."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its owner has closed or rolled it back, so that the driver's connection may be somebody else's."""
+        return self.was_rolled_back or self._callers.is_given_up
+
+    @property
+    def are_needed(self) -> bool:
+        """Whether there still is somebody who would end what is open on the connection."""
+        return self._holder() is not None and not self.is_lost
+
+    def claim(self) -> None:
+        """Take the connection: two producers would both commit it, and the first to do so would hear of a refusal.
+
+        Raises:
+            InvalidRequest: another producer has it, or a coordinator of SQLAlchemy's.
+        """
+        check_not_two_phase(self._callers)
+        driver = getattr(self._callers.driver, "driver_connection", self._callers.driver)
+        with _guards_lock:
+            others = _guards_on.get(id(driver))
+            if others is not None and others is not self:
+                if others.are_needed:
+                    raise InvalidRequest(
+                        "this connection is enlisted in another producer's transaction: end that one first, by its"
+                        " commit_transaction() or abort_transaction(), or hand over another connection"
+                    )
+                # Of a producer that nobody holds any more, or from before the owner closed it.
+                others.remove()
+            self._driver = driver
+            _guards_on[id(driver)] = self
 
     def set(self) -> None:
         """Refuse from now on."""
@@ -125,6 +164,9 @@ class CallerGuards:
             for name, listener in (("commit", self._on_commit), ("rollback", self._on_rollback)):
                 if event.contains(owner, name, listener):
                     event.remove(owner, name, listener)
+        with _guards_lock:
+            if _guards_on.get(id(self._driver)) is self:
+                del _guards_on[id(self._driver)]
 
     def _refusing(self, ending: str) -> Callable[..., NoReturn]:
         def refuse(*_: object, **__: object) -> NoReturn:
@@ -156,7 +198,7 @@ class EnlistedConnection:
 
         self._store = store
         self._is_lasting = store.limits.durability is Durability.FULL
-        self._guards = CallerGuards(callers, refuse)
+        self._guards = CallerGuards(callers, refuse, self)
         self._name = self._isolation = ""
         # The thread that lets go may be another than the one that commits.
         self._lock = threading.Lock()
@@ -166,13 +208,14 @@ class EnlistedConnection:
         """Begin the database transaction if it is not open yet, remember it, and refuse the caller's endings.
 
         Raises:
-            InvalidRequest: the connection cannot be used, or its database transaction cannot be committed by others.
+            InvalidRequest: the connection cannot be used, or its database transaction cannot be committed by others, or
+                another producer is to commit it.
             StoreBusy: SQLite: another connection writes at the moment, or has since this one began to read.
             TxnStoreError: the database refuses.
         """
         self.callers.check_usable()
-        check_not_two_phase(self.callers)
         self.callers.check_endable()
+        self._guards.claim()
         with joined_connection(self._store, self.callers) as connection:
             if self.callers.backend_name == "postgresql":
                 self._name, self._isolation = _NAME_OF_TRANSACTION.row(connection)
