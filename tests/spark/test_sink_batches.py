@@ -176,6 +176,13 @@ def test_records_without_a_key_are_spread_one_by_one_if_they_are_not_to_stay_tog
     assert len(together) == 1
 
 
+@pytest.mark.parametrize("partitioner", ["consistent", "murmur2", "fnv1a"])
+def test_records_without_a_key_go_where_the_empty_key_goes_if_they_are_hashed_too(partitioner):
+    batch, columns = rows_of(value=[b"x"] * 20)
+    got = by_place(maker_of(columns, topic_of("t"), topic="t", partitioner=partitioner).make(batch, 0))
+    assert set(got) == {("t", PARTITIONERS[partitioner](b"", 4, random.Random(0)))}
+
+
 def test_the_random_partitioner_spreads_equal_keys():
     batch, columns = rows_of(key=[b"k"] * 200, value=[b"x"] * 200)
     got = by_place(maker_of(columns, topic_of("t"), topic="t", partitioner="random").make(batch, 0))

@@ -156,7 +156,7 @@ class PartitionChoice:
     """Chooses partitions for one producer.
 
     Records without a key stay together for `sticky_seconds`, so that they make full batches (KIP-480); with 0 each
-    of them goes where the partitioner says.
+    of them goes where the partitioner says.  A partitioner that hashes them too sends them all to one partition.
     """
 
     def __init__(self, partitioner: str, *, sticky_seconds: float) -> None:
@@ -168,7 +168,7 @@ class PartitionChoice:
         self.empty_is_none = partitioner in _EMPTY_IS_NONE
         """Whether an empty key counts as no key."""
 
-        self.sticky_seconds = sticky_seconds
+        self.sticky_seconds = 0.0 if partitioner in _HASHES else sticky_seconds
         """For how long those without a key stay together; with 0 each is placed by itself, also if asked again."""
 
         self._random = random.Random()

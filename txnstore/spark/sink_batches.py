@@ -47,7 +47,7 @@ class PartitionOfRows:
         self._partitioner = partitioner
         #: Whether equal keys go to one partition.
         self._hashes = partitioner != "random"
-        self._keeps_together = sticky_seconds > 0
+        self._keeps_together = self._choice.sticky_seconds > 0
         self._empty_is_none = partitioner == "consistent_random"
 
     def choose(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import txnstore
-from txnstore.log.partitioners import PARTITIONERS, _murmur2_hash, consistent, fnv1a, murmur2
+from txnstore.log.partitioners import PARTITIONERS, PartitionChoice, _murmur2_hash, consistent, fnv1a, murmur2
 
 #: As confluent-kafka 2.16.1 computes them: (murmur2, consistent, fnv1a) for 3 and for 12 partitions.
 VECTORS = {
@@ -121,9 +121,9 @@ def test_hashes_are_those_of_confluent_kafka(key, partition_count):
 def test_keys_go_where_librdkafka_sends_them(name, suffix):
     theirs = pytest.importorskip("confluent_kafka", reason="compares with confluent-kafka where it is there")
     variant = name + suffix
-    producer = theirs.Producer(
-        {"test.mock.num.brokers": 1, "partitioner": variant, "sticky.partitioning.linger.ms": 0, "log_level": 0}
-    )
+    # Without chance there is nothing that would keep records together for a while.
+    sticky = {"sticky.partitioning.linger.ms": 0} if suffix else {}
+    producer = theirs.Producer({"test.mock.num.brokers": 1, "partitioner": variant, "log_level": 0, **sticky})
     sent: list = []
     keys = [b"", b"a", b"abc", b"hello", b"kafka-key-123", b"\xff\x00", None]
     for key in keys * 30:
@@ -134,5 +134,7 @@ def test_keys_go_where_librdkafka_sends_them(name, suffix):
         partitions = {partition for of_key, partition in sent if of_key == key}
         if len(partitions) == 1:
             assert partitions == {PARTITIONERS[variant](key, 4, NoRandom())}
+            choice = PartitionChoice(variant, sticky_seconds=0.01)
+            assert partitions == {choice.choose("t", key, 4, now_seconds) for now_seconds in range(20)}
         else:
             assert {PARTITIONERS[variant](key, 4, random.Random(seed)) for seed in range(99)} == {0, 1, 2, 3}

@@ -26,6 +26,13 @@ def test_records_without_a_key_stay_together_for_a_while_and_then_move_on():
     assert len({choice.choose("t", None, MANY, 100.0 + round_) for round_ in range(50)}) > 5
 
 
+@pytest.mark.parametrize("partitioner", ["consistent", "murmur2", "fnv1a"])
+def test_records_without_a_key_go_where_the_empty_key_goes_if_they_are_hashed_too(partitioner):
+    choice = PartitionChoice(partitioner, sticky_seconds=1.0)
+    expected = PARTITIONERS[partitioner](b"", MANY, random.Random())
+    assert {choice.choose("t", None, MANY, now_seconds) for now_seconds in range(100)} == {expected}
+
+
 def test_an_empty_key_is_none_for_the_default_partitioner_alone():
     default = PartitionChoice("consistent_random", sticky_seconds=1000.0)
     together = default.choose("t", None, MANY, 0.0)

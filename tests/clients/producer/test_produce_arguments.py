@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from typing import Any
 
@@ -11,6 +12,7 @@ from tests.clients.steps import PATIENCE_SECONDS, create_topic, error_of, read_t
 from tests.databases import on_sqlite_alone
 from txnstore import TIMESTAMP_CREATE_TIME, KafkaError, KafkaException, TopicPartition
 from txnstore.admin import AdminClient, NewPartitions
+from txnstore.log.partitioners import PARTITIONERS
 
 TOPIC = "orders"
 
@@ -361,15 +363,18 @@ def test_records_without_a_key_come_to_all_partitions(make_producer, url, partit
 
 
 @pytest.mark.parametrize("partitioner", ["consistent", "murmur2", "fnv1a"])
-def test_without_a_key_a_partitioner_that_is_not_random_takes_the_one_of_the_empty_key(make_producer, url, partitioner):
+@pytest.mark.parametrize("sticky", [{}, {"sticky.partitioning.linger.ms": 0}])
+def test_without_a_key_a_partitioner_that_is_not_random_takes_the_one_of_the_empty_key(
+    make_producer, url, partitioner, sticky
+):
     topic = create_topic(url, "keyless", partition_count=3)
-    producer = make_producer({"partitioner": partitioner, "sticky.partitioning.linger.ms": 0})
+    producer = make_producer({"partitioner": partitioner, **sticky})
     seen = set()
     for key in (None, b"") * 5:
         producer.produce(topic, b"v", key, on_delivery=lambda _, message: seen.add(message.partition()))
     assert producer.flush(PATIENCE_SECONDS) == 0
 
-    assert len(seen) == 1
+    assert seen == {PARTITIONERS[partitioner](b"", 3, random.Random())}
 
 
 @on_sqlite_alone
