@@ -492,6 +492,9 @@ def test_a_branch_that_is_away_delays_nothing_but_itself(url, producer, drivers,
     # Repeated, it is tried again; the next transaction need not wait for it.
     assert len(branches) == 1
     assert "decided: commit" in error_once_decided(producer).str()
+    # Of writers that it was not asked for, nobody is told that they are committed.
+    with pytest.raises(KafkaException, match="other writers"):
+        producer.commit_transaction(TIMEOUT, writers=[1])
     monkeypatch.undo()
     other = tables[0].connect()
     with producer.transaction():

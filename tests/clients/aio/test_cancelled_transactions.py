@@ -100,6 +100,22 @@ def test_the_next_commit_takes_up_the_answer_of_a_cancelled_one(url, monkeypatch
     assert committed_values(2) == [b"0", b"1"]
 
 
+def test_a_cancelled_commit_is_not_taken_up_as_one_of_other_writers(url, monkeypatch, committed_values):
+    async def scenario():
+        async with a_transaction(url, b"0") as producer:
+            held = Held(monkeypatch, producer, "commit_transaction")
+            await held.cancel(producer.commit_transaction(PATIENCE_SECONDS, writers=[]))
+            held.may_go_on.set()
+            for writers in ([1], None):
+                error = await code_of(producer.commit_transaction(PATIENCE_SECONDS, writers=writers))
+                assert (error.code(), error.retriable()) == (KafkaError._INVALID_ARG, False)
+            await producer.commit_transaction(PATIENCE_SECONDS, writers=[])
+            assert held.count == 1
+
+    run(scenario())
+    assert committed_values(1) == [b"0"]
+
+
 def test_an_abort_after_a_cancelled_commit_says_that_it_has_committed(url, monkeypatch, committed_values):
     async def scenario():
         async with a_transaction(url, b"0") as producer:

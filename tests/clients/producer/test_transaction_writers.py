@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.clients.callers import calling
 from tests.clients.steps import PATIENCE_SECONDS, create_topic, error_of, read_to_end, time_out, values
 from txnstore import KafkaError, Producer
 from txnstore.aio import AIOProducer
@@ -101,6 +102,54 @@ def test_a_commit_that_names_writers_is_taken_up_again_once_it_is_done(
     started[0].result(PATIENCE_SECONDS)
     producer.commit_transaction(PATIENCE_SECONDS, writers=writers)
     assert seen() == ["a"]
+
+
+@pytest.mark.parametrize("kind", ["alone", "with a connection"])
+def test_a_commit_under_way_is_not_taken_up_as_one_of_other_writers(
+    url, producer, token, make_writer, seen, monkeypatch, kind
+) -> None:
+    named, other = (make_writer(token) for _ in range(2))
+    for writer in (named, other):
+        writer.produce(TOPIC, "named" if writer is named else "other", partition=0)
+    first, second = (writer.report_writer(PATIENCE_SECONDS) for writer in (named, other))
+
+    def is_left(*_):
+        raise TimeoutError
+
+    with calling(url, "core") as caller:
+        if kind == "with a connection":
+            producer.enlist(caller.given, PATIENCE_SECONDS)
+        with monkeypatch.context() as patch:
+            patch.setattr(progress, "result_within", is_left)
+            error = error_of(lambda: producer.commit_transaction(0.0, writers=[first]))
+        assert (error.code(), error.retriable()) == (KafkaError._TIMED_OUT, True)
+        for writers in ([first, second], [second], [], None):
+            error = error_of(producer.commit_transaction, PATIENCE_SECONDS, writers=writers)
+            assert (error.code(), error.retriable()) == (KafkaError._INVALID_ARG, False), writers
+            assert "other writers" in error.str()
+        producer.commit_transaction(PATIENCE_SECONDS, writers=[first, first])
+    assert seen() == ["named"]
+    # The next one has writers of its own.
+    producer.begin_transaction()
+    producer.commit_transaction(PATIENCE_SECONDS)
+
+
+def test_a_commit_of_some_writers_that_nobody_takes_up_ends_as_the_producer_is_closed(
+    url, producer, token, make_writer, seen, monkeypatch
+) -> None:
+    named, other = (make_writer(token) for _ in range(2))
+    for writer in (named, other):
+        writer.produce(TOPIC, "named" if writer is named else "other", partition=0)
+    ids = [writer.report_writer(PATIENCE_SECONDS) for writer in (named, other)]
+
+    def is_left(*_):
+        raise TimeoutError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(progress, "result_within", is_left)
+        error_of(lambda: producer.commit_transaction(0.0, writers=ids[:1]))
+    producer.close()
+    assert seen() == ["named"]
 
 
 def test_an_abort_aborts_what_writers_wrote(url, producer, token, make_writer, seen) -> None:

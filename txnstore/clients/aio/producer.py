@@ -26,6 +26,7 @@ from txnstore.clients.model.serializers import (
     take_converters_async,
 )
 from txnstore.clients.model.topic_partition import TopicPartition
+from txnstore.clients.producer.arguments import check_same_writers, writer_ids_of
 from txnstore.clients.producer.producer import Producer
 from txnstore.deadline import check_timeout
 
@@ -78,6 +79,8 @@ class AIOProducer(OfOneProcess):
         self._serving: asyncio.Task[None] | None = None
         #: By call: what tells of one that was cancelled and went on, until the same call takes that up.
         self._left: dict[str, Future[BaseException | None]] = {}
+        #: The writers that the last commit has named.
+        self._writers: Collection[int] | None = None
 
     @property
     def executor(self) -> Executor:
@@ -185,9 +188,13 @@ class AIOProducer(OfOneProcess):
             RuntimeError: the producer has been closed, or it belongs to another loop.
             KafkaException: as of `Producer.commit_transaction`.
         """
+        named = None if writers is None else writer_ids_of(writers)
+        if "commit" in self._left:
+            check_same_writers(named, self._writers)
         if not await self._take_up("commit", timeout):
             await self.flush(timeout)
-            commit = functools.partial(self._producer.commit_transaction, writers=writers)
+            self._writers = named
+            commit = functools.partial(self._producer.commit_transaction, writers=named)
             await self._resumable("commit", commit, timeout)
 
     async def commit_transaction_async(self) -> asyncio.Future[None]:

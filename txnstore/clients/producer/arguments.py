@@ -165,6 +165,17 @@ def writer_ids_of(writers: object) -> frozenset[int]:
     return frozenset(whole_number(writer, OFFSET_MAX, "int too big to convert") for writer in writers)
 
 
+def check_same_writers(writers: Collection[int] | None, begun: Collection[int] | None) -> None:
+    """Refuse to take up a commit as one of other writers: it would look as if what they wrote were committed.
+
+    Raises:
+        KafkaException: `_INVALID_ARG`: `begun`, the writers of the commit that is under way, are others.
+    """
+    if writers != begun:
+        reason = "a commit of other writers is under way: repeat it with the same ones; nothing has changed"
+        raise KafkaException(KafkaError(KafkaError._INVALID_ARG, reason))
+
+
 def prepared_state_of(state: object) -> PreparedTxnState:
     """Return what an application remembers of a prepared transaction.
 

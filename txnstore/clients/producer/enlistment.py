@@ -373,7 +373,7 @@ class Enlistment:
         self._progress.check_writers(writers)
         deadline = Deadline(self._progress.bounded(timeout_seconds))
         hook_error: Exception | None = None
-        with self._progress.in_call(_C.COMMIT):
+        with self._progress.in_call(_C.COMMIT, writers):
             is_done = False
             try:
                 hook_error = self._commit_enlisted(deadline, writers)

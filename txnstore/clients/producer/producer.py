@@ -398,9 +398,9 @@ class Producer(OfOneProcess):
 
         Raises:
             TypeError: the writers are not a collection of whole numbers.
-            KafkaException: `_TIMED_OUT` (retriable: call again to resume), an error that takes an abort
-                (`_INCONSISTENT` if a record was not delivered, `INVALID_REQUEST` if a writer is named that is not in
-                the transaction or has not reported), or a fatal one.
+            KafkaException: `_TIMED_OUT` (retriable: call again, with the same writers, to resume), an error that takes
+                an abort (`_INCONSISTENT` if a record was not delivered, `INVALID_REQUEST` if a writer is named that is
+                not in the transaction or has not reported), or a fatal one.
         """
         transactions = self._transactional()
         transactions.commit(check_timeout(timeout), None if writers is None else writer_ids_of(writers))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.model.topic_partition import TopicPartition
+from txnstore.clients.producer.arguments import check_same_writers
 from txnstore.clients.producer.requests import TRY_TIMEOUT_MS, ProduceRequest
 from txnstore.clients.producer.state import (
     ALLOWED_IN,
@@ -106,6 +107,8 @@ class TransactionProgress:
         """Why the transaction has to be aborted, or the producer is finished."""
         self.current: TransactionCall | None = None
         """The call that is not done."""
+        self.writers: Collection[int] | None = None
+        """The further writers that it commits, or the last commit did; None: all that have reported."""
         self.is_called = False
         """Whether a thread is in it."""
         self.work: Future[None] | None = None
@@ -133,8 +136,8 @@ class TransactionProgress:
     # --- the calls --------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def in_call(self, call: TransactionCall) -> Iterator[None]:
-        """Make a call, if the stage allows it and no other one is being made.
+    def in_call(self, call: TransactionCall, writers: Collection[int] | None = None) -> Iterator[None]:
+        """Make a call, if the stage allows it and no other one is being made; a commit is of these `writers`.
 
         A resumable call whose work is not done at the end is left open for the same call to take it up.
         """
@@ -143,6 +146,10 @@ class TransactionProgress:
         try:
             with self.lock:
                 self.check_call(call)
+                if self.current is None:
+                    self.writers = writers
+                else:
+                    check_same_writers(writers, self.writers)
                 is_entered = True
                 self.current = call
                 self.is_called = True

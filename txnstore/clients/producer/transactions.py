@@ -16,6 +16,7 @@ from txnstore.clients.configuration.configuration import Configuration
 from txnstore.clients.membership.metadata import parse_group_metadata
 from txnstore.clients.model.errors import KafkaError, KafkaException, joined_error_of
 from txnstore.clients.model.topic_partition import TopicPartition
+from txnstore.clients.producer.arguments import check_same_writers
 from txnstore.clients.producer.enlistment import EnlistedBranches, Enlistment
 from txnstore.clients.producer.progress import TransactionOffsets, TransactionProgress, followed, may_stand
 from txnstore.clients.producer.requests import TRY_TIMEOUT_MS, ProduceRequest
@@ -92,7 +93,7 @@ class ProducerTransactions:
         """
         if keep_prepared and not self._two_phase_commit:
             raise KafkaException(KafkaError(KafkaError.INVALID_REQUEST, f"keep_prepared_txn {NEEDS_TWO_PHASE_COMMIT}"))
-        self._call(_C.INIT, timeout_seconds, partial(self._init_work, keep_prepared=keep_prepared))
+        self._call(_C.INIT, timeout_seconds, partial(self._init_work, keep_prepared=keep_prepared), None)
 
     def begin(self) -> None:
         """Begin a transaction; nothing is written before its first record.
@@ -104,7 +105,7 @@ class ProducerTransactions:
             KafkaException: the state does not allow it, or that commit has failed or takes too long.
         """
         if self._is_ending and self._progress.current is _C.COMMIT:
-            self.commit(-1.0)
+            self.commit(-1.0, self._progress.writers)
         self._is_ending = False
         if self._has_enlisted:
             # Before it has begun: Ctrl-C must not carry a connection of the last transaction into the next.
@@ -224,6 +225,7 @@ class ProducerTransactions:
         progress, branches = self._progress, self._branches
         deadline = self._deadline(timeout_seconds)
         if branches.decided:
+            check_same_writers(writers, progress.writers)
             branches.finish(deadline, commit=True)
             return
         if branches.connections:
@@ -232,8 +234,9 @@ class ProducerTransactions:
                     progress.check_call(_C.COMMIT)
                 branches.flush()
             progress.is_written = True
+        commit = self._enlistment.commit if self._enlistment.is_active else self._commit_alone
         try:
-            self._commit(timeout_seconds, writers)
+            commit(timeout_seconds, writers)
         except BaseException as error:
             if not branches.finish_if_ended(deadline, commit=True):
                 branches.give_up(error)
@@ -242,17 +245,11 @@ class ProducerTransactions:
             branches.decided = True
             branches.finish(deadline, commit=True)
 
-    def _commit(self, timeout_seconds: float, writers: Collection[int] | None) -> None:
-        if self._enlistment.is_active:
-            self._enlistment.commit(timeout_seconds, writers)
-        else:
-            self._commit_alone(timeout_seconds, writers)
-
     def _commit_alone(self, timeout_seconds: float, writers: Collection[int] | None) -> None:
         if self._has_kept_nothing and self._progress.stage is _S.READY:
             return
         self._progress.check_writers(writers)
-        self._call(_C.COMMIT, timeout_seconds, partial(self._commit_work, writers))
+        self._call(_C.COMMIT, timeout_seconds, partial(self._commit_work, writers), writers)
 
     def commit_async(self) -> Future[None]:
         """Commit the transaction without waiting for it; return what tells of the commit.
@@ -326,7 +323,7 @@ class ProducerTransactions:
         if not self._is_ending or self._progress.current is not _C.COMMIT:
             return
         try:
-            self.commit(deadline.left_seconds())
+            self.commit(deadline.left_seconds(), self._progress.writers)
         except KafkaException as error:
             if not error.args[0].txn_requires_abort():
                 raise
@@ -335,7 +332,7 @@ class ProducerTransactions:
         self._enlistment.roll_back_to_abort()
         if self._has_kept_nothing and self._progress.stage is _S.READY:
             return
-        self._call(_C.ABORT, timeout_seconds, self._abort_work)
+        self._call(_C.ABORT, timeout_seconds, self._abort_work, None)
 
     def finish(self, timeout_seconds: float) -> None:
         """Let the call that is not done come to its end, and abort what is open then: the producer is being closed.
@@ -359,7 +356,7 @@ class ProducerTransactions:
     def _finish_call(self, timeout_seconds: float) -> None:
         try:
             if self._progress.current is _C.COMMIT:
-                self.commit(timeout_seconds)
+                self.commit(timeout_seconds, self._progress.writers)
             else:
                 self.abort(timeout_seconds)
         finally:
@@ -427,10 +424,12 @@ class ProducerTransactions:
 
     # --- a call and its work ----------------------------------------------------------------------------------------
 
-    def _call(self, call: TransactionCall, timeout_seconds: float, work: Callable[[], None]) -> None:
+    def _call(
+        self, call: TransactionCall, timeout_seconds: float, work: Callable[[], None], writers: Collection[int] | None
+    ) -> None:
         bounded = self._progress.bounded(timeout_seconds, timeouts_max=1 if call is _C.COMMIT else 2)
         first_state, last_state = WORKS_BETWEEN[call]
-        with self._progress.in_call(call):
+        with self._progress.in_call(call, writers):
             # What an interrupt has left is taken up where it is: in the first state, under way, or done.
             if self._progress.work is None and self._progress.stage is not last_state:
                 try:
