@@ -24,10 +24,10 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_exception_of
-from txnstore.clients.producer.progress import TransactionOffsets, TransactionProgress, is_closed
+from txnstore.clients.producer.progress import TransactionOffsets, TransactionProgress
 from txnstore.clients.producer.requests import TRY_TIMEOUT_MS, ProduceRequest
 from txnstore.clients.producer.sender import REQUEST_BYTES_MAX
-from txnstore.clients.producer.state import TransactionCall, TransactionStage, transaction_error_of
+from txnstore.clients.producer.state import TransactionCall, TransactionStage, is_closed, transaction_error_of
 from txnstore.db.backend import EVERYTHING
 from txnstore.db.store import Store, take_changes
 from txnstore.deadline import Deadline

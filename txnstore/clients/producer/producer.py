@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -33,7 +32,14 @@ from txnstore.clients.producer.arguments import (
 from txnstore.clients.producer.queue import PARTITION_UNASSIGNED, DeliveryCallback, make_intake, make_queue
 from txnstore.clients.producer.requests import TRY_TIMEOUT_MS, make_session
 from txnstore.clients.producer.sender import Sender
-from txnstore.clients.producer.state import CLOSED_TEXT, IN_TRANSACTION, TransactionStage
+from txnstore.clients.producer.state import (
+    CLOSED_TEXT,
+    IN_TRANSACTION,
+    INTERRUPTED_SECONDS,
+    TransactionStage,
+    abort_after,
+    finish_or_leave,
+)
 from txnstore.clients.producer.thread import SenderStopped, SenderThread, abandon
 from txnstore.clients.producer.unassigned import UnassignedTopics
 from txnstore.clients.statistics import Statistics
@@ -56,12 +62,8 @@ CLOSE_TIMEOUT_SECONDS: Final = 30.0
 REPORT_TIMEOUT_SECONDS: Final = 300.0
 #: How long it then waits for the thread: one try of the database.
 STOP_TIMEOUT_SECONDS: Final = 5.0
-#: How long an interrupted block waits for its abort, and an interrupted `close` for its thread: Ctrl-C is to be felt.
-INTERRUPTED_SECONDS: Final = 0.5
 
 _numbers: Final = itertools.count(1)
-_log = logging.getLogger(__name__)
-
 Answer = TypeVar("Answer")
 
 
@@ -569,7 +571,7 @@ class Producer(OfOneProcess):
         try:
             yield self
         except BaseException as error:
-            self._abort_after(error, timeout_seconds)
+            abort_after(error, self.abort_transaction, transactions, timeout_seconds)
             raise
         deadline = Deadline(timeout_seconds)
         while True:
@@ -578,14 +580,14 @@ class Producer(OfOneProcess):
             except KafkaException as error:
                 kafka_error: KafkaError = error.args[0]
                 if kafka_error.txn_requires_abort():
-                    self._abort_after(error, timeout_seconds)
+                    abort_after(error, self.abort_transaction, transactions, timeout_seconds)
                 elif kafka_error.retriable() and deadline.left_seconds() > 0:
                     continue
                 raise
             except BaseException as error:
                 if transactions.stage in {IN_TRANSACTION, TransactionStage.ABORTABLE_ERROR}:
                     # Interrupted, or out of memory, before the commit was asked for.
-                    self._abort_after(error, timeout_seconds)
+                    abort_after(error, self.abort_transaction, transactions, timeout_seconds)
                 raise
             return
 
@@ -638,13 +640,7 @@ class Producer(OfOneProcess):
         deadline, stop_seconds = Deadline(CLOSE_TIMEOUT_SECONDS), STOP_TIMEOUT_SECONDS
         try:
             if self._transactions is not None and self._transactions.is_open:
-                # Aborted, or a commit or abort comes to its end that its caller has not waited for.
-                try:
-                    self._transactions.finish(deadline.left_seconds())
-                except (KafkaException, RuntimeError) as error:
-                    name = self._transactions.transactional_id[:80]
-                    fields = {"event": "transaction_left", "transactional_id": name}
-                    _log.warning("the transaction of %s was left for recovery: %s", name, error, extra=fields)
+                finish_or_leave(self._transactions, deadline.left_seconds())
             self._flush(deadline.left_seconds())
         except BaseException as error:
             if not isinstance(error, Exception):
@@ -722,18 +718,6 @@ class Producer(OfOneProcess):
             )
         except SenderStopped:
             raise RuntimeError(CLOSED_TEXT) from None
-
-    def _abort_after(self, error: BaseException, timeout_seconds: float) -> None:
-        """Abort because of `error`, which stays the one to be raised."""
-        assert self._transactions is not None
-        if self._is_closed or not self._transactions.is_open:
-            return
-        if not isinstance(error, Exception):
-            timeout_seconds = min(timeout_seconds, INTERRUPTED_SECONDS)
-        try:
-            self.abort_transaction(timeout_seconds)
-        except (KafkaException, RuntimeError) as aborting:
-            error.add_note(f"The transaction could not be aborted either: {aborting}")
 
     def _close_now(self, stop_seconds: float) -> None:
         self._is_closed = True

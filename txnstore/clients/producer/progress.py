@@ -30,6 +30,7 @@ from txnstore.clients.producer.state import (
     TransactionCall,
     TransactionStage,
     failed_delivery,
+    is_closed,
     transaction_error_of,
 )
 from txnstore.clients.producer.thread import SenderStopped
@@ -600,11 +601,6 @@ class TransactionOffsets:
 def may_stand(error: Exception) -> bool:
     """Return whether a commit may have been made that was answered by this error."""
     return not isinstance(error, TxnStoreError) or error.outcome_unknown or isinstance(error, OutcomeForgotten)
-
-
-def is_closed(error: BaseException) -> bool:
-    """Return whether this is what a call raises whose producer has been closed."""
-    return isinstance(error, RuntimeError) and error.args == (CLOSED_TEXT,)
 
 
 def log_failure(what: str) -> None:

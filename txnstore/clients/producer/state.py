@@ -1,4 +1,4 @@
-"""The state machine of a transactional producer as its caller sees it, as tables, and what an error does to it.
+"""The state machine of a transactional producer as its caller sees it, as tables, and what errors and ends do to it.
 
 The names of the states are librdkafka's.  "Not acked" is what was done in the background after the call that asked for
 it had timed out: the same call has to be made again to take the answer.
@@ -7,9 +7,10 @@ it had timed out: the same call has to be made again to take the answer.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from txnstore.clients.model.errors import KafkaError, kafka_error_of
 from txnstore.errors import (
@@ -25,6 +26,9 @@ from txnstore.errors import (
     TxnStoreError,
 )
 
+if TYPE_CHECKING:
+    from txnstore.clients.producer.transactions import ProducerTransactions
+
 #: Why two connections are refused of which one is to SQLite.
 SQLITE_HOLDS: Final = (
     "a connection to the SQLite file of the log and one to another database cannot be enlisted together: the first"
@@ -37,8 +41,12 @@ NEVER_TIMES_OUT: Final = (
     " transactions never time out, so what is prepared there would keep its locks for ever if the producer died; use a"
     " producer without it, or write to an outbox in that database"
 )
+#: How long an interrupted block waits for its abort, and an interrupted `close` for its thread: Ctrl-C is to be felt.
+INTERRUPTED_SECONDS: Final = 0.5
 CLOSED_TEXT: Final = "Producer has been closed"
 NEEDS_TWO_PHASE_COMMIT: Final = "needs transaction.two.phase.commit.enable in the producer's configuration"
+
+_log = logging.getLogger(__name__)
 
 
 class TransactionStage(enum.Enum):
@@ -193,3 +201,44 @@ def transaction_error_of(error: TxnStoreError, call: TransactionCall | None) -> 
         or (call is not None and isinstance(error, _FATAL_FOR_CALLS))
     )
     return kafka_error_of(error, fatal=is_fatal, retriable=False, txn_requires_abort=not is_fatal)
+
+
+def is_closed(error: BaseException) -> bool:
+    """Return whether this is what a call raises whose producer has been closed."""
+    return isinstance(error, RuntimeError) and error.args == (CLOSED_TEXT,)
+
+
+def abort_after(
+    error: BaseException, abort: Callable[[float], None], transactions: ProducerTransactions, timeout_seconds: float
+) -> None:
+    """Abort what a block has begun because of `error`, which stays the one to be raised."""
+    if not transactions.is_open:
+        return
+    if not isinstance(error, Exception):
+        timeout_seconds = min(timeout_seconds, INTERRUPTED_SECONDS)
+    try:
+        abort(timeout_seconds)
+    except Exception as aborting:  # noqa: BLE001 - what a callback raised, too: the block's own error tells more
+        if is_closed(aborting):
+            return
+        if transactions.stage is TransactionStage.READY:
+            error.add_note(f"The transaction was aborted; meanwhile this was raised as well: {aborting!r}")
+        else:
+            error.add_note(f"The transaction could not be aborted either: {aborting}")
+
+
+def finish_or_leave(transactions: ProducerTransactions, timeout_seconds: float) -> None:
+    """Abort what is open as its producer is closed, or let a commit or abort end that its caller has not waited for.
+
+    Raises:
+        Exception: of a callback, after the transaction has ended.
+    """
+    try:
+        transactions.finish(timeout_seconds)
+    except Exception as error:
+        has_ended = transactions.stage is TransactionStage.READY and not transactions.is_open
+        if has_ended and not is_closed(error):
+            raise
+        name = transactions.transactional_id[:80]
+        fields = {"event": "transaction_left", "transactional_id": name}
+        _log.warning("the transaction of %s was left for recovery: %s", name, error, extra=fields)
