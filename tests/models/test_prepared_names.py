@@ -47,7 +47,7 @@ class Names(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "producer"):
             self._look()
-            self.producer._close_now(PATIENCE_SECONDS)
+            self.producer._close_now(PATIENCE_SECONDS, [])
 
     @precondition(lambda self: self.name is None)
     @rule(count=RECORD_COUNTS, ends=st.sampled_from(["prepare", "prepare", "prepare", "commit", "abort", "die"]))
@@ -102,7 +102,7 @@ class Names(RuleBasedStateMachine):
                 self.producer.complete_transaction(self.name, PATIENCE_SECONDS)
             else:
                 assert error_of(self.producer.complete_transaction, self.name, PATIENCE_SECONDS).fatal()
-        self.producer._close_now(PATIENCE_SECONDS)
+        self.producer._close_now(PATIENCE_SECONDS, [])
         (self.producer,) = newer
         if arrives:
             self._ended(Outcome.COMMITTED)
@@ -146,7 +146,7 @@ class Names(RuleBasedStateMachine):
 
     def _die(self, *, keep: bool) -> None:
         """End as a killed process does, and start another one; what was open and had no name is aborted by that."""
-        self.producer._close_now(PATIENCE_SECONDS)
+        self.producer._close_now(PATIENCE_SECONDS, [])
         self.producer = self._started(keep=keep)
         if keep and self.name is None:
             self.producer.complete_transaction("", PATIENCE_SECONDS)

@@ -181,3 +181,18 @@ class ErrorReporter:
 
 def _raise(error: KafkaError) -> NoReturn:
     raise KafkaException(error)
+
+
+def serve_on(serve: Callable[[], object], errors: list[Exception]) -> None:
+    """Serve callbacks, and go on with the next one if one raises; the first error is put into `errors` if it is empty.
+
+    Not after an interrupt: that comes out at once.
+    """
+    while True:
+        try:
+            serve()
+        except Exception as error:  # noqa: BLE001 - it is raised in the end
+            if not errors:
+                errors.append(error)
+        else:
+            return

@@ -6,6 +6,8 @@ import pytest
 
 from tests.clients.steps import PATIENCE_SECONDS, create_topic, read_to_end, values
 from txnstore import KafkaError, KafkaException
+from txnstore.clients.producer import producer as producer_module
+from txnstore.clients.producer.state import INTERRUPTED_SECONDS
 
 RAISED = [LookupError("of a callback"), RuntimeError("of a callback"), KafkaException(KafkaError(KafkaError._FAIL))]
 
@@ -94,3 +96,83 @@ def test_a_transaction_that_close_could_not_abort_is_left_and_that_is_logged(pro
     monkeypatch.setattr(producer._transactions, "abort", fail)
     producer.close()
     assert "the transaction of anna was left for recovery" in caplog.text
+
+
+# --- close ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("raising", ["the first", "all"])
+def test_close_sends_all_and_serves_all_though_callbacks_raise(make_producer, topic, url, raising):
+    producer = make_producer({"linger.ms": 50, "batch.num.messages": 10})
+    told: list[KafkaError | None] = []
+
+    def report(error, message):
+        told.append(error)
+        if raising == "all" or len(told) == 1:
+            raise LookupError(len(told))
+
+    for number in range(300):
+        producer.produce(topic, b"%d" % number, on_delivery=report)
+    with pytest.raises(LookupError, match=r"^1$"):
+        producer.close()
+    assert told == [None] * 300
+    assert values(read_to_end(url, topic)) == [b"%d" % number for number in range(300)]
+    assert producer.close()
+
+
+def test_close_reports_each_record_that_it_could_not_send_though_callbacks_raise(
+    make_producer, topic, url, monkeypatch
+):
+    producer = make_producer({"linger.ms": 10_000})
+    told: list[int] = []
+
+    def report(error, message):
+        told.append(error.code())
+        raise LookupError(len(told))
+
+    for _ in range(3):
+        producer.produce(topic, b"never", on_delivery=report)
+    monkeypatch.setattr(producer_module, "CLOSE_TIMEOUT_SECONDS", 0.0)
+    # Nothing is sent: no time is left.
+    monkeypatch.setattr(producer._sender, "begin_flush", lambda: None)
+    monkeypatch.setattr(producer._sender, "end_flush", lambda: None)
+    with pytest.raises(LookupError, match=r"^1$"):
+        producer.close()
+    assert told == [KafkaError._PURGE_QUEUE] * 3
+
+
+def test_close_does_not_go_on_for_ever_with_callbacks_that_produce_and_raise(make_producer, topic, monkeypatch):
+    producer = make_producer()
+    told: list[KafkaError | None] = []
+
+    def report(error, message):
+        told.append(error)
+        if len(told) < 1000 and not producer._is_closed:
+            producer.produce(topic, b"again", on_delivery=report)
+        raise LookupError(len(told))
+
+    producer.produce(topic, b"first", on_delivery=report)
+    monkeypatch.setattr(producer_module, "CLOSE_TIMEOUT_SECONDS", 0.05)
+    with pytest.raises(LookupError, match=r"^1$"):
+        producer.close()
+    assert len(told) < 1000
+
+
+def test_close_ends_at_once_if_a_callback_is_interrupted(make_producer, topic, monkeypatch):
+    producer = make_producer()
+    waited: list[float] = []
+    close_now = producer._close_now
+
+    def look(stop_seconds, errors):
+        waited.append(stop_seconds)
+        close_now(stop_seconds, errors)
+
+    def report(error, message):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(producer, "_close_now", look)
+    producer.produce(topic, b"v", on_delivery=report)
+    with pytest.raises(KeyboardInterrupt):
+        producer.close()
+    assert waited == [INTERRUPTED_SECONDS]
+    assert producer.close()

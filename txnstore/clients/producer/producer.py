@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from txnstore.clients.callbacks import Callbacks, ErrorReporter
+from txnstore.clients.callbacks import Callbacks, ErrorReporter, serve_on
 from txnstore.clients.configuration.configuration import producer_configuration
 from txnstore.clients.connection import DatabaseLook, OfOneProcess, StoreConnection, unreachable
 from txnstore.clients.model.errors import HANDLE_CLOSED_TEXT, KafkaError, KafkaException, kafka_error_of
@@ -630,6 +630,9 @@ class Producer(OfOneProcess):
 
         Takes at most about half a minute, whatever the database does; what could not be sent by then is reported as
         `_PURGE_QUEUE` or `_PURGE_INFLIGHT`.  A second call does nothing.
+
+        Raises:
+            Exception: the first that a callback has raised; all is done and served all the same.
         """
         if self._is_closed:
             return True
@@ -638,17 +641,19 @@ class Producer(OfOneProcess):
             self._finalizer.detach()
             return True
         deadline, stop_seconds = Deadline(CLOSE_TIMEOUT_SECONDS), STOP_TIMEOUT_SECONDS
+        errors: list[Exception] = []
         try:
             if self._transactions is not None and self._transactions.is_open:
-                finish_or_leave(self._transactions, deadline.left_seconds())
-            self._flush(deadline.left_seconds())
-        except BaseException as error:
-            if not isinstance(error, Exception):
-                # Ctrl-C, SystemExit, a task that is cancelled: somebody wants an end at once.
-                stop_seconds = min(stop_seconds, INTERRUPTED_SECONDS)
+                finish_or_leave(self._transactions, deadline.left_seconds(), errors)
+            serve_on(lambda: self._flush(deadline.left_seconds()), errors)
+        except BaseException:
+            # Ctrl-C, SystemExit, a task that is cancelled: somebody wants an end at once.
+            stop_seconds = min(stop_seconds, INTERRUPTED_SECONDS)
             raise
         finally:
-            self._close_now(stop_seconds)
+            self._close_now(stop_seconds, errors)
+        if errors:
+            raise errors.pop()
         return True
 
     def __enter__(self) -> Self:
@@ -719,7 +724,7 @@ class Producer(OfOneProcess):
         except SenderStopped:
             raise RuntimeError(CLOSED_TEXT) from None
 
-    def _close_now(self, stop_seconds: float) -> None:
+    def _close_now(self, stop_seconds: float, errors: list[Exception]) -> None:
         self._is_closed = True
         self._accumulator.close(CLOSED_TEXT)
         deadline = Deadline(stop_seconds)
@@ -732,4 +737,4 @@ class Producer(OfOneProcess):
             self._finalizer.detach()
             with self._changed:
                 self._changed.notify_all()
-            self._reports.serve()
+            serve_on(self._reports.serve, errors)

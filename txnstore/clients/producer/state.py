@@ -227,18 +227,18 @@ def abort_after(
             error.add_note(f"The transaction could not be aborted either: {aborting}")
 
 
-def finish_or_leave(transactions: ProducerTransactions, timeout_seconds: float) -> None:
+def finish_or_leave(transactions: ProducerTransactions, timeout_seconds: float, errors: list[Exception]) -> None:
     """Abort what is open as its producer is closed, or let a commit or abort end that its caller has not waited for.
 
-    Raises:
-        Exception: of a callback, after the transaction has ended.
+    What a callback raises though the transaction has ended is put into `errors`.
     """
     try:
         transactions.finish(timeout_seconds)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - it is logged, or raised in the end
         has_ended = transactions.stage is TransactionStage.READY and not transactions.is_open
         if has_ended and not is_closed(error):
-            raise
+            errors.append(error)
+            return
         name = transactions.transactional_id[:80]
         fields = {"event": "transaction_left", "transactional_id": name}
         _log.warning("the transaction of %s was left for recovery: %s", name, error, extra=fields)
