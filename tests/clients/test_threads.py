@@ -181,9 +181,9 @@ def test_threads_that_begin_commit_and_abort_at_will_never_break_a_transaction(m
     over.set()
     threads.join()
     assert min(done["begun"], done["committed"], done["aborted"]) > 3, done
-    if producer._transactions.stage is TransactionStage.IN_TRANSACTION:
+    if producer._transactions.progress.stage is TransactionStage.IN_TRANSACTION:
         producer.commit_transaction(PATIENCE_SECONDS)
-    assert producer._transactions.stage is TransactionStage.READY
+    assert producer._transactions.progress.stage is TransactionStage.READY
     assert producer.flush(PATIENCE_SECONDS) == 0
     accounts.assert_complete()
     # Nothing in the log that was not reported, nothing twice; what is visible was reported as delivered.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.clients.steps import PATIENCE_SECONDS, create_topic, read_to_end, values
+from tests.clients.steps import PATIENCE_SECONDS, create_topic, error_of, read_to_end, values
 from txnstore import KafkaError, KafkaException
 from txnstore.clients.producer import producer as producer_module
 from txnstore.clients.producer.state import INTERRUPTED_SECONDS
@@ -96,6 +96,53 @@ def test_a_transaction_that_close_could_not_abort_is_left_and_that_is_logged(pro
     monkeypatch.setattr(producer._transactions, "abort", fail)
     producer.close()
     assert "the transaction of anna was left for recovery" in caplog.text
+
+
+# --- blocks that end their transaction themselves ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["commit", "commit without waiting", "commit of another one"])
+def test_a_block_that_has_committed_itself_ends_as_any_other(producer, topic, url, how):
+    """Who repeated it after an error would write it twice."""
+    with producer.transaction(PATIENCE_SECONDS):
+        producer.produce(topic, b"1")
+        if how == "commit without waiting":
+            producer.commit_transaction_async().result(PATIENCE_SECONDS)
+        else:
+            producer.commit_transaction(PATIENCE_SECONDS)
+        if how == "commit of another one":
+            producer.begin_transaction()
+            producer.produce(topic, b"2")
+    more = [b"2"] if how == "commit of another one" else []
+    assert values(read_to_end(url, topic)) == [b"1", *more]
+    with producer.transaction(PATIENCE_SECONDS):
+        producer.produce(topic, b"3")
+    assert values(read_to_end(url, topic)) == [b"1", *more, b"3"]
+
+
+def test_a_block_that_has_aborted_itself_says_that_nothing_is_committed(producer, topic, url):
+    def abort_within():
+        with producer.transaction(PATIENCE_SECONDS):
+            producer.produce(topic, b"never")
+            producer.abort_transaction(PATIENCE_SECONDS)
+
+    error = error_of(abort_within)
+    assert (error.code(), error.retriable(), error.txn_requires_abort()) == (KafkaError._STATE, False, False)
+    assert "has aborted its transaction itself" in error.str()
+    with producer.transaction(PATIENCE_SECONDS):
+        producer.produce(topic, b"next")
+    assert values(read_to_end(url, topic)) == [b"next"]
+
+
+def test_a_callback_that_raises_as_the_block_commits_is_not_taken_for_a_block_that_has_ended(producer, topic, url):
+    raised = KafkaException(KafkaError(KafkaError._STATE, "of a callback"))
+
+    def commit():
+        with producer.transaction(PATIENCE_SECONDS):
+            producer.produce(topic, b"1", on_delivery=Raising(raised))
+
+    assert error_of(commit).str() == "of a callback"
+    assert values(read_to_end(url, topic)) == [b"1"]
 
 
 # --- close ------------------------------------------------------------------------------------------------------------

@@ -152,6 +152,29 @@ def test_a_commit_of_some_writers_that_nobody_takes_up_ends_as_the_producer_is_c
     assert seen() == ["named"]
 
 
+def test_a_block_takes_up_a_commit_of_some_writers_that_it_has_begun_itself(
+    url, producer, make_writer, seen, monkeypatch
+) -> None:
+    def is_left(*_):
+        raise TimeoutError
+
+    for number in range(2):
+        with producer.transaction(PATIENCE_SECONDS):
+            token = producer.transaction_token(PATIENCE_SECONDS)
+            named, other = (make_writer(token) for _ in range(2))
+            for writer in (named, other):
+                writer.produce(TOPIC, f"{'named' if writer is named else 'other'} {number}", partition=0)
+            ids = [writer.report_writer(PATIENCE_SECONDS) for writer in (named, other)]
+            with monkeypatch.context() as patch:
+                patch.setattr(progress, "result_within", is_left)
+                error_of(lambda: producer.commit_transaction(0.0, writers=ids[:1]))  # noqa: B023
+    assert seen() == ["named 0", "named 1"]
+    # None of these is the next one's.
+    with producer.transaction(PATIENCE_SECONDS):
+        producer.produce(TOPIC, "own", partition=0)
+    assert seen() == ["named 0", "named 1", "own"]
+
+
 def test_an_abort_aborts_what_writers_wrote(url, producer, token, make_writer, seen) -> None:
     writer = make_writer(token)
     writer.produce(TOPIC, "a", partition=0)

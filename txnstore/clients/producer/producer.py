@@ -38,6 +38,7 @@ from txnstore.clients.producer.state import (
     INTERRUPTED_SECONDS,
     TransactionStage,
     abort_after,
+    check_committed,
     finish_or_leave,
 )
 from txnstore.clients.producer.thread import SenderStopped, SenderThread, abandon
@@ -558,10 +559,12 @@ class Producer(OfOneProcess):
 
         A commit without an answer is asked for again until `timeout` seconds are over, by default
         `transaction.timeout.ms`; if it must be aborted instead, it is aborted and the error comes out.  After Ctrl-C
-        the abort is waited for only half a second; `abort_transaction` or `close` takes it up.
+        the abort is waited for only half a second; `abort_transaction` or `close` takes it up.  A block that has called
+        `commit_transaction` itself has nothing left to commit, and ends.
 
         Raises:
-            KafkaException: see `begin_transaction` and `commit_transaction`.
+            KafkaException: see `begin_transaction` and `commit_transaction`; `_STATE`: the block has called
+                `abort_transaction` itself.
         """
         transactions = self._transactional()
         timeout_seconds = check_timeout(timeout)
@@ -573,19 +576,24 @@ class Producer(OfOneProcess):
         except BaseException as error:
             abort_after(error, self.abort_transaction, transactions, timeout_seconds)
             raise
-        deadline = Deadline(timeout_seconds)
+        deadline, has_ended = Deadline(timeout_seconds), transactions.progress.stage is TransactionStage.READY
+        # Of a commit that the block has begun itself, and whose time was up.
+        begun = transactions.progress.writers
         while True:
             try:
-                self.commit_transaction(deadline.left_seconds())
+                self.commit_transaction(deadline.left_seconds(), **({} if begun is None else {"writers": begun}))
             except KafkaException as error:
                 kafka_error: KafkaError = error.args[0]
+                if has_ended and kafka_error.code() == KafkaError._STATE:
+                    check_committed(transactions.progress)
+                    return
                 if kafka_error.txn_requires_abort():
                     abort_after(error, self.abort_transaction, transactions, timeout_seconds)
                 elif kafka_error.retriable() and deadline.left_seconds() > 0:
                     continue
                 raise
             except BaseException as error:
-                if transactions.stage in {IN_TRANSACTION, TransactionStage.ABORTABLE_ERROR}:
+                if transactions.progress.stage in {IN_TRANSACTION, TransactionStage.ABORTABLE_ERROR}:
                     # Interrupted, or out of memory, before the commit was asked for.
                     abort_after(error, self.abort_transaction, transactions, timeout_seconds)
                 raise

@@ -108,6 +108,8 @@ class TransactionProgress:
         """Why the transaction has to be aborted, or the producer is finished."""
         self.current: TransactionCall | None = None
         """The call that is not done."""
+        self.last: TransactionCall | None = None
+        """The call that was made last; between two transactions the one that has ended the last of them."""
         self.writers: Collection[int] | None = None
         """The further writers that it commits, or the last commit did; None: all that have reported."""
         self.is_called = False
@@ -152,7 +154,7 @@ class TransactionProgress:
                 else:
                     check_same_writers(writers, self.writers)
                 is_entered = True
-                self.current = call
+                self.current = self.last = call
                 self.is_called = True
                 self._is_left = False
             yield
@@ -334,6 +336,7 @@ class TransactionProgress:
     def begin(self) -> None:
         """Enter a transaction that has nothing yet; under the lock."""
         self.is_written = self.has_sent_records = self.has_token = False
+        self.writers = None
         self.sender.session.begin_transaction()
         self._failed_count = 0
         # Last, and no call may begin before: Ctrl-C finds the transaction begun, or not.

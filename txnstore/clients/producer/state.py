@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from txnstore.clients.model.errors import KafkaError, kafka_error_of
+from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_error_of
 from txnstore.errors import (
     InvalidProducerEpoch,
     InvalidProducerIdMapping,
@@ -27,6 +27,7 @@ from txnstore.errors import (
 )
 
 if TYPE_CHECKING:
+    from txnstore.clients.producer.progress import TransactionProgress
     from txnstore.clients.producer.transactions import ProducerTransactions
 
 #: Why two connections are refused of which one is to SQLite.
@@ -221,10 +222,21 @@ def abort_after(
     except Exception as aborting:  # noqa: BLE001 - what a callback raised, too: the block's own error tells more
         if is_closed(aborting):
             return
-        if transactions.stage is TransactionStage.READY:
+        if transactions.progress.stage is TransactionStage.READY:
             error.add_note(f"The transaction was aborted; meanwhile this was raised as well: {aborting!r}")
         else:
             error.add_note(f"The transaction could not be aborted either: {aborting}")
+
+
+def check_committed(progress: TransactionProgress) -> None:
+    """Let a block be that has committed its transaction itself: who repeats it after an error would write it twice.
+
+    Raises:
+        KafkaException: `_STATE`: it has aborted it itself.
+    """
+    if progress.last is not TransactionCall.COMMIT:
+        reason = "the block has aborted its transaction itself, so that nothing of it is committed"
+        raise KafkaException(KafkaError(KafkaError._STATE, reason)) from None
 
 
 def finish_or_leave(transactions: ProducerTransactions, timeout_seconds: float, errors: list[Exception]) -> None:
@@ -235,7 +247,7 @@ def finish_or_leave(transactions: ProducerTransactions, timeout_seconds: float, 
     try:
         transactions.finish(timeout_seconds)
     except Exception as error:  # noqa: BLE001 - it is logged, or raised in the end
-        has_ended = transactions.stage is TransactionStage.READY and not transactions.is_open
+        has_ended = transactions.progress.stage is TransactionStage.READY and not transactions.is_open
         if has_ended and not is_closed(error):
             errors.append(error)
             return

@@ -60,7 +60,7 @@ class ProducerTransactions:
         """Begin as `progress` does, which is in the stage Init; `accumulator` queues the records."""
         self._accumulator = accumulator
         self.transactional_id = progress.transactional_id
-        self._progress = progress
+        self.progress = self._progress = progress
         self._lock = progress.lock
         self._sender = progress.sender
         self._offsets = TransactionOffsets(progress, outlives_producer=two_phase_commit)
@@ -77,11 +77,6 @@ class ProducerTransactions:
         self._pipeline: CommitPipeline | None = None
         #: Whether the call that is not done is a commit that nobody waits for.
         self._is_ending = False
-
-    @property
-    def stage(self) -> TransactionStage:
-        """Where the transactions are."""
-        return self._progress.stage
 
     # --- the calls --------------------------------------------------------------------------------------------------
 
