@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +17,7 @@ from txnstore.model import PartitionName
 from txnstore.relay.errors import RelayFailed
 from txnstore.relay.options import RelayOptions
 from txnstore.relay.to_kafka import ToKafka
-from txnstore.relay.turns import SIDE_BY_SIDE_MAX, SLOW_MAX, Turns
+from txnstore.relay.turns import RUNNING_MAX, SIDE_BY_SIDE_MAX, SLOW_MAX, Turns
 
 
 class _SickLibrary:
@@ -134,8 +135,28 @@ def test_turns_in_trouble_and_slow_ones_take_no_place_of_the_others(monkeypatch)
         assert begin(SIDE_BY_SIDE_MAX + 1, 100, is_in_trouble=False) == [True] * SIDE_BY_SIDE_MAX + [False]
         assert len(turns.brisk()) == SIDE_BY_SIDE_MAX
         assert turns.finish() == 0
+        # A broker has fallen silent: many become slow in the same moment, before one is known to be in trouble.
+        monkeypatch.setattr("txnstore.relay.turns.SLOW_SECONDS", 0.0)
+        for first in range(200, 300, SIDE_BY_SIDE_MAX):
+            turns._running = {name: (future, 0.0) for name, (future, _) in turns._running.items()}
+            assert all(begin(SIDE_BY_SIDE_MAX, first, is_in_trouble=False)) == (len(turns) <= RUNNING_MAX)
+            if len(turns) == RUNNING_MAX:
+                break
     finally:
         go_on.set()
         turns.close()
-    assert turns.finish() == len(range(SLOW_MAX + SIDE_BY_SIDE_MAX))
+    assert turns.finish() == RUNNING_MAX
     assert len(turns) == 0
+
+
+def test_of_several_errors_of_turns_one_that_stays_is_raised():
+    turns = Turns()
+
+    def fail(*, may_pass):
+        raise RelayFailed("for a while" if may_pass else "for good", may_pass=may_pass)
+
+    for number, passes in enumerate((True, False, True)):
+        turns.begin(PartitionName("shop", number), partial(fail, may_pass=passes), is_in_trouble=False)
+    turns.close()
+    with pytest.raises(RelayFailed, match="for good"):
+        turns.finish()

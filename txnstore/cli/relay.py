@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -177,8 +177,13 @@ def ends_soon(stop: threading.Event, end_process: Callable[[int], object]) -> It
     is_over = threading.Event()
     errors: list[Exception] = []
 
+    told: list[Exception] = []
+
     def fail(error: Exception) -> None:
-        errors.append(_command_failed(error) if isinstance(error, RelayFailed) else error)
+        # On its way out it may pass several that tell of it.
+        if not any(error is other for other in told):
+            told.append(error)
+            errors.append(_command_failed(error) if isinstance(error, RelayFailed) else error)
         stop.set()
 
     def watch() -> None:
@@ -189,12 +194,12 @@ def ends_soon(stop: threading.Event, end_process: Callable[[int], object]) -> It
                 " goes on from what was committed",
                 extra={"event": "relay_ended_early"},
             )
-            try:
+            # Perhaps nobody reads any more what it says.
+            with suppress(OSError, SystemExit):
                 for error in errors:
                     report(error)
-            finally:
-                # Also if nobody reads what it says. A supervisor would start it again and again for what stays wrong.
-                end_process(FAILED if FAILED in map(exit_code, errors) else TRY_AGAIN_LATER)
+            # A supervisor would start it again and again for what stays wrong.
+            end_process(FAILED if FAILED in map(exit_code, errors) else TRY_AGAIN_LATER)
 
     threading.Thread(target=watch, name="txnstore-relay-end", daemon=True).start()
     try:

@@ -67,6 +67,8 @@ def outbox_beside(store: Store, stop: threading.Event, failing: Failing) -> Iter
     try:
         yield
     except Exception as error:
+        # Also one from before the copying, and before the wait for the outbox.
+        failing(error)
         _end(thread, ended)
         if errors:
             _log.error("the relay had ended as well: %s", error, extra={"event": "relay_failed"})

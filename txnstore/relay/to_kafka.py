@@ -12,8 +12,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Final
 
@@ -388,15 +388,14 @@ class ToKafka:
         waiter = self._store.waiter()
         try:
             try:
-                self._ship(consumer, waiter, ends)
-            except Exception as error:
-                failing(error)
-                raise
+                with self._telling(failing):
+                    self._ship(consumer, waiter, ends)
             finally:
                 # The turns that are under way need not wait for Kafka any more.
                 self._is_over = True
                 self._turns.close()
-            self._finish_turns()
+            with self._telling(failing):
+                self._finish_turns()
         finally:
             waiter.close()
             for shipped in self._shipped.values():
@@ -404,16 +403,25 @@ class ToKafka:
             consumer.close()
         return self.shipped_count
 
-    def _ship(self, consumer: Any, waiter: Waiter, ends: Mapping[int, int] | None) -> None:
+    @contextmanager
+    def _telling(self, failing: Failing) -> Iterator[None]:
         try:
-            while not self._stop.is_set():
-                is_busy = self._round(consumer, ends)
-                if ends is not None and not len(self._turns) and self._has_reached(ends):
-                    break
-                if not is_busy:
-                    waiter.wait(_WAIT_MS)
+            yield
         except UnknownTopicOrPartition as error:
-            raise self._about_deleted_topics() or error from None
+            told = self._about_deleted_topics() or error
+            failing(told)
+            raise told from None
+        except Exception as error:
+            failing(error)
+            raise
+
+    def _ship(self, consumer: Any, waiter: Waiter, ends: Mapping[int, int] | None) -> None:
+        while not self._stop.is_set():
+            is_busy = self._round(consumer, ends)
+            if ends is not None and not len(self._turns) and self._has_reached(ends):
+                break
+            if not is_busy:
+                waiter.wait(_WAIT_MS)
 
     def _is_ending(self) -> bool:
         return self._is_over or self._stop.is_set()

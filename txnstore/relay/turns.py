@@ -12,10 +12,14 @@ from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, ThreadPoo
 from typing import Final
 
 from txnstore.model import PartitionName
+from txnstore.relay.errors import RelayFailed
 
 #: How many partitions take their turns at once; those that are slow, or in trouble, come on top.
 SIDE_BY_SIDE_MAX: Final = 8
+#: How many are tried again at once that are in trouble.
 SLOW_MAX: Final = 16
+#: With those that have only become slow: when a broker falls silent, all of its partitions do in the same moment.
+RUNNING_MAX: Final = 128
 #: A turn that takes longer than this is slow.
 SLOW_SECONDS: Final = 2.0
 
@@ -25,7 +29,7 @@ class Turns:
 
     def __init__(self) -> None:
         """Begin without any."""
-        self._pool = ThreadPoolExecutor(SIDE_BY_SIDE_MAX + SLOW_MAX, thread_name_prefix="txnstore-relay")
+        self._pool = ThreadPoolExecutor(RUNNING_MAX, thread_name_prefix="txnstore-relay")
         #: With the time from which each is slow.
         self._running: dict[PartitionName, tuple[Future[int], float]] = {}
 
@@ -48,7 +52,7 @@ class Turns:
         slow_count = len(self._running) - brisk_count
         if slow_count >= SLOW_MAX if is_in_trouble else brisk_count >= SIDE_BY_SIDE_MAX:
             return False
-        if len(self._running) >= SIDE_BY_SIDE_MAX + SLOW_MAX:
+        if len(self._running) >= RUNNING_MAX:
             return False
         slow_at = time.monotonic() + (0.0 if is_in_trouble else SLOW_SECONDS)
         self._running[partition] = self._pool.submit(turn), slow_at
@@ -62,11 +66,14 @@ class Turns:
         """Forget the turns that have ended; return the sum of what they have returned.
 
         Raises:
-            Exception: what one of them has raised.
+            Exception: what one of them has raised; if several have, one that will not pass.
         """
         ended = {partition: future for partition, (future, _) in self._running.items() if future.done()}
         for partition in ended:
             del self._running[partition]
+        errors = [error for future in ended.values() if isinstance(error := future.exception(), Exception)]
+        if errors:
+            raise min(errors, key=lambda error: isinstance(error, RelayFailed) and error.may_pass)
         return sum(future.result() for future in ended.values())
 
     def close(self) -> None:
