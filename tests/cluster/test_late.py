@@ -56,7 +56,7 @@ def test_a_helper_of_the_last_transaction_strikes_nothing_off_the_next(sqlite_be
     assert_cluster_sound(bench.cluster, at_rest=True)
 
 
-def test_a_marker_of_the_last_transaction_does_not_end_the_next(sqlite_bench: Bench):
+def test_a_marker_of_the_last_transaction_does_not_end_the_next(sqlite_bench: Bench, caplog: pytest.LogCaptureFixture):
     bench = sqlite_bench
     producer = bench.producer_at(1)
     number, store = bench.partition_at(2), bench.cluster.own(1)
@@ -69,6 +69,8 @@ def test_a_marker_of_the_last_transaction_does_not_end_the_next(sqlite_bench: Be
     producer.become(completion.complete_decided(store, producer.transactional_id, bench.cluster))
     producer.send(number, b"open")
     assert complete_delivered(store, bench.cluster, left) == producer.identity
+    # Nobody has lost anything: see test_outrun.py.
+    assert not [record for record in caplog.records if getattr(record, "event", None) == "decision_outrun"]
     assert bench.read(number) == [b"a"]
     producer.end(commit=False)
     assert bench.read(number) == [b"a"]

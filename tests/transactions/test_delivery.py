@@ -217,9 +217,9 @@ def test_one_whose_rows_elsewhere_are_damaged_keeps_no_other_one_open(own_bench,
     first, damaged, last = producers
     bench.clock.advance(1_001)
 
-    def write(connection, markers):
+    def write(connection, markers, begun_with):
         assert damaged.identity.producer_id not in {marker.producer.producer_id for marker in markers}, "it is damaged"
-        write_markers(connection, markers)
+        return write_markers(connection, markers, begun_with)
 
     with monkeypatch.context() as patched:
         patched.setattr(delivery, "write_markers", write)

@@ -121,13 +121,14 @@ class EndedElsewhere:
     commit: bool
 
 
-def finish_offsets_from_elsewhere(connection: Connection, ended: Sequence[EndedElsewhere]) -> None:
+def finish_offsets_from_elsewhere(connection: Connection, ended: Sequence[EndedElsewhere]) -> dict[int, bool]:
     """Count in, or drop, what decided transactions hold in groups that live here, in the order given.
 
-    Nothing is left to do for one of which it was done before.
+    Nothing is left to do for one of which it was done before.  Producers are returned that have gone on since, with
+    whether they hold something here by what came after.
     """
     if not ended:
-        return
+        return {}
     for group_id in sorted({group_id for each in ended for group_id in each.group_ids}):
         # A group that offsets were announced for and never sent is made: what is late must find a lock to wait for.
         ensure_group(connection, group_id)
@@ -145,6 +146,21 @@ def finish_offsets_from_elsewhere(connection: Connection, ended: Sequence[EndedE
     raised = [{"producer_id": each.marker.producer_id, "producer_epoch": each.marker.epoch} for each in fresh]
     if raised:
         connection.execute(_RAISE_EPOCH, raised)
+    late = [each.marker for each in ended if newest.get(each.marker.producer_id, -1) >= each.marker.epoch]
+    held = _held_epochs(connection, [marker.producer_id for marker in late]) if late else {}
+    return {
+        marker.producer_id: held.get(marker.producer_id, -1) >= marker.epoch
+        for marker in late
+        if max(newest[marker.producer_id], held.get(marker.producer_id, -1) + 1) > marker.epoch
+    }
+
+
+def _held_epochs(connection: Connection, producer_ids: Collection[int]) -> dict[int, int]:
+    """Return the newest epoch by which each of the producers holds something here."""
+    newest: dict[int, int] = {}
+    for producer_id, epoch in connection.execute(_HELD_EPOCHS, {"producer_ids": sorted(producer_ids)}):
+        newest[producer_id] = max(epoch, newest.get(producer_id, epoch))
+    return newest
 
 
 def groups_held_for(connection: Connection, producer_ids: Collection[int]) -> dict[int, list[str]]:
@@ -163,10 +179,9 @@ def drop_offsets_of_lost(connection: Connection, held: Mapping[int, Collection[s
     # Locked as a sender locks them: behind that, nobody sends a newer epoch than is found.
     for group_id in sorted({group_id for group_ids in held.values() for group_id in group_ids}):
         lock_group(connection, group_id)
-    newest: dict[int, int] = {}
+    newest = _held_epochs(connection, held)
     # A coordinator that had forgotten some of the groups may have ended the others with a newer epoch than is held.
-    ended = _PRODUCER_EPOCHS.rows(connection, _IS_PRODUCER.parameters(held))
-    for producer_id, epoch in (*connection.execute(_HELD_EPOCHS, {"producer_ids": sorted(held)}), *ended):
+    for producer_id, epoch in _PRODUCER_EPOCHS.rows(connection, _IS_PRODUCER.parameters(held)):
         newest[producer_id] = max(epoch, newest.get(producer_id, epoch))
     finish_offsets_from_elsewhere(
         connection,

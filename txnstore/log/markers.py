@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop
+from types import MappingProxyType
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Connection, bindparam, insert, literal_column, null, select, true, update
@@ -40,6 +41,7 @@ _EPOCH: Final = bindparam("new_epoch", type_=Int32)
 _COORDINATOR_EPOCH: Final = bindparam("new_coordinator_epoch", type_=Int32)
 _NOW_MS: Final = bindparam("new_now_ms", type_=Int64)
 _ZERO: Final[ColumnElement[Any]] = literal_column("0")
+_NOTHING_KNOWN: Final[Mapping[ProducerKey, int]] = MappingProxyType({})
 #: A marker's columns but for those that are NULL.
 _MARKER: Final[Mapping[str, Any]] = {
     "partition_id": _PARTITION_ID,
@@ -75,6 +77,14 @@ _INSERT_MARKERS, _INSERT_FINISHED = (
     HotStatement(insert(table).from_select(list(columns), select(*columns.values())), may_be_listed=True)
     for table, columns in ((record_batches, _MARKER), (finished_transactions, _FINISHED))
 )
+# The first batch of an open transaction.
+_BEGAN_WITH_EPOCH: Final = HotStatement(
+    select(record_batches.c.producer_epoch)
+    .where(record_batches.c.partition_id == _PARTITION_ID, record_batches.c.producer_id == _PRODUCER_ID)
+    .where(record_batches.c.last_offset >= bindparam("from_offset"))
+    .order_by(record_batches.c.last_offset)
+    .limit(1)
+)
 # The epoch is new, so the producer's sequence numbers begin at 0 again (KIP-890).
 _END: Final = HotStatement(
     update(producer_states)
@@ -90,18 +100,23 @@ _END: Final = HotStatement(
 )
 
 
-def write_markers(connection: Connection, markers: Sequence[Marker]) -> None:
+def write_markers(
+    connection: Connection, markers: Sequence[Marker], begun_with: Mapping[ProducerKey, int] = _NOTHING_KNOWN
+) -> dict[ProducerKey, bool]:
     """Write markers; each transaction is then over in its partition, in the order given.
 
-    A marker that is there already is not written again (KAFKA-19999).
+    A marker that is there already is not written again (KAFKA-19999).  `begun_with` tells of some the epoch that the
+    transaction has begun with.  Of these none is written where the producer has gone on with a newer one: they are
+    returned, with whether that has something open there, which is no part of the transaction.
 
     Raises:
         UnknownTopicOrPartition: a partition is not in this database.
-        InvalidProducerEpoch: the partition has seen a newer epoch of the producer.
+        InvalidProducerEpoch: the partition has seen a newer epoch of a producer that is not one of `begun_with`.
         TransactionCoordinatorFenced: the partition has a marker of a newer coordinator.
     """
+    outrun: dict[ProducerKey, bool] = {}
     if not markers:
-        return
+        return outrun
     ends = Counter(marker.partition_id for marker in markers)
     locked = lock_heads(connection, ends)
     # Of those that are open the oldest will do: one of them is left when so many have ended.
@@ -117,6 +132,9 @@ def write_markers(connection: Connection, markers: Sequence[Marker]) -> None:
         partition_id, producer = marker.partition_id, marker.producer
         key = (partition_id, producer.producer_id)
         state = producers.get(key)
+        if state is not None and _is_outrun(connection, marker, state, begun_with.get(key)):
+            outrun[key] = state.transaction_first_offset is not None
+            continue
         if state is not None and is_there_already(marker, state):
             continue
         head = locked.heads[partition_id]
@@ -144,7 +162,7 @@ def write_markers(connection: Connection, markers: Sequence[Marker]) -> None:
             row["new_commit_number"] = None
             finished.append(row)
     if not placed:
-        return
+        return outrun
     committed = [row for row in finished if row["of_outcome"] == ControlType.COMMIT]
     if committed:
         number = draw_commit_number(connection)
@@ -156,6 +174,23 @@ def write_markers(connection: Connection, markers: Sequence[Marker]) -> None:
     _save_producers(connection, ended, known)
     if finished:
         _INSERT_FINISHED.run_each(connection, finished)
+    return outrun
+
+
+def _is_outrun(connection: Connection, marker: Marker, state: MarkedProducer, begun_with: int | None) -> bool:
+    """Return whether the producer has gone on here after the transaction that the marker is to end."""
+    if begun_with is None or state.epoch <= begun_with or marker.coordinator_epoch < state.coordinator_epoch:
+        return False
+    if state.transaction_first_offset is None:
+        return state.epoch > marker.producer.epoch
+    of = {
+        "of_partition_id": marker.partition_id,
+        "of_producer_id": marker.producer.producer_id,
+        "from_offset": state.transaction_first_offset,
+    }
+    epoch = _BEGAN_WITH_EPOCH.value(connection, of)
+    # Else it is damage: what is open is what the marker is to end, or the log does not tell.
+    return epoch is not None and epoch > begun_with
 
 
 def _save_producers(

@@ -2,10 +2,19 @@
 
 As much as belongs to one database is one database transaction there, of however many transactions it is.  Nobody holds
 a lock of the coordinator meanwhile; delivered twice, a decision is there once.
+
+A decision is *outrun* where its producer has been with a newer epoch.  Nothing is written with that before the
+transaction of the older one is complete, its markers delivered and durable: so whatever it had there has ended, and
+what is open there has begun with the newer epoch, which the log shows (else it is damage, and the decision waits).  A
+helper that comes late finds it like that, and its decision is not left any more.  Where it is left, its coordinator has
+gone back to an older state, in which the transaction was open.  It is over there then, and the decision counts as
+delivered: nothing that could be written there would change what has ended.  With the decision the producer id is given
+up, for who has it elsewhere has epochs that the coordinator would give out again.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,11 +36,13 @@ from txnstore.errors import (
 from txnstore.groups.offsets_from_elsewhere import EndedElsewhere, finish_offsets_from_elsewhere
 from txnstore.log.append import Marker
 from txnstore.log.markers import write_markers
+from txnstore.log.partition_rows import ProducerKey
 from txnstore.transactions.protocol import TransactionMetadata, TransactionState
 
 #: How long one database is tried: the others, and the caller, are not to wait for it.
 DELIVERY_TIMEOUT_MS: Final = 500
 
+_log: Final = logging.getLogger(__name__)
 _HEADS: Final = select(partition_heads.c.partition_id).where(
     partition_heads.c.partition_id.in_(bindparam("partition_ids", expanding=True))
 )
@@ -62,6 +73,12 @@ class Delivered:
 
     partition_ids: set[int] = field(default_factory=set)
     group_ids: set[str] = field(default_factory=set)
+    outrun_partitions: dict[int, bool] = field(default_factory=dict)
+    """Those where its producer has gone on, and whether what came after is open there."""
+
+    outrun_groups: dict[str, bool] = field(default_factory=dict)
+    """The same of groups."""
+
     error: TxnStoreError | AssertionError | None = None
     """Why the rest is not; an assertion: a row is damaged."""
 
@@ -69,6 +86,23 @@ class Delivered:
     def is_news(self) -> bool:
         """Whether anything may be struck off."""
         return bool(self.partition_ids or self.group_ids)
+
+    @property
+    def is_outrun(self) -> bool:
+        """Whether the producer has gone on after the transaction anywhere."""
+        return bool(self.outrun_partitions or self.outrun_groups)
+
+    def add(self, share: _Share) -> None:
+        """Take note of what was done in one database."""
+        self.outrun_partitions.update(share.outrun_partitions)
+        self.outrun_groups.update(share.outrun_groups)
+        self.partition_ids.update(marker.partition_id for marker in share.markers)
+        self.group_ids.update(share.group_ids)
+
+    def keep_outrun(self) -> None:
+        """Strike nothing off where it was outrun before all is delivered: who completes it is to find that."""
+        self.partition_ids -= self.outrun_partitions.keys()
+        self.group_ids -= self.outrun_groups.keys()
 
 
 def deliver(cluster: Cluster, coordinator_id: int, lefts: Sequence[PendingDelivery]) -> list[Delivered]:
@@ -90,8 +124,10 @@ def deliver(cluster: Cluster, coordinator_id: int, lefts: Sequence[PendingDelive
             if error is not None:
                 share.delivered.error = share.delivered.error or error
                 continue
-            share.delivered.partition_ids.update(marker.partition_id for marker in share.markers)
-            share.delivered.group_ids.update(share.group_ids)
+            share.delivered.add(share)
+    for each in delivered:
+        if each.error is not None:
+            each.keep_outrun()
     return delivered
 
 
@@ -103,6 +139,42 @@ class _Share:
     delivered: Delivered
     markers: list[Marker] = field(default_factory=list)
     group_ids: list[str] = field(default_factory=list)
+    outrun_partitions: dict[int, bool] = field(default_factory=dict)
+    outrun_groups: dict[str, bool] = field(default_factory=dict)
+
+
+def tell_outrun(left: PendingDelivery, delivered: Delivered) -> None:
+    """Tell people, of a decision that is complete, where it came to nothing because the transaction was over before."""
+    if not delivered.is_outrun:
+        return
+    decided, outcome = left.decided, "committed" if left.commits else "aborted"
+    open_partition_ids = sorted(number for number, is_open in delivered.outrun_partitions.items() if is_open)
+    open_group_ids = sorted(group_id for group_id, is_open in delivered.outrun_groups.items() if is_open)
+    rest = (
+        "a later transaction is open there, which `txnstore transactions find-hanging --abort` ends;"
+        if open_partition_ids or open_group_ids
+        else "nothing of it is open there;"
+    )
+    _log.error(
+        "the transaction %s of %.80r is %s where it is coordinated, and was over before, perhaps otherwise, in %s"
+        " partitions and %s groups of other databases: its coordinator has lost what came after, as by a backup that"
+        " was restored. Its producer is fenced; %s `txnstore transactions list-open` shows what it has open elsewhere,"
+        " and what ends that",
+        decided.begin_identity,
+        decided.transactional_id,
+        outcome,
+        len(delivered.outrun_partitions),
+        len(delivered.outrun_groups),
+        rest,
+        extra={
+            "event": "decision_outrun",
+            "transactional_id": decided.transactional_id,
+            "partition_ids": sorted(delivered.outrun_partitions),
+            "group_ids": sorted(delivered.outrun_groups),
+            "open_partition_ids": open_partition_ids,
+            "open_group_ids": open_group_ids,
+        },
+    )
 
 
 def _shares(
@@ -197,14 +269,24 @@ def _deliver_at_once(cluster: Cluster, database_id: int, shares: Sequence[_Share
         if share.group_ids
     ]
 
-    def work(markers: Sequence[Marker], connection: Connection) -> None:
+    begun_with = {marker.key: share.left.decided.begin_epoch for share in shares for marker in share.markers}
+
+    def work(markers: Sequence[Marker], connection: Connection) -> tuple[dict[ProducerKey, bool], dict[int, bool]]:
         # What is struck off at the coordinator is never told again.
         make_durable(connection)
-        write_markers(connection, markers)
-        finish_offsets_from_elsewhere(connection, ended)
+        outrun = write_markers(connection, markers, begun_with)
+        return outrun, finish_offsets_from_elsewhere(connection, ended)
 
     def write(markers: Sequence[Marker]) -> None:
-        cluster.write_at(database_id, partial(work, markers), wakes_readers=True, retry_timeout_ms=DELIVERY_TIMEOUT_MS)
+        outrun, outrun_in_groups = cluster.write_at(
+            database_id, partial(work, markers), wakes_readers=True, retry_timeout_ms=DELIVERY_TIMEOUT_MS
+        )
+        for share in shares:
+            share.outrun_partitions = {
+                each.partition_id: outrun[each.key] for each in share.markers if each.key in outrun
+            }
+            is_open = outrun_in_groups.get(share.left.decided.producer_id)
+            share.outrun_groups = {} if is_open is None else dict.fromkeys(share.group_ids, is_open)
 
     try:
         write(markers)

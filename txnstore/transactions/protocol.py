@@ -251,10 +251,12 @@ def _check_decided(before: TransactionMetadata, after: TransactionMetadata) -> N
 def _check_complete(before: TransactionMetadata, after: TransactionMetadata) -> None:
     assert after.start_ms != NO_START_MS
     assert after.start_ms == before.start_ms
-    if before.next_producer_id == NO_PRODUCER_ID:
+    if before.next_producer_id == NO_PRODUCER_ID and after.producer_id == before.producer_id:
         assert after.identity == before.identity
     else:
-        assert after.identity == ProducerIdentity(before.next_producer_id, 0)
+        # Where there was none to come, it is one that was allocated just now.
+        assert before.next_producer_id in (NO_PRODUCER_ID, after.producer_id)
+        assert after.producer_epoch == 0
         assert after.previous_producer_id == before.producer_id
 
 
@@ -388,16 +390,27 @@ def end_transaction(
     return action, _decide(known, decided, now_ms=now_ms, allocate=allocate)
 
 
-def complete(row: TransactionMetadata, *, now_ms: int) -> TransactionMetadata:
-    """Return the row of a decided transaction once all of its markers are written."""
+def complete(
+    row: TransactionMetadata, *, now_ms: int, outrun_allocate: AllocateProducerId | None = None
+) -> TransactionMetadata:
+    """Return the row of a decided transaction once all of its markers are written.
+
+    With `outrun_allocate` its producer id is given up: epochs of it are in use that this row has not given out.
+    """
     assert row.state in DECIDED, row.state
     after = _S.COMPLETE_COMMIT if row.state is _S.PREPARE_COMMIT else _S.COMPLETE_ABORT
     finished = replace(
         row, state=after, last_update_ms=now_ms, next_producer_id=NO_PRODUCER_ID, begin_epoch=NO_PRODUCER_EPOCH
     )
-    if row.next_producer_id == NO_PRODUCER_ID:
+    if row.next_producer_id != NO_PRODUCER_ID:
+        new_id = row.next_producer_id
+    elif outrun_allocate is not None:
+        new_id = outrun_allocate()
+        # Of the old one nobody is told that a request of the last epochs is a repetition: see `is_rotated_from`.
+        finished = replace(finished, last_producer_epoch=row.producer_epoch - 1)
+    else:
         return finished
-    return replace(finished, producer_id=row.next_producer_id, previous_producer_id=row.producer_id, producer_epoch=0)
+    return replace(finished, producer_id=new_id, previous_producer_id=row.producer_id, producer_epoch=0)
 
 
 def _decide(

@@ -39,7 +39,7 @@ from txnstore.log.markers import write_markers
 from txnstore.log.partition_rows import allocate_producer_id
 from txnstore.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, ControlType, ProducerIdentity
 from txnstore.transactions import protocol, rows
-from txnstore.transactions.delivery import Delivered, PendingDelivery, deliver
+from txnstore.transactions.delivery import Delivered, PendingDelivery, deliver, tell_outrun
 from txnstore.transactions.protocol import DECIDED, EPOCH_EXHAUSTED, FenceReason, TransactionMetadata, TransactionState
 from txnstore.transactions.transaction import complete_decided, is_left
 
@@ -444,9 +444,20 @@ def _strike_off(
         if complete:
             _forget(connection, complete, groups=False, writers=True)
             now_ms = found[0].now_ms
+            allocate = partial(allocate_producer_id, connection)
             changes = [
-                rows.RowChange(locked[name], [protocol.complete(locked[name], now_ms=now_ms)]) for name in complete
+                rows.RowChange(
+                    locked[name],
+                    [
+                        protocol.complete(
+                            locked[name], now_ms=now_ms, outrun_allocate=allocate if delivered[name].is_outrun else None
+                        )
+                    ],
+                )
+                for name in complete
             ]
             rows.save_each(connection, changes, reason="completion")
+            for name in complete:
+                tell_outrun(left[name], delivered[name])
         ours = [name for name in ours if name in waiting]
     return [*(name for name in delivered if name not in locked), *ours]

@@ -61,7 +61,7 @@ from txnstore.log.append import (
 from txnstore.log.partition_rows import allocate_producer_id
 from txnstore.model import ClientProcess, GroupMembership, OffsetAndMetadata, ProducerIdentity
 from txnstore.transactions import branch_rows, protocol, rows
-from txnstore.transactions.delivery import Delivered, PendingDelivery, deliver
+from txnstore.transactions.delivery import Delivered, PendingDelivery, deliver, tell_outrun
 from txnstore.transactions.protocol import (
     DECIDED,
     EndAction,
@@ -255,10 +255,11 @@ class LockedTransaction:
         self.step(protocol.fence_and_abort(self.known, reason, detail, now_ms=self.now_ms, allocate=self.allocate))
         self.finish()
 
-    def finish(self) -> None:
+    def finish(self, *, is_outrun: bool = False) -> None:
         """Complete the transaction if it is decided: markers in all partitions, and the offsets of all groups.
 
-        What lives in other databases is queued, and the transaction stays decided: see `undelivered`.
+        What lives in other databases is queued, and the transaction stays decided: see `undelivered`.  One that
+        `is_outrun` leaves a new producer id behind: see `transactions.delivery`.
         """
         row = self.row
         if row is None or row.state not in DECIDED:
@@ -266,7 +267,8 @@ class LockedTransaction:
         assert self._finishing is None, "one database transaction completes one transaction of an id"
         self._finishing = row
         if self.undelivered is None:
-            self.step(protocol.complete(row, now_ms=self.now_ms))
+            allocate = self.allocate if is_outrun else None
+            self.step(protocol.complete(row, now_ms=self.now_ms, outrun_allocate=allocate))
 
     @memoized_property
     def undelivered(self) -> PendingDelivery | None:
@@ -653,6 +655,9 @@ def _strike_off(
     rows.strike_off_markers(connection, transactional_id, delivered.partition_ids)
     for group_id in delivered.group_ids:
         rows.forget_group(connection, transactional_id, group_id)
-    work.finish()
+    work.finish(is_outrun=delivered.is_outrun)
     work.save("completion")
-    return None if work.undelivered is not None else work.known.identity
+    if work.undelivered is not None:
+        return None
+    tell_outrun(left, delivered)
+    return work.known.identity
