@@ -19,10 +19,11 @@ from txnstore.db.portions import Portions
 from txnstore.db.schema import MINUTE_MS, offset_producers, pending_group_offsets
 from txnstore.db.statements import HotStatement, is_listed
 from txnstore.db.store import Store, server_now_ms
-from txnstore.errors import InvalidProducerEpoch
+from txnstore.errors import InvalidProducerEpoch, InvalidTransactionState
 from txnstore.groups.offsets import add_pending_offsets, drop_pending_offsets, finish_pending_offsets
 from txnstore.groups.rows import ensure_group, lock_group
 from txnstore.log.append import UnannouncedProducerError
+from txnstore.log.sequences import EARLIER_IS_OPEN
 from txnstore.model import GroupMembership, OffsetAndMetadata, ProducerIdentity
 
 _PRODUCER_EPOCH: Final = select(offset_producers.c.producer_epoch).where(
@@ -63,6 +64,15 @@ _HOLDING: Final = select(pending_group_offsets.c.producer_id).where(_IS_HOLDING)
 _HELD: Final = (
     select(pending_group_offsets.c.producer_id, pending_group_offsets.c.group_id).where(_IS_HOLDING).distinct()
 )
+_EARLIER_EPOCH: Final = (
+    select(pending_group_offsets.c.producer_epoch)
+    .where(
+        pending_group_offsets.c.producer_id == bindparam("of_producer_id"),
+        pending_group_offsets.c.group_id == bindparam("of_group_id"),
+        pending_group_offsets.c.producer_epoch < bindparam("epoch"),
+    )
+    .limit(1)
+)
 _HELD_EPOCHS: Final = select(pending_group_offsets.c.producer_id, pending_group_offsets.c.producer_epoch).where(
     _IS_HOLDING
 )
@@ -82,6 +92,7 @@ def add_offsets_from_elsewhere(
 
     Raises:
         InvalidProducerEpoch: the transaction is over; this comes too late.
+        InvalidTransactionState: an earlier transaction of the producer holds offsets of the group.
         UnannouncedProducerError: the producer is not known here; see `announce_offset_producer`.
         TxnStoreError: see `add_pending_offsets`.
     """
@@ -97,6 +108,10 @@ def add_offsets_from_elsewhere(
             f"offsets of producer {producer} came after the end of their transaction, which left epoch {newest};"
             " nothing was changed"
         )
+    earlier = connection.execute(_EARLIER_EPOCH, {**of, "of_group_id": committer.group_id, "epoch": producer.epoch})
+    if (epoch := earlier.scalar()) is not None:
+        # They would be counted in with those of this transaction.
+        raise InvalidTransactionState(EARLIER_IS_OPEN.format(producer, epoch, f"the group {committer.group_id[:80]!r}"))
 
 
 def announce_offset_producer(connection: Connection, producer: ProducerIdentity) -> None:

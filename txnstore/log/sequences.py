@@ -57,6 +57,13 @@ def last_sequence_of(first_sequence: int, record_count: int) -> int:
     return increment_sequence(first_sequence, record_count - 1)
 
 
+#: What refuses a part of a transaction where an earlier one of its producer is open: producer, epoch, and where.
+EARLIER_IS_OPEN: Final = (
+    "producer {} has a transaction of epoch {} open in {}, which its coordinator does not know any more: was an older"
+    " state of that restored? `txnstore transactions list-open` shows it, and what ends it; nothing was changed"
+)
+
+
 def increment_sequence(sequence: int, count: int) -> int:
     """Return the sequence number `count` after `sequence`; after 2147483647 comes 0."""
     if sequence > SEQUENCE_MAX - count:
@@ -84,7 +91,8 @@ def check_append(
 
     Raises:
         InvalidProducerEpoch: a newer epoch of the producer has been here.
-        InvalidTransactionState: a plain record while the producer has a transaction open here.
+        InvalidTransactionState: a plain record while the producer has a transaction open here, or one of a transaction
+            while an earlier one is.
         OutOfOrderSequence: batches are missing before this one, or it is older than those remembered.
     """
     if state is None:
@@ -100,6 +108,9 @@ def check_append(
         raise InvalidTransactionState(
             f"producer {producer} has a transaction open in this partition: expected a transactional write"
         )
+    if producer.epoch > state.epoch and state.transaction_first_offset is not None:
+        # One marker would end both. Nobody begins the next one before the last has ended, who has not forgotten that.
+        raise InvalidTransactionState(EARLIER_IS_OPEN.format(producer, state.epoch, "this partition"))
     expected = 0 if producer.epoch > state.epoch else increment_sequence(state.last_sequence, 1)
     if first_sequence != expected:
         raise OutOfOrderSequence(_out_of_order(producer, first_sequence, expected))

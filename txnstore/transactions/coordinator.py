@@ -13,12 +13,12 @@ from typing import Final
 
 from sqlalchemy import Connection
 
-from txnstore.db.cluster.catalogue import read_store_settings
+from txnstore.db.cluster.catalogue import read_deleted, read_store_settings
 from txnstore.db.cluster.cluster import Cluster, several
 from txnstore.db.cluster.locality import Locality
 from txnstore.db.cluster.membership import check_lives_here
 from txnstore.db.store import Store
-from txnstore.errors import ConcurrentTransactions, InvalidRequest, OutcomeUnknown, TxnStoreError
+from txnstore.errors import ConcurrentTransactions, InvalidRequest, OutcomeUnknown, ProducerFenced, TxnStoreError
 from txnstore.log.append import Append, Appended, find_appended
 from txnstore.log.partition_rows import allocate_producer_id, new_producer
 from txnstore.model import NAME_BYTES_MAX, ClientProcess, ProducerIdentity, is_storable_text
@@ -29,6 +29,8 @@ from txnstore.transactions.initialization import InitAction, InitRequest
 from txnstore.transactions.outcome import Ended, recall_commit
 from txnstore.transactions.protocol import TransactionMetadata
 from txnstore.transactions.transaction import (
+    NOTHING_IN_STORE,
+    InStore,
     LockedTransaction,
     SentOffsets,
     complete_delivered,
@@ -264,6 +266,7 @@ class TransactionCoordinator:
         is_repeated: bool = False,
         has_begun: bool = False,
         open_group_id: str | None = None,
+        in_store: InStore = NOTHING_IN_STORE,
         retry_timeout_ms: int | None = None,
     ) -> Ended:
         """Commit or abort the producer's transaction; when it returns, every reader sees that it is over.
@@ -276,12 +279,14 @@ class TransactionCoordinator:
         answer was lost.  With `is_repeated`, a commit does so also if a newer producer has come since: it is the next
         call that is refused then.  `has_begun` spares the question whether this is the whole transaction;
         with `open_group_id` all that has begun is that it holds offsets of this group, as far as the caller knows.
+        Over several databases nothing is committed unless all that the caller knows to be `in_store` is a part of it.
 
         Raises:
             InvalidRequest: see `check_transactional_id`, or records, offsets or writers come with an abort, or a
                 writer is named that is not in the transaction or has not reported.
             OutcomeForgotten: a newer producer has come since, and the journal does not go back to the lost answer.
             OutcomeUnknown: also if the transaction is decided, but its markers could not all be delivered.
+            ProducerFenced: also if the coordinator has lost what is `in_store`.
             TxnStoreError: see `protocol.end_transaction`, `protocol.add_to_transaction` and `log.append.append`.
         """
         check_transactional_id(transactional_id)
@@ -300,6 +305,7 @@ class TransactionCoordinator:
             has_begun,
             open_group_id,
             self.transaction_group if commit else None,
+            in_store if commit and several(self.cluster) is not None else NOTHING_IN_STORE,
         )
         try:
             return self._end(request, retry_timeout_ms)
@@ -354,7 +360,7 @@ class TransactionCoordinator:
         at_once = self._end_at_once(request, retry_timeout_ms)
         if at_once is not None:
             return at_once
-        ended, left = write_in_time(
+        found = write_in_time(
             self.store,
             self.cluster,
             request.transactional_id,
@@ -362,10 +368,30 @@ class TransactionCoordinator:
             wakes_readers=True,
             retry_timeout_ms=retry_timeout_ms,
         )
+        if isinstance(found, InStore):
+            return self._end_here(self._without_deleted(request, found, retry_timeout_ms), retry_timeout_ms)
+        ended, left = found
         if left is not None:
             self._complete(left)
         # Not who the producer is by now: a newer one may have come since.
         return ended
+
+    def _without_deleted(self, request: _EndRequest, missing: InStore, retry_timeout_ms: int | None) -> _EndRequest:
+        """Return a request that was refused because parts are missing without those of topics that were deleted."""
+        assert self.cluster is not None, "what is in the store is looked at where there are several databases"
+        deleted = self.cluster.controller.read(
+            partial(read_deleted, partition_ids=missing.partition_ids), retry_timeout_ms=retry_timeout_ms
+        )
+        lost = set(missing.partition_ids) - deleted
+        if lost or missing.group_ids:
+            raise ProducerFenced(
+                f"the coordinator of {request.transactional_id[:80]!r} does not know that this transaction has written"
+                f" to {len(lost)} partitions and {len(missing.group_ids)} groups: was an older state restored, or did a"
+                " standby take over without the last commits? This call committed nothing. Start the producer again;"
+                " `txnstore transactions list-open` shows what stays open, and what ends it"
+            )
+        in_store = InStore(set(request.in_store.partition_ids) - deleted, request.in_store.group_ids)
+        return replace(request, in_store=in_store)
 
     def _end_at_once(self, request: _EndRequest, retry_timeout_ms: int | None) -> Ended | None:
         """Commit at once what is wholly in the client; None: nothing was changed, go the general way."""
@@ -483,11 +509,13 @@ class _EndRequest:
     """The one group whose offsets it holds, if the caller knows of nothing else."""
 
     transaction_group: str | None
+    in_store: InStore
 
 
 def _end(
     request: _EndRequest, locality: Locality | None, connection: Connection
-) -> tuple[Ended, PendingDelivery | None]:
+) -> tuple[Ended, PendingDelivery | None] | InStore:
+    """End the transaction; if it lacks what the producer has written, say what, and change nothing."""
     transaction = LockedTransaction.lock(connection, request.transactional_id, locality)
     row = transaction.row
     if row is not None and row.is_repetition(request.producer):
@@ -508,6 +536,8 @@ def _end(
         transaction.send_offsets(request.producer, sent)
     transaction.follow(request.transaction_group)
     transaction.end(request.producer, commit=request.commit, writers=request.writers)
+    if missing := transaction.lacks(request.in_store):
+        return missing
     appended = transaction.save("EndTxn")
     return Ended(transaction.known.next_identity, appended), transaction.undelivered
 

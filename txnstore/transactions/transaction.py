@@ -86,6 +86,21 @@ class SentOffsets:
     offsets: Mapping[int, OffsetAndMetadata]
 
 
+@dataclass(frozen=True, slots=True)
+class InStore:
+    """What a producer knows its open transaction to have in the store already, without what further writers have."""
+
+    partition_ids: Collection[int] = ()
+    group_ids: Collection[str] = ()
+
+    def __bool__(self) -> bool:
+        """Return whether there is anything."""
+        return bool(self.partition_ids or self.group_ids)
+
+
+NOTHING_IN_STORE: Final = InStore()
+
+
 @contextmanager
 def fencing_other_starts(
     connection: Connection, row: TransactionMetadata | None, producer: ProducerIdentity
@@ -249,6 +264,16 @@ class LockedTransaction:
         if self.before is None or self.before.state is not TransactionState.ONGOING:
             return NO_PARTICIPANTS
         return rows.participants_of(self.connection, self.before.transactional_id)
+
+    def lacks(self, in_store: InStore) -> InStore:
+        """Return what of this is no part of the transaction, as far as its coordinator knows."""
+        if not in_store:
+            return in_store
+        is_open = self.before is not None and self.before.state is TransactionState.ONGOING
+        groups = rows.groups_of(self.connection, self.known.transactional_id) if is_open and in_store.group_ids else ()
+        return InStore(
+            set(in_store.partition_ids) - set(self.participants.partition_ids), set(in_store.group_ids) - set(groups)
+        )
 
     def fence_and_abort(self, reason: FenceReason, detail: str) -> None:
         """Abort the open transaction against the will of its producer, who is fenced."""

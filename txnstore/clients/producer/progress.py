@@ -47,7 +47,7 @@ from txnstore.groups.offsets import check_committer
 from txnstore.model import NO_GENERATION, GroupMembership, OffsetAndMetadata
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.tokens import PreparedTxnState
-from txnstore.transactions.transaction import SentOffsets
+from txnstore.transactions.transaction import InStore, SentOffsets
 
 if TYPE_CHECKING:
     from txnstore.clients.producer.sender import Sender
@@ -505,6 +505,11 @@ class TransactionOffsets:
             self._taken.clear()
         self.sent.clear()
         self._written_group_ids.clear()
+
+    @property
+    def in_store(self) -> InStore:
+        """What the store has of the transaction, with its records; of these only where there are several databases."""
+        return InStore(self._sender.session.written, self._written_group_ids)
 
     @property
     def open_group_id(self) -> str | None:

@@ -58,6 +58,9 @@ class AddedPartitions:
     """What is about to be written to: added together with the first of it."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
+    written: set[int] = field(default_factory=set)
+    """The partitions that records of the transaction are in, where there are several databases."""
+
     has_begun: bool = False
     """Whether the transaction is known to be open in the store."""
     asked_from: float = math.inf
@@ -133,6 +136,11 @@ class ProducerSession:
     def has_begun(self, has_begun: bool) -> None:
         self._added.has_begun = has_begun
 
+    @property
+    def written(self) -> set[int]:
+        """The partitions that records of the transaction are in, where there are several databases."""
+        return self._added.written
+
     def begin_transaction(self) -> None:
         """Take note that nothing has been added to the transaction that begins."""
         # In the store it begins later: a request from then on comes in time.
@@ -200,6 +208,7 @@ class ProducerSession:
         else:
             database_id = cluster.leader_of_partition(request.appends[0].partition_id)
             appended = repaired(cluster, database_id, lambda store: self._write(cluster, store, request))
+            request.added.written.update(request.partition_ids)
         request.added.has_begun = True
         return appended
 

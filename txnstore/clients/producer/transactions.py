@@ -635,6 +635,7 @@ class ProducerTransactions:
                 is_repeated=is_uncertain,
                 has_begun=self._sender.session.has_begun,
                 open_group_id=self._offsets.open_group_id,
+                in_store=self._offsets.in_store,
                 retry_timeout_ms=TRY_TIMEOUT_MS,
             )
 
