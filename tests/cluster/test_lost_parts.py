@@ -13,7 +13,7 @@ from tests.cluster.conftest import Bench, Producer
 from tests.cluster.lost_changes import Survivor, backup_of, end_what_hangs
 from txnstore import KafkaError, KafkaException, TopicPartition
 from txnstore.errors import InvalidTransactionState, ProducerFenced
-from txnstore.log.cluster_topics import create_topic, delete_topic
+from txnstore.log.cluster_topics import change_store_settings, create_topic, delete_topic
 from txnstore.transactions import rows
 from txnstore.transactions.protocol import TransactionState
 from txnstore.transactions.transaction import InStore
@@ -116,6 +116,38 @@ def test_lost_offsets_are_not_committed_with_the_next_transaction_of_the_same_pr
     with pytest.raises(InvalidTransactionState, match="in the group"):
         producer.send_offsets(group_id, {bench.partition_at(2): 1})
     assert bench.committed(group_id) == {}
+
+
+@pytest.mark.parametrize("with_offsets", [False, True])
+def test_who_takes_over_a_prepared_transaction_ends_nothing_that_came_after_it(bench: Bench, with_offsets: bool):
+    """Its epoch is that which the producer of what came after has: only what that has written tells them apart."""
+    change_store_settings(bench.cluster, {"transaction.two.phase.commit.enable": "true"})
+    old, group_id = bench.partition_at(2), bench.name_at(2, "group")
+    producer = Producer(bench.cluster, bench.name_at(1, "id")).start(enable_two_phase_commit=True)
+
+    def write(value: bytes, offset: int) -> None:
+        if with_offsets:
+            producer.send_offsets(group_id, {old: offset})
+        else:
+            producer.send(old, value)
+
+    write(b"old", 1)
+    restore = backup_of(bench.cluster.own(1))
+    producer.end(commit=True)
+    write(b"lost", 2)
+    restore()
+    newcomer = Producer(bench.cluster, producer.transactional_id)
+    newcomer.start(enable_two_phase_commit=True, keep_prepared=True)
+    assert newcomer.identity == producer.identity
+    in_store = InStore([], [group_id]) if with_offsets else InStore([old])
+    with pytest.raises(ProducerFenced, match="was an older state restored"):
+        producer.twin().end(commit=True, in_store=in_store)
+    assert bench.row(producer.transactional_id).state is S.ONGOING
+    newcomer.end(commit=True)
+    end_what_hangs(bench)
+    assert bench.read(old) == ([] if with_offsets else [b"old"])
+    assert bench.committed(group_id) == ({old: 1} if with_offsets else {})
+    assert bench.offsets(group_id).unstable == set()
 
 
 def test_a_commit_lacks_nothing_where_a_topic_was_deleted(bench: Bench):

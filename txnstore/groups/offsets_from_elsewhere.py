@@ -134,6 +134,13 @@ class EndedElsewhere:
     """All groups that it has here."""
 
     commit: bool
+    begun_with: int | None = None
+    """Its own epoch, if that is known: what is newer than this one is held by what came after."""
+
+    @property
+    def after_epoch(self) -> int:
+        """The epoch from which on something is held by what came after."""
+        return self.marker.epoch if self.begun_with is None else self.begun_with + 1
 
 
 def finish_offsets_from_elsewhere(connection: Connection, ended: Sequence[EndedElsewhere]) -> dict[int, bool]:
@@ -150,7 +157,12 @@ def finish_offsets_from_elsewhere(connection: Connection, ended: Sequence[EndedE
         lock_group(connection, group_id)
     producer_ids = [each.marker.producer_id for each in ended]
     newest = dict(map(tuple, _PRODUCER_EPOCHS.rows(connection, _IS_PRODUCER.parameters(producer_ids))))
-    fresh = [each for each in ended if newest.get(each.marker.producer_id, -1) < each.marker.epoch]
+    late = {each.marker.producer_id for each in ended if newest.get(each.marker.producer_id, -1) >= each.marker.epoch}
+    # Who takes over a prepared transaction may raise the epoch above that which its producer has gone on with.
+    asked = late | {each.marker.producer_id for each in ended if each.after_epoch < each.marker.epoch}
+    held = _held_epochs(connection, asked) if asked else {}
+    going_on = {each.marker.producer_id for each in ended if held.get(each.marker.producer_id, -1) >= each.after_epoch}
+    fresh = [each for each in ended if each.marker.producer_id not in late | going_on]
     dropped: dict[str, list[int]] = {}
     for each in fresh:
         if each.commit:
@@ -161,12 +173,10 @@ def finish_offsets_from_elsewhere(connection: Connection, ended: Sequence[EndedE
     raised = [{"producer_id": each.marker.producer_id, "producer_epoch": each.marker.epoch} for each in fresh]
     if raised:
         connection.execute(_RAISE_EPOCH, raised)
-    late = [each.marker for each in ended if newest.get(each.marker.producer_id, -1) >= each.marker.epoch]
-    held = _held_epochs(connection, [marker.producer_id for marker in late]) if late else {}
     return {
-        marker.producer_id: held.get(marker.producer_id, -1) >= marker.epoch
-        for marker in late
-        if max(newest[marker.producer_id], held.get(marker.producer_id, -1) + 1) > marker.epoch
+        marker.producer_id: marker.producer_id in going_on
+        for marker in (each.marker for each in ended)
+        if marker.producer_id in going_on or newest.get(marker.producer_id, -1) > marker.epoch
     }
 
 

@@ -536,7 +536,7 @@ def _end(
         transaction.send_offsets(request.producer, sent)
     transaction.follow(request.transaction_group)
     transaction.end(request.producer, commit=request.commit, writers=request.writers)
-    if missing := transaction.lacks(request.in_store):
+    if missing := transaction.lacks(request.in_store, request.producer):
         return missing
     appended = transaction.save("EndTxn")
     return Ended(transaction.known.next_identity, appended), transaction.undelivered

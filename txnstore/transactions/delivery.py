@@ -264,7 +264,9 @@ def _deliver_shares(
 def _deliver_at_once(cluster: Cluster, database_id: int, shares: Sequence[_Share]) -> None:
     markers = [marker for share in shares for marker in share.markers]
     ended = [
-        EndedElsewhere(share.left.decided.marker_identity, share.group_ids, share.left.commits)
+        EndedElsewhere(
+            share.left.decided.marker_identity, share.group_ids, share.left.commits, share.left.decided.begin_epoch
+        )
         for share in shares
         if share.group_ids
     ]

@@ -265,12 +265,15 @@ class LockedTransaction:
             return NO_PARTICIPANTS
         return rows.participants_of(self.connection, self.before.transactional_id)
 
-    def lacks(self, in_store: InStore) -> InStore:
-        """Return what of this is no part of the transaction, as far as its coordinator knows."""
+    def lacks(self, in_store: InStore, producer: ProducerIdentity) -> InStore:
+        """Return what of this is no part of the producer's transaction, as far as its coordinator knows."""
         if not in_store:
             return in_store
-        is_open = self.before is not None and self.before.state is TransactionState.ONGOING
-        groups = rows.groups_of(self.connection, self.known.transactional_id) if is_open and in_store.group_ids else ()
+        before = self.before
+        if before is None or before.state is not TransactionState.ONGOING or before.begin_identity != producer:
+            # Nor is it where the producer has the epoch of who takes over a prepared one: that writes nothing more.
+            return in_store
+        groups = rows.groups_of(self.connection, before.transactional_id) if in_store.group_ids else ()
         return InStore(
             set(in_store.partition_ids) - set(self.participants.partition_ids), set(in_store.group_ids) - set(groups)
         )
