@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from tests.cluster.lost_changes import backup_of
 from tests.db.roles.shop import PATIENCE_SECONDS, ROLES
 from txnstore import Consumer, Producer
 from txnstore.db.cluster.cluster import open_cluster
@@ -100,3 +101,22 @@ def test_who_may_not_bring_the_newest_topics_to_a_database_waits_for_somebody_wh
     ((error, message),) = delivered
     assert error is None
     assert message.offset() == 0
+
+
+def test_a_writer_starts_again_where_its_coordinator_has_gone_back(databases):
+    with open_cluster(databases()) as cluster:
+        transactional_id, _ = names_in_each(cluster, "id")
+        of_writer = {"bootstrap.servers": databases("writer"), "transactional.id": transactional_id}
+        with Producer(of_writer) as newer, Producer(of_writer) as producer:
+            producer.init_transactions(PATIENCE_SECONDS)
+            producer.begin_transaction()
+            producer.produce("orders", b"old", partition=1)
+            assert producer.flush(PATIENCE_SECONDS) == 0
+            restore = backup_of(cluster.own(1))
+            producer.commit_transaction(PATIENCE_SECONDS)
+            producer.begin_transaction()
+            producer.produce("orders", b"lost", partition=1)
+            assert producer.flush(PATIENCE_SECONDS) == 0
+            restore()
+            # It looks of which epoch the transaction is that is open there.
+            newer.init_transactions(PATIENCE_SECONDS)

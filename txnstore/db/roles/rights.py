@@ -89,8 +89,8 @@ _PRODUCER: Final[Mapping[str, Sequence[Right]]] = {
     "stores": ("SELECT", ("UPDATE", ("next_producer_id",))),
     "deleted_numbers": _READ,
     "partition_heads": ("SELECT", ("UPDATE", ("next_offset", "running_max_timestamp_ms"))),
-    # What is in the log is neither changed nor read by those who write.
-    "record_batches": ("INSERT",),
+    # What is in the log is neither changed nor read by those who write; but see `log.markers`: of which epoch it is.
+    "record_batches": ("INSERT", ("SELECT", ("partition_id", "last_offset", "producer_id", "producer_epoch"))),
     "producer_states": _WORK,
     "finished_transactions": _ADD,
     "transactions": _WORK,
