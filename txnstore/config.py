@@ -292,7 +292,8 @@ TOPIC_SETTINGS: Final = _table(
         "txnstore.retention.unread.ms",
         0,
         _integer(-1, _INT64_MAX),
-        "How old a batch may become that a group has not read; 0: groups hold nothing back; -1: any age.",
+        "How old a batch may become that a group has not read, unless the group has been away for longer; 0: groups"
+        " hold nothing back; -1: any age.",
     ),
     # The rest of Kafka's (LogConfig.java), so that tools that compare what they have set find it again.
     Setting("compression.gzip.level", -1, _level(1, 9)),

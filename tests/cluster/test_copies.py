@@ -318,6 +318,22 @@ def test_what_only_the_first_of_two_looks_sees_is_not_wrong(sqlite_bench: Bench,
     assert looks == [1, 0]
 
 
+def test_a_watch_tells_of_a_log_that_went_back_though_a_second_look_cannot_see_it(bench: Bench):
+    watch, producer, partition_id = WatchState(), bench.producer_at(1), bench.partition_at(2)
+    for value in (b"a", b"b"):
+        producer.send(partition_id, value)
+    assert verify(bench.cluster, watch=watch) == []
+
+    def lose_the_last(connection: Connection) -> None:
+        is_last = record_batches.c.partition_id == partition_id, record_batches.c.base_offset == 1
+        connection.execute(delete(record_batches).where(*is_last))
+        of_partition = partition_heads.c.partition_id == partition_id
+        connection.execute(update(partition_heads).where(of_partition).values(next_offset=1))
+
+    bench.cluster.own(2).write(lose_the_last)
+    assert Invariant.OFFSETS_FOLLOW in {violation.invariant for violation in verify(bench.cluster, watch=watch)}
+
+
 def test_a_watch_reads_nothing_again_for_its_second_look(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     """But for the partition in which the first one has found something."""
     decoded: list[tuple[int, int]] = []

@@ -241,7 +241,7 @@ def test_a_turn_that_ends_anywhere_is_taken_up_once_its_time_is_over(place: Plac
 
 def expire(world: World, store: Store) -> int:
     """Delete what is past its retention, in this world alone: other worlds wait for their crashes."""
-    now_ms, limits = store.read(retention._read_limits)
+    now_ms, limits, _ = store.read(retention._read_limits)
     candidates = [
         each for each in retention._candidates(store, limits, now_ms) if each.partition_id in world.partition_ids
     ]
@@ -312,7 +312,7 @@ def test_what_is_past_its_retention_goes_step_by_step_each_whole_or_not_at_all(
 
 def compact(world: World, store: Store) -> int:
     """Compact this world's partitions alone: other worlds wait for their crashes."""
-    now_ms, settings_of = store.read(compaction._read_settings)
+    now_ms, settings_of, _ = store.read(compaction._read_settings)
     # All worlds have the same.
     settings = next(iter(settings_of.values()))
     changed = 0

@@ -37,9 +37,9 @@ def test_a_duty_that_fails_is_told_of_though_others_are_done(url):
         # It may be done a moment later.
         assert seen(url) == {}
         of_duty = update(maintenance_duties).where(maintenance_duties.c.duty == duty.name)
-        late = of_duty.values(turn_ms=maintenance_duties.c.turn_ms - 5 * HOUR_MS - 60_000)
+        late = of_duty.values(begun_ms=maintenance_duties.c.begun_ms - 5 * HOUR_MS - 60_000)
         store.write(lambda connection: connection.execute(late))
-        told = f"it fails, and nobody could do it for 5 hours: {duty.name}"
+        told = f"it failed when it was last tried, and was last done 5 hours ago: {duty.name}"
         assert seen(url) == {"nobody-maintains": told}
         # Nobody tries it any more.
         given_up = of_duty.values(held_until_ms=maintenance_duties.c.held_until_ms - 3 * HOUR_MS)

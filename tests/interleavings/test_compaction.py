@@ -27,7 +27,7 @@ COMPACTED = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}
 
 def compact(store, partition_id, portions=None):
     """Compact this partition alone."""
-    now_ms, settings_of = store.read(compaction._read_settings)
+    now_ms, settings_of, _ = store.read(compaction._read_settings)
     count_stored(store, partition_id)
     # Every topic has the same.
     settings, *_ = settings_of.values()

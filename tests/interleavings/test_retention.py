@@ -37,7 +37,7 @@ def test_batches_are_counted_and_deleted_once_in_every_order_of_steps(world, by_
 
     def expire(store, partition_id):
         """Delete what is due, in this scenario's partition alone."""
-        now_ms, limits = store.read(retention._read_limits)
+        now_ms, limits, _ = store.read(retention._read_limits)
         found = [each for each in retention._candidates(store, limits, now_ms) if each.partition_id == partition_id]
         return sum(retention._expire(store, candidate, now_ms, {}, Portions())[0] for candidate in found)
 

@@ -33,7 +33,7 @@ def one_batch_at_once(monkeypatch):
 
 def find_due(log):
     """Return what a pass of the partition has to do that begins now."""
-    now_ms, settings_of = log.store.read(compaction._read_settings)
+    now_ms, settings_of, _ = log.store.read(compaction._read_settings)
     (settings,) = (of for of in settings_of.values() if of["delete.retention.ms"] == 1_000)
     count_stored(log.store, log.partition)
     due = log.store.read(lambda c: compaction._due(log.partition, settings, now_ms, c))

@@ -122,7 +122,7 @@ def overdue_ms(store, duties):
         # Somebody at work holds what is to go, and will be done with it long before the next hour.
         (StoreBusy(), REMOVE_INTERVAL, LEASE_MS),
         (WriteConflict(), REMOVE_INTERVAL, LEASE_MS),
-        (StoreUnavailable(), REMOVE_INTERVAL, LEASE_MS),
+        (StoreUnavailable(), REMOVE_INTERVAL, PAUSE_MS_MAX),
         # What somebody has to change first is tried as often as it is done, or now and then.
         (CorruptBatch(), COMPACTION_INTERVAL, 15_000),
         (AssertionError(), REMOVE_INTERVAL, PAUSE_MS_MAX),
@@ -156,6 +156,7 @@ def test_a_duty_that_fails_stays_overdue_until_somebody_has_done_it(store, clock
     for count in range(4):
         clock.advance(LEASE_MS)
         assert take_turn(store, None, duties, Portions()).failed
+        # Since it was due first, however often it was tried since.
         assert overdue_ms(store, duties) == count * LEASE_MS
     fails.error = None
     clock.advance(LEASE_MS)
@@ -184,12 +185,30 @@ def test_what_was_passed_by_because_somebody_held_it_is_done_soon_and_not_at_onc
     turn = take_turn(store, None, duties, Portions(seconds=10))
     assert turn.done == {"forgets": 0, "later": 0}
     assert turn.unfinished == []
+    clock.advance(59_999)
     assert look_for_due(store, duties).due == []
-    clock.advance(LEASE_MS)
+    clock.advance(1)
     held.clear()
     assert take_turn(store, None, duties, Portions(seconds=10)).done == {"forgets": 3}
-    clock.advance(LEASE_MS)
+    clock.advance(60_000)
     assert look_for_due(store, duties).due == []
+
+
+def test_duties_that_fail_slowly_take_no_turn_of_one_that_works(store, clock):
+    """A turn has time for one: the first, and those that failed are due again sooner than the others."""
+    clock.advance(DAY_MS)
+    failing = [Failing(None) for _ in range(3)]
+    slow = [duty(f"fails {number}", each, ABORT_INTERVAL) for number, each in enumerate(failing)]
+    duties = [*slow, duty("works", lambda _: 0, ABORT_INTERVAL)]
+    take_turn(store, None, duties, Portions(seconds=10))
+    for each in failing:
+        each.error = StoreBusy()
+    clock.advance(LEASE_MS)
+    done = []
+    for _ in range(12):
+        done += take_turn(store, None, duties, Portions(seconds=0)).done
+        clock.advance(LEASE_MS // 2)
+    assert done == ["works"] * 3
 
 
 def test_a_duty_that_fails_goes_on_where_it_was_and_begins_anew_if_it_fails_there_again(store, clock):

@@ -46,7 +46,7 @@ PARTING_LEASE_MS: Final = 2_000
 
 #: By store: when this process looks next, by the clock of the client that looked last.
 _next_looks: Final[dict[str, float]] = {}
-#: By store and duty: of which lasting errors this process has told.
+#: By store and duty: of which kinds of lasting errors this process has told.
 _told: Final[set[tuple[str, str, str]]] = set()
 
 
@@ -197,7 +197,7 @@ def _level_of(store: Store, duty: str, error: Exception) -> int:
     """Return how loud an error is: a warning, once in a process, if somebody has to change something first."""
     from txnstore.maintenance.turns import is_lasting
 
-    told = (f"{store.url} {store.schema}", duty, f"{type(error).__name__}: {error}")
+    told = (f"{store.url} {store.schema}", duty, type(error).__name__)
     if told in _told or not is_lasting(error):
         return logging.DEBUG
     _told.add(told)

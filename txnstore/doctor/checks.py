@@ -133,7 +133,7 @@ def unmaintained(seconds: int | None, failing: Iterable[Sequence[Any]]) -> Itera
         yield f"nobody has done any of the maintenance for {seconds_text(seconds)}"
     for duty, failing_seconds in failing:
         if failing_seconds > UNMAINTAINED_SECONDS_MAX:
-            yield f"it fails, and nobody could do it for {seconds_text(failing_seconds)}: {duty}"
+            yield f"it failed when it was last tried, and was last done {seconds_text(failing_seconds)} ago: {duty}"
 
 
 def _some(names: Iterable[str]) -> str:

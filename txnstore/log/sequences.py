@@ -59,8 +59,9 @@ def last_sequence_of(first_sequence: int, record_count: int) -> int:
 
 #: What refuses a part of a transaction where an earlier one of its producer is open: producer, epoch, and where.
 EARLIER_IS_OPEN: Final = (
-    "producer {} has a transaction of epoch {} open in {}, which its coordinator does not know any more: was an older"
-    " state of that restored? `txnstore transactions list-open` shows it, and what ends it; nothing was changed"
+    "producer {} has a transaction of epoch {} open in {}, which its coordinator does not know to be open: was an older"
+    " state of one of the databases restored? `txnstore transactions list-open` shows it, and what ends it; nothing was"
+    " changed"
 )
 
 

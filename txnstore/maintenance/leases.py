@@ -57,13 +57,15 @@ _LEAVE: Final = (
         held_until_ms=server_now_ms() + bindparam("pause_ms"),
     )
 )
-# When it was begun, and when a portion of it was done, stays as it was: who asks is to see that nobody has done it.
+# When it was begun stays as it was: who asks is to see that nobody has done it. But it has had its turn, so that
+# others that are due come first.
 _LEAVE_FAILED: Final = (
     update(maintenance_duties)
     .where(_OF_DUTY, _HELD)
     .values(
         is_unfinished=bindparam("new_is_unfinished"),
         position=bindparam("new_position"),
+        turn_ms=server_now_ms(),
         holder=None,
         held_until_ms=server_now_ms() + bindparam("pause_ms"),
     )
@@ -112,7 +114,8 @@ class DutyLease(NamedTuple):
         """
         if not self.pauses and self.due_in_ms(now_ms, interval_ms) > 0:
             return 0
-        due_since_ms = self.turn_ms if self.is_unfinished else self.begun_ms + interval_ms
+        # What failed has had its turn, and was not done.
+        due_since_ms = self.turn_ms if self.is_unfinished and not self.pauses else self.begun_ms + interval_ms
         return max(0, now_ms - due_since_ms)
 
 

@@ -19,7 +19,7 @@ from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.portions import FOUND_MAX, LOCK_TIMEOUT_MS, Portions
 from txnstore.db.row_security import check_sees_store
 from txnstore.db.store import Store
-from txnstore.errors import Recovery, TxnStoreError
+from txnstore.errors import Recovery, StoreBusy, TxnStoreError, WriteConflict
 from txnstore.maintenance import leases
 from txnstore.maintenance.leases import LEASE_MS, PAUSE_MS_MAX, DutyLease, PortionOutcome
 
@@ -27,6 +27,8 @@ _log = logging.getLogger(__name__)
 
 #: Leases are renewed once so much of their time has passed.
 _RENEWED_AFTER_SECONDS: Final = LEASE_MS / 1000 / 3
+#: After how long what was passed by, since somebody held it, is looked for again at the latest.
+_PASSED_BY_MS: Final = 60_000
 
 
 @dataclass(slots=True)
@@ -212,7 +214,7 @@ def _do(duty: MaintenanceDuty, lease: DutyLease, portion: Portion, turn: Turn) -
         # Else what comes later might never be reached; where it fails again it starts over, for what comes before.
         goes_on = lease.is_unfinished and not lease.pauses
         position = lease.position if goes_on else None
-        pause_ms = min(max(lease.interval_ms, LEASE_MS), PAUSE_MS_MAX) if is_lasting(error) else LEASE_MS
+        pause_ms = LEASE_MS if isinstance(error, StoreBusy | WriteConflict) else _pause_ms(lease)
         return PortionOutcome(duty.name, lease.begun_ms, goes_on, position, pause_ms, has_failed=True)
     # One that only looked, however long that took, has left nothing.
     is_unfinished = count >= FOUND_MAX or portion.position is not None or portion.portions.was_told_over
@@ -225,8 +227,14 @@ def _do(duty: MaintenanceDuty, lease: DutyLease, portion: Portion, turn: Turn) -
         turn.positions[duty.name] = portion.position
     if portion.portions.was_busy and not is_unfinished:
         # What somebody at work held is still to be done, by and by: not as soon as this turn is over.
-        return PortionOutcome(duty.name, lease.begun_ms, is_unfinished=True, position=None, pause_ms=LEASE_MS)
+        pause_ms = min(_pause_ms(lease), _PASSED_BY_MS)
+        return PortionOutcome(duty.name, lease.begun_ms, is_unfinished=True, position=None, pause_ms=pause_ms)
     return PortionOutcome(duty.name, lease.begun_ms, is_unfinished, portion.position)
+
+
+def _pause_ms(lease: DutyLease) -> int:
+    """Return for how long a duty is left alone for which somebody, or time, has to do something first."""
+    return min(max(lease.interval_ms, LEASE_MS), PAUSE_MS_MAX)
 
 
 def is_lasting(error: Exception) -> bool:

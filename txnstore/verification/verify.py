@@ -197,12 +197,15 @@ def verify(
     if cluster.is_alone:
         found = _verify_alone(cluster.controller, watch, told)
     else:
+        before = set(watch.proven)
         found = cluster_violations(cluster, producers_expire=True, proven=watch.proven)
+        # What a partition shows against its proof is seen in one snapshot, and gone with the proof in the next look.
+        unproven = before - watch.proven.keys()
         # It reads on from what the first one has proven, and all only where that has found something.  Not by a copy:
         # the replays in it would be ahead of the original.
         again = found and cluster_violations(cluster, producers_expire=True, proven=watch.proven)
         lasting = set(map(_name_of, again))
-        found = [violation for violation in found if _name_of(violation) in lasting]
+        found = [each for each in found if _name_of(each) in lasting or each.place.partition_id in unproven]
     for member in cluster.databases:
         store = cluster.own(member.database_id)
         waiting = watch.waiting.setdefault(member.database_id, Waiting())

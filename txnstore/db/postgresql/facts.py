@@ -176,7 +176,7 @@ _UNMAINTAINED: Final = """
 """
 # One that failed has a pause, which nobody holds.  What nobody has tried for hours may be given up, as a participant.
 _FAILING: Final = """
-    SELECT duty, (now_ms - turn_ms) / 1000 FROM {duties} CROSS JOIN (
+    SELECT duty, (now_ms - begun_ms) / 1000 FROM {duties} CROSS JOIN (
         SELECT CAST(pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) * 1000 AS bigint) AS now_ms
     ) AS clock WHERE holder IS NULL AND held_until_ms > now_ms - 7200000 ORDER BY duty
 """

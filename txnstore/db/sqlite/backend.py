@@ -234,7 +234,7 @@ class SQLiteBackend:
         if driver.is_writing and driver.leads_elsewhere():
             raise OutcomeUnknown(
                 f"the SQLite file {driver.path!r} or its write-ahead log was moved, removed or replaced while something"
-                " was committed: whether the change was made will show at the next write"
+                " was committed: whether the change was made, only what is in the file tells"
             )
 
     def rollback(self, connection: Connection) -> None:

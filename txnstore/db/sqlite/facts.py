@@ -33,7 +33,7 @@ _MAINTAINED: Final = (
 )
 # One that failed has a pause, which nobody holds.  What nobody has tried for hours may be given up, as a participant.
 _FAILING: Final = (
-    f"SELECT duty, (:now_ms - turn_ms) / 1000 FROM {SQLITE_PREFIX}maintenance_duties"  # noqa: S608 - our own names
+    f"SELECT duty, (:now_ms - begun_ms) / 1000 FROM {SQLITE_PREFIX}maintenance_duties"  # noqa: S608 - our own names
     " WHERE holder IS NULL AND held_until_ms > :now_ms - 7200000 ORDER BY duty"
 )
 
