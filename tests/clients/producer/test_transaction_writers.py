@@ -123,6 +123,9 @@ def test_a_commit_under_way_is_not_taken_up_as_one_of_other_writers(
             patch.setattr(progress, "result_within", is_left)
             error = error_of(lambda: producer.commit_transaction(0.0, writers=[first]))
         assert (error.code(), error.retriable()) == (KafkaError._TIMED_OUT, True)
+        if kind == "with a connection":
+            # What it waited for has come meanwhile.
+            producer._transactions.progress.work.result(PATIENCE_SECONDS)
         for writers in ([first, second], [second], [], None):
             error = error_of(producer.commit_transaction, PATIENCE_SECONDS, writers=writers)
             assert (error.code(), error.retriable()) == (KafkaError._INVALID_ARG, False), writers
@@ -132,6 +135,22 @@ def test_a_commit_under_way_is_not_taken_up_as_one_of_other_writers(
     # The next one has writers of its own.
     producer.begin_transaction()
     producer.commit_transaction(PATIENCE_SECONDS)
+
+
+def test_a_commit_whose_time_was_up_as_its_work_was_done_is_taken_up_again(url, producer, token, seen, monkeypatch):
+    def is_done_too_late(work, _):
+        work.result(PATIENCE_SECONDS)
+        raise TimeoutError
+
+    with calling(url, "core") as caller:
+        producer.produce(TOPIC, "a", partition=0)
+        producer.enlist(caller.given, PATIENCE_SECONDS)
+        with monkeypatch.context() as patch:
+            patch.setattr(progress, "result_within", is_done_too_late)
+            error = error_of(lambda: producer.commit_transaction(0.0))
+        assert (error.code(), error.retriable()) == (KafkaError._TIMED_OUT, True)
+        producer.commit_transaction(PATIENCE_SECONDS)
+    assert seen() == ["a"]
 
 
 def test_a_commit_of_some_writers_that_nobody_takes_up_ends_as_the_producer_is_closed(

@@ -479,9 +479,10 @@ class Enlistment:
         if ending is None or self._progress.stage is _S.IN_TRANSACTION:
             assert enlisted is not None
             ending = self._begin_ending(enlisted, writers)
-        if ending.requests is None:
-            self._gather(ending, deadline)
         if not ending.was_asked:
+            # Also if that is done by now for which a call before this one could not wait.
+            if ending.requests is None or self._progress.work is not None:
+                self._gather(ending, deadline)
             self._ask(ending, deadline)
         if self._progress.work is None:
             self._progress.work = self._progress.submit(partial(self._settle_work, ending), _C.COMMIT)
@@ -513,7 +514,8 @@ class Enlistment:
         try:
             self._wait_until(gathering, deadline)
         except KafkaException:
-            if gathering.done():
+            # Not if it was done a moment after the time was up.
+            if gathering.done() and gathering.exception() is not None:
                 self._give_up(ending, KafkaError(KafkaError._PURGE_QUEUE))
                 self._ending = None
                 self._roll_back_if_fatal()
