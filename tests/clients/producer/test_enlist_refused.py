@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import sqlite3
 import threading
 from functools import partial
@@ -21,6 +22,7 @@ from tests.clients.producer.enlisting import committed_values, is_there, numbers
 from tests.clients.steps import PATIENCE_SECONDS, Refusal, create_topic, error_of, refusal_of
 from txnstore import Consumer, KafkaError, KafkaException, Producer
 from txnstore.clients.producer import enlistment
+from txnstore.db.callers import enlisted
 from txnstore.db.opening import open_store
 from txnstore.db.schema import transactions
 from txnstore.errors import UnknownMember
@@ -557,3 +559,26 @@ def test_refusals_hold_no_secret(producer, url):
         refusal = Refusal.of(error_of(producer.enlist, caller.given))
     assert "://" not in (refusal.text or "")
     producer.abort_transaction(PATIENCE_SECONDS)
+
+
+def test_a_child_can_enlist_that_was_forked_while_a_thread_did():
+    is_over = threading.Event()
+
+    def look_again_and_again():
+        while not is_over.is_set():
+            with enlisted._guards_lock:
+                # An interpreter has others take turns where it jumps back.
+                for _ in range(100):
+                    pass
+
+    thread = threading.Thread(target=look_again_and_again)
+    thread.start()
+    try:
+        for _ in range(20):
+            child = os.fork()
+            if child == 0:
+                os._exit(0 if enlisted._guards_lock.acquire(timeout=PATIENCE_SECONDS) else 1)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        is_over.set()
+        thread.join(PATIENCE_SECONDS)

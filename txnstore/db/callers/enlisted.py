@@ -14,6 +14,7 @@ database transaction again.
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 import threading
 import time
@@ -84,6 +85,11 @@ _TAKE_WRITE_LOCK: Final = HotStatement(update(stores).values(singleton=1).where(
 _guards_on: Final[weakref.WeakValueDictionary[int, CallerGuards]] = weakref.WeakValueDictionary()
 #: Held to look there; reentrant: the collector of garbage may close another producer in the middle of anything.
 _guards_lock: Final = threading.RLock()
+if hasattr(os, "register_at_fork"):
+    # Or a child might inherit it taken.
+    os.register_at_fork(
+        before=_guards_lock.acquire, after_in_parent=_guards_lock.release, after_in_child=_guards_lock.release
+    )
 
 
 class CallerGuards:
