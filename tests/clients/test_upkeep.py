@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import threading
@@ -27,10 +28,25 @@ PATIENCE_SECONDS = 60
 DAY_MS = 86_400_000
 
 
+#: Threads of clients that other tests hold to this day.
+_strangers: set[threading.Thread] = set()
+
+
+def looking():
+    """Return the threads that look for clients of this file's tests."""
+    return {thread for thread in threading.enumerate() if thread.name == "txnstore-upkeep"} - _strangers
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _know_strangers():
+    gc.collect()
+    _strangers.update(looking())
+
+
 @pytest.fixture(autouse=True)
 def _has_not_looked(monkeypatch):
     """Begin as a process that has not looked at any store yet, and no more looks at that of the test before."""
-    wait_until(lambda: not any(thread.name == "txnstore-upkeep" for thread in threading.enumerate()))
+    wait_until(lambda: not looking())
     monkeypatch.setattr(upkeep, "_next_looks", {})
     monkeypatch.setattr(upkeep, "_told", set())
 
@@ -168,7 +184,7 @@ def test_a_client_that_stays_has_its_turns_beside_its_work(store, configuration,
         looks.clear()
     # Whoever closes it waits for no look.
     assert not looks
-    wait_until(lambda: not any(thread.name == "txnstore-upkeep" for thread in threading.enumerate()))
+    wait_until(lambda: not looking())
 
 
 def test_a_producer_that_has_nothing_to_do_any_more_looks_again_and_again(
@@ -280,7 +296,7 @@ def test_who_closes_a_client_waits_a_moment_whatever_the_database_does(store, co
     goes_on.set()
     wait_until(lambda: over)
     # It finds the store closed: nothing is done, and nothing is kept open.
-    wait_until(lambda: not any(thread.name == "txnstore-upkeep" for thread in threading.enumerate()))
+    wait_until(lambda: not looking())
     assert count(store, transaction_log) == ENTRIES
 
 
@@ -306,7 +322,7 @@ def test_a_client_that_is_closed_during_its_turn_ends_it_with_the_portion(store,
     assert began.wait(PATIENCE_SECONDS)
     closing.set()
     producer.close()
-    wait_until(lambda: not any(thread.name == "txnstore-upkeep" for thread in threading.enumerate()))
+    wait_until(lambda: not looking())
     (row,) = store.read(lambda connection: connection.execute(select(maintenance_duties)).all())
     # Whether or not it could still say so, somebody else goes on.
     clock.advance(LEASE_MS)
@@ -335,7 +351,8 @@ def test_a_client_tells_once_of_a_duty_that_somebody_has_to_do_something_about(
 
     for error, count_told in (
         (CorruptBatch("the batch at 7 is damaged"), 1),
-        (CorruptBatch("the batch at 9 is damaged"), 1),
+        (CorruptBatch("the batch at 9 is damaged"), 0),
+        (CorruptBatch("the batch of tea is damaged"), 1),
         (CorruptBatch("the batch at 7 is damaged"), 0),
         # That goes away by itself.
         (StoreBusy("it is locked"), 0),
@@ -420,3 +437,33 @@ class _Never(dict):
 
     def get(self, key, default=None):
         return default
+
+
+def test_a_client_that_nobody_holds_any_more_leaves_no_thread(configuration, monkeypatch):
+    monkeypatch.setattr(upkeep, "FIRST_LOOK_SECONDS", 0.0)
+    producer = Producer(configuration)
+    producer.produce("t", b"one")
+    producer.flush()
+    producer._connection.upkeep.run()
+    assert looking()
+    del producer
+    gc.collect()
+    wait_until(lambda: not looking())
+
+
+def test_a_client_that_is_closed_as_its_thread_is_made_leaves_none(configuration, monkeypatch):
+    monkeypatch.setattr(upkeep, "FIRST_LOOK_SECONDS", 0.0)
+    with Producer(configuration) as producer:
+        producer.produce("t", b"one")
+        producer.flush()
+        of_client = producer._connection.upkeep
+        make = of_client._worker
+
+        def close_before():
+            monkeypatch.setattr(of_client, "_worker", make)
+            of_client.stop()
+            return make()
+
+        monkeypatch.setattr(of_client, "_worker", close_before)
+        of_client.run()
+        wait_until(lambda: not looking())

@@ -587,7 +587,6 @@ FOLLOWS = {
     "an open transaction's producer is forgotten": {_I.PARTICIPANTS_KNOWN},
     "a finished transaction is not in the index": {_I.COMMITTED_VISIBLE},
     "committed records are not visible": {_I.INDEX_KNOWN},
-    "more is counted than there is": {_I.ONE_OF_EACH_KEY},
     "an epoch began two transactions": {_I.JOURNAL_CURRENT},
     "two ids have one producer id": {_I.JOURNAL_CURRENT},
     "a decision was reversed": {_I.OFFSETS_TOLD},

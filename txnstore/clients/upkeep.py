@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -46,7 +47,7 @@ PARTING_LEASE_MS: Final = 2_000
 
 #: By store: when this process looks next, by the clock of the client that looked last.
 _next_looks: Final[dict[str, float]] = {}
-#: By store and duty: of which kinds of lasting errors this process has told.
+#: By store and duty: of which lasting errors this process has told.
 _told: Final[set[tuple[str, str, str]]] = set()
 
 
@@ -87,10 +88,15 @@ class Upkeep:
         except RuntimeError:
             # The client was closed just now, or the interpreter ends and no new thread can be started.
             self._is_busy = False
+        if self._stop.is_set():
+            # Closed while the thread was made, which nobody would ever end.
+            self.stop()
 
     def stop(self) -> None:
-        """Begin no portion any more."""
+        """Begin no portion any more; the thread ends, and is not waited for."""
         self._stop.set()
+        if self._helper is not None:
+            self._helper.close(0.0)
 
     def part(self) -> None:
         """Have a last turn, if this process has not looked lately; then stop. For the thread that closes the client.
@@ -197,7 +203,8 @@ def _level_of(store: Store, duty: str, error: Exception) -> int:
     """Return how loud an error is: a warning, once in a process, if somebody has to change something first."""
     from txnstore.maintenance.turns import is_lasting
 
-    told = (f"{store.url} {store.schema}", duty, type(error).__name__)
+    # What differs by a number alone, as a time, is the same.
+    told = (f"{store.url} {store.schema}", duty, re.sub(r"[0-9]+", "", f"{type(error).__name__}: {error}"))
     if told in _told or not is_lasting(error):
         return logging.DEBUG
     _told.add(told)
