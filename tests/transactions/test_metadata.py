@@ -40,6 +40,7 @@ ROTATED = replace(
 
 GOOD = {
     "a new id is Empty": (None, replace(EMPTY, producer_epoch=-1)),
+    "a new producer id of a transaction that was outrun": (PREPARE_COMMIT, ROTATED),
     "Empty keeps its epoch": (COMPLETE_COMMIT, replace(EMPTY, producer_epoch=6)),
     "Empty has the next epoch": (COMPLETE_COMMIT, replace(EMPTY, producer_epoch=7)),
     "Empty has epoch 0 of a new producer id": (COMPLETE_COMMIT, replace(EMPTY, producer_id=8, producer_epoch=0)),
@@ -131,7 +132,11 @@ BAD = {
     "CompleteCommit with another start": (PREPARE_COMMIT, replace(COMPLETE_COMMIT, start_ms=1_200)),
     "CompleteCommit with another epoch": (PREPARE_COMMIT, replace(COMPLETE_COMMIT, producer_epoch=7)),
     "CompleteCommit after PrepareAbort": (PREPARE_ABORT, COMPLETE_COMMIT),
-    "a new producer id that was not announced": (PREPARE_COMMIT, ROTATED),
+    "another new producer id than was announced": (ROTATING, replace(ROTATED, producer_id=ROTATED.producer_id + 1)),
+    "a new producer id, of a transaction that was outrun, that does not begin at 0": (
+        PREPARE_COMMIT,
+        replace(ROTATED, producer_epoch=1),
+    ),
     "a new producer id that does not begin at 0": (ROTATING, replace(ROTATED, producer_epoch=1)),
     "a new producer id that forgets the old one": (ROTATING, replace(ROTATED, previous_producer_id=-1)),
 }
