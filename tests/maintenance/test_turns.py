@@ -204,7 +204,7 @@ def test_duties_that_fail_slowly_take_no_turn_of_one_that_works(store, clock):
     for each in failing:
         each.error = StoreBusy()
     clock.advance(LEASE_MS)
-    done = []
+    done: list[str] = []
     for _ in range(12):
         done += take_turn(store, None, duties, Portions(seconds=0)).done
         clock.advance(LEASE_MS // 2)
