@@ -776,7 +776,7 @@ def _make_upkeep() -> None:
         _column("begun_ms", Int64, "When somebody last began to do all of it."),
         _column("is_unfinished", Flag, "Whether some of that is left, and due at once."),
         _column("position", String, "Where the next portion goes on; NULL: at the beginning.", null=True),
-        _column("turn_ms", Int64, "When somebody last did some of it."),
+        _column("turn_ms", Int64, "When somebody last was at it, whether or not something was done."),
         _column("holder", String, "Who is at it, or was when it died: host:process:number; NULL: nobody.", null=True),
         _column("held_until_ms", Int64, "Until when nobody else takes it; NULL: anybody may.", null=True),
         PrimaryKeyConstraint("duty", name="maintenance_duties_pk"),
