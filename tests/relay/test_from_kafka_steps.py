@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -391,17 +392,18 @@ def test_a_broker_that_knows_of_no_topic_makes_nothing_forgotten(store, stand_in
     assert positions(store) == [2]
 
 
+def run_until_forgotten(relay, stop):
+    with pytest.raises(RelayFailed, match="shop-0: the relay's position was forgotten while it ran"):
+        relay.run(stop)
+    return relay.copied_count
+
+
 def test_a_relay_that_is_forgotten_while_it_runs_copies_nothing_twice(store, stand_in):
     stand_in.side.create("shop", 1)
     stand_in.side.send("shop", numbered(2))
     relay = FromKafka(store, stand_in.cluster(), RelayOptions())
 
-    def run(stop):
-        with pytest.raises(RelayFailed, match="shop-0: the relay's position was forgotten while it ran"):
-            relay.run(stop)
-        return relay.copied_count
-
-    with beside(run) as runs:
+    with beside(partial(run_until_forgotten, relay)) as runs:
         wait_until(lambda: relay.copied_count == 2)
         cluster_id = stand_in.cluster().cluster_id()
         assert store.write(lambda connection: forget_relay(connection, cluster_id)) == 1
@@ -714,12 +716,7 @@ def test_a_position_in_a_partition_without_a_leader_that_is_forgotten_ends_the_r
     stand_in.side.send("shop", numbered(2))
     relay = FromKafka(store, stand_in.cluster(), RelayOptions())
 
-    def run(stop):
-        with pytest.raises(RelayFailed, match="shop-0: the relay's position was forgotten while it ran"):
-            relay.run(stop)
-        return relay.copied_count
-
-    with beside(run) as runs:
+    with beside(partial(run_until_forgotten, relay)) as runs:
         wait_until(lambda: relay.copied_count == 2)
         leaderless.partitions.add(("shop", 0))
         wait_until(lambda: relay._leaderless)
