@@ -11,10 +11,11 @@ import pytest
 
 from tests.clients.conftest import crew, hold_database, make_consumer, make_producer
 from tests.clients.consumer.log_writer import LogWriter, OpenTransaction
+from tests.tools.cluster_changes import grow_topic
 from txnstore.db.cluster.cluster import open_cluster
 from txnstore.groups.administration import find_group
-from txnstore.log import cluster_topics
 from txnstore.log.append import Append, append
+from txnstore.log.cluster_topics import create_topic
 from txnstore.log.codec import encode
 from txnstore.model import Record
 from txnstore.transactions.coordinator import TransactionCoordinator
@@ -30,10 +31,10 @@ class ClusterWriter(LogWriter):
         self.cluster = cluster
 
     def topic(self, name="t", partition_count=1):
-        return cluster_topics.create_topic(self.cluster, name, partition_count=partition_count)
+        return create_topic(self.cluster, name, partition_count=partition_count)
 
     def grow(self, name, partition_count):
-        return cluster_topics.grow_topic(self.cluster, name, partition_count=partition_count)
+        return grow_topic(self.cluster, name, partition_count=partition_count)
 
     def write(self, name, number, *values, timestamp_ms=1_000):
         batch = encode([Record(value, timestamp_ms=timestamp_ms) for value in values])

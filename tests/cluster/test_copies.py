@@ -13,6 +13,13 @@ import pytest
 from sqlalchemy import Connection, delete, insert, select, update
 
 from tests.cluster.conftest import Bench, Producer, Site
+from tests.tools.cluster_changes import (
+    change_store_settings,
+    change_topic_configs,
+    delete_topic,
+    ensure_topic,
+    grow_topic,
+)
 from txnstore.config import TOPIC_SETTINGS, settings_in_force
 from txnstore.db.backend import Limits
 from txnstore.db.cluster.catalogue import apply_catalogue, is_current, read_catalogue
@@ -35,15 +42,7 @@ from txnstore.errors import (
     UnknownTopicOrPartition,
 )
 from txnstore.log.append import Append, append
-from txnstore.log.cluster_topics import (
-    bring_up_to_date,
-    change_store_settings,
-    change_topic_configs,
-    create_topic,
-    delete_topic,
-    ensure_topic,
-    grow_topic,
-)
+from txnstore.log.cluster_topics import bring_up_to_date, create_topic
 from txnstore.log.codec import decode, encode
 from txnstore.log.partition_rows import producers_of_partition
 from txnstore.log.topics import find_topics, leaders_by_hash, leaders_in_turn

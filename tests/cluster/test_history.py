@@ -13,6 +13,7 @@ from sqlalchemy import Connection, delete, insert, select, update
 
 from tests.cluster.conftest import Bench, Site, read
 from tests.conftest import FIRST_PARTITION_ID_MAX
+from tests.tools.cluster_changes import change_store_settings, change_topic_configs, delete_topic, grow_topic
 from tests.tools.crashes import every_crash, noting
 from txnstore import Consumer, Producer, TopicPartition
 from txnstore.cli import maintenance
@@ -26,14 +27,7 @@ from txnstore.db.schema import databases, deleted_numbers, partitions, topics
 from txnstore.errors import UnknownTopicOrPartition, WrongCluster
 from txnstore.log import topics as topic_rows
 from txnstore.log.append import Append, append
-from txnstore.log.cluster_topics import (
-    bring_up_to_date,
-    change_store_settings,
-    change_topic_configs,
-    create_topic,
-    delete_topic,
-    grow_topic,
-)
+from txnstore.log.cluster_topics import bring_up_to_date, create_topic
 from txnstore.log.codec import encode
 from txnstore.log.deleting import purge_deleted_partitions
 from txnstore.log.topics import Topic, find_topics

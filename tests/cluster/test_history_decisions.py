@@ -10,11 +10,11 @@ from sqlalchemy import Connection, delete, select
 from tests.cluster.conftest import Bench, Producer, Site
 from tests.cluster.conftest import down as down_for
 from tests.cluster.test_history import back_up, records, restore, topic_at
+from tests.tools.cluster_changes import delete_topic
 from txnstore.db.cluster.membership import touch_catalogue
 from txnstore.db.schema import databases, partition_heads, partitions, topics
 from txnstore.errors import OutcomeUnknown, StoreCopied, StoreUnavailable, WrongCluster
 from txnstore.log import topics as topic_rows
-from txnstore.log.cluster_topics import delete_topic
 from txnstore.testing.invariants import assert_cluster_sound
 from txnstore.transactions import delivery
 from txnstore.transactions.distributed import RemoteTransaction

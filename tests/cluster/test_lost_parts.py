@@ -11,9 +11,10 @@ import txnstore
 from tests.clients.steps import NO_MEMBER, PATIENCE_SECONDS
 from tests.cluster.conftest import Bench, Producer
 from tests.cluster.lost_changes import Survivor, backup_of, end_what_hangs
+from tests.tools.cluster_changes import change_store_settings, delete_topic
 from txnstore import KafkaError, KafkaException, TopicPartition
 from txnstore.errors import InvalidTransactionState, ProducerFenced
-from txnstore.log.cluster_topics import change_store_settings, create_topic, delete_topic
+from txnstore.log.cluster_topics import create_topic
 from txnstore.transactions import rows
 from txnstore.transactions.protocol import TransactionState
 from txnstore.transactions.transaction import InStore

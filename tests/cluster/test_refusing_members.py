@@ -14,6 +14,7 @@ from sqlalchemy import Connection, select, update
 from typer.testing import CliRunner
 
 from tests.cluster.conftest import Bench, Site, down
+from tests.tools.cluster_changes import delete_topic
 from txnstore import KafkaException
 from txnstore.admin import AdminClient
 from txnstore.cli.output import FAILED
@@ -35,7 +36,7 @@ from txnstore.errors import (
 )
 from txnstore.groups.offsets import commit_offsets
 from txnstore.log.append import Append, append
-from txnstore.log.cluster_topics import create_topic, delete_topic
+from txnstore.log.cluster_topics import create_topic
 from txnstore.log.codec import encode
 from txnstore.log.retention import delete_expired_batches
 from txnstore.model import GroupMembership, OffsetAndMetadata, ProducerIdentity, Record

@@ -8,10 +8,10 @@ import pytest
 from sqlalchemy import select, update
 
 from tests.cluster.conftest import Bench, Producer
+from tests.tools.cluster_changes import change_store_settings
 from txnstore.db.schema import offset_producers, transactions
 from txnstore.errors import InvalidProducerIdMapping, OutcomeUnknown, ProducerFenced, TransactionAbortable
 from txnstore.log.append import Append
-from txnstore.log.cluster_topics import change_store_settings
 from txnstore.log.codec import encode
 from txnstore.model import ProducerIdentity, Record
 from txnstore.testing.invariants import assert_cluster_sound

@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import Engine, delete, event, select
 
 from tests.cluster.conftest import Bench, Producer
+from tests.tools.cluster_changes import change_store_settings, delete_topic
 from tests.transactions.bench import sent_offsets
 from txnstore.db.schema import offset_producers, transaction_groups, transaction_partitions
 from txnstore.db.store import Store
@@ -30,7 +31,6 @@ from txnstore.groups.offsets_from_elsewhere import (
 )
 from txnstore.log import topics
 from txnstore.log.append import Append, append
-from txnstore.log.cluster_topics import change_store_settings, delete_topic
 from txnstore.log.codec import encode
 from txnstore.log.partition_rows import producers_of_partition
 from txnstore.model import GroupMembership, IsolationLevel, OffsetAndMetadata, ProducerIdentity, Record

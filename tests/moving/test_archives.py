@@ -14,6 +14,7 @@ import pytest
 from sqlalchemy import insert, select
 
 from tests.moving.histories import HEADERS, messages
+from tests.tools.cluster_changes import change_topic_configs
 from txnstore import KafkaException, Producer, TopicPartition
 from txnstore.admin import AdminClient, NewTopic
 from txnstore.db.cluster.catalogue import change_store_settings
@@ -23,7 +24,6 @@ from txnstore.errors import InvalidRequest, OffsetOutOfRange, UnknownTopicOrPart
 from txnstore.groups.administration import find_group, list_groups
 from txnstore.log import retention
 from txnstore.log.bounds import read_bounds
-from txnstore.log.cluster_topics import change_topic_configs
 from txnstore.log.fetch import fetch
 from txnstore.log.outbox.sequencer import drain_outbox
 from txnstore.log.topics import get_topic

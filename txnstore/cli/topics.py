@@ -31,13 +31,11 @@ from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.schema import partition_heads, partitions, producer_states, record_batches, topics
 from txnstore.errors import TopicAlreadyExists
 from txnstore.log.bounds import Bounds, read_bounds
-from txnstore.log.cluster_topics import refuse_if_in_use
-from txnstore.log.deleting import purge_soon
+from txnstore.log.cluster_topics import change, delete_topics
 from txnstore.log.topics import (
     Topic,
     change_topic_configs,
     create_topic,
-    delete_topic,
     find_topics,
     get_topic,
     grow_topic,
@@ -240,9 +238,7 @@ def create(
         return done
 
     with opened(url, schema) as cluster:
-        lines = cluster.controller.write(work)
-        cluster.publish()
-        for line in lines:
+        for line in change(cluster, work):
             say(line)
 
 
@@ -308,8 +304,7 @@ def alter(
             grow_topic(connection, topic, partition_count=partitions)
 
     with opened(url, schema) as cluster:
-        cluster.controller.write(work)
-        cluster.publish()
+        change(cluster, work)
     if partitions is not None:
         say(f"topic {topic} has {_partitions(partitions)} now")
     for name, value in changes.items():
@@ -335,19 +330,7 @@ def delete(
             for facts in found:
                 say(f"  {facts['topic']}: {_partitions(len(facts['partitions']))}, {_offsets(facts)} offsets")
             typer.confirm("Delete?", abort=True)
-
-        if not cluster.is_alone:
-            for topic in cluster.controller.read(lambda connection: find_topics(connection, names)):
-                refuse_if_in_use(cluster, topic.partition_ids)
-
-        def work(connection: Connection) -> None:
-            # By name, so that two who delete the same ones do not wait for each other.
-            for facts in sorted(found, key=lambda facts: str(facts["topic"])):
-                delete_topic(connection, facts["topic"])
-
-        cluster.controller.write(work, wakes_readers=True)
-        cluster.publish()
-        purge_soon(cluster.controller)
+        delete_topics(cluster, names)
     for facts in found:
         say(f"topic {facts['topic']} was deleted")
 

@@ -54,63 +54,31 @@ def create_topic(
     def work(connection: Connection) -> Topic:
         return topics.create_topic(connection, name, partition_count=partition_count, config=config)
 
-    return _learned(cluster, change(cluster, work, retry_timeout_ms=retry_timeout_ms))
+    topic = change(cluster, work, retry_timeout_ms=retry_timeout_ms)
+    cluster.learn(topic)
+    return topic
 
 
-def ensure_topic(
-    cluster: Cluster, name: str, *, partition_count: int = 1, retry_timeout_ms: int | None = None
-) -> Topic:
-    """Return the topic, created if it is not there, as `topics.ensure_topic`."""
-
-    def work(connection: Connection) -> Topic:
-        return topics.ensure_topic(connection, name, partition_count=partition_count)
-
-    return _learned(cluster, change(cluster, work, retry_timeout_ms=retry_timeout_ms))
-
-
-def grow_topic(cluster: Cluster, name: str, *, partition_count: int, retry_timeout_ms: int | None = None) -> Topic:
-    """Give the topic more partitions, as `topics.grow_topic`."""
-
-    def work(connection: Connection) -> Topic:
-        return topics.grow_topic(connection, name, partition_count=partition_count)
-
-    return _learned(cluster, change(cluster, work, retry_timeout_ms=retry_timeout_ms))
-
-
-def delete_topic(cluster: Cluster, name: str, *, retry_timeout_ms: int | None = None) -> None:
-    """Delete the topic, as `topics.delete_topic`; other databases drop what they have of it.
+def delete_topics(cluster: Cluster, names: Collection[str], *, retry_timeout_ms: int | None = None) -> None:
+    """Delete the topics, all or none, as `topics.delete_topic`; other databases drop what they have of them.
 
     Raises:
-        InvalidTransactionState: an open transaction has written to it, as far as coordinators can be asked.
+        InvalidTransactionState: an open transaction has written to one, as far as coordinators can be asked.
         TxnStoreError: one of them refuses; see also `topics.delete_topic`.
     """
     if not cluster.is_alone:
-        topic = cluster.controller.read(lambda connection: topics.get_topic(connection, name))
-        refuse_if_in_use(cluster, topic.partition_ids)
-    change(cluster, lambda connection: topics.delete_topic(connection, name), retry_timeout_ms=retry_timeout_ms)
+        for topic in cluster.controller.read(
+            lambda connection: topics.find_topics(connection, list(names)), retry_timeout_ms=retry_timeout_ms
+        ):
+            refuse_if_in_use(cluster, topic.partition_ids)
+
+    def work(connection: Connection) -> None:
+        # By name, so that two who delete the same ones do not wait for each other.
+        for name in sorted(names):
+            topics.delete_topic(connection, name)
+
+    change(cluster, work, wakes_readers=True, retry_timeout_ms=retry_timeout_ms)
     purge_soon(cluster.controller)
-
-
-def change_topic_configs(
-    cluster: Cluster, name: str, changes: Mapping[str, str | None], *, retry_timeout_ms: int | None = None
-) -> None:
-    """Change settings of a topic, as `topics.change_topic_configs`."""
-
-    def work(connection: Connection) -> None:
-        topics.change_topic_configs(connection, topics.lock_topic_configs(connection, name), changes)
-
-    change(cluster, work, retry_timeout_ms=retry_timeout_ms)
-
-
-def change_store_settings(
-    cluster: Cluster, changes: Mapping[str, str | None], *, retry_timeout_ms: int | None = None
-) -> None:
-    """Change settings of the whole cluster, as `settings.change_store_settings`."""
-
-    def work(connection: Connection) -> None:
-        settings.change_store_settings(connection, changes)
-
-    change(cluster, work, retry_timeout_ms=retry_timeout_ms)
 
 
 def bring_up_to_date(store: Store, cluster: Cluster | None) -> int:
@@ -148,8 +116,3 @@ def refuse_if_in_use(cluster: Cluster, partition_ids: Collection[int]) -> None:
         # It may refuse this client alone, whose list has a wrong URL, while everybody else works with it.
         if not isinstance(error, StoreUnavailable | MissingMember):
             raise error
-
-
-def _learned(cluster: Cluster, topic: Topic) -> Topic:
-    cluster.learn(topic)
-    return topic

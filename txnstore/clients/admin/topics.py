@@ -17,12 +17,11 @@ from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.model.metadata import Node, TopicCollection, TopicPartitionInfo, Uuid, with_fields
 from txnstore.db.cluster.catalogue import read_store_settings
 from txnstore.db.cluster.cluster import Cluster
-from txnstore.log.deleting import purge_soon
+from txnstore.log.cluster_topics import delete_topics
 from txnstore.log.topics import (
     PARTITIONS_MAX,
     Topic,
     create_topic,
-    delete_topic,
     get_topic,
     grow_topic,
 )
@@ -314,16 +313,7 @@ def create(
 
 def delete(cluster: Cluster, call: Call[str, None], name: str) -> None:
     """Delete the topic."""
-    if not cluster.is_alone:
-        from txnstore.log.cluster_topics import refuse_if_in_use
-
-        topic = cluster.controller.read(
-            lambda connection: get_topic(connection, name), retry_timeout_ms=call.retry_ms(cluster.controller)
-        )
-        refuse_if_in_use(cluster, topic.partition_ids)
-    write(cluster.controller, call, lambda connection: delete_topic(connection, name))
-    cluster.publish()
-    purge_soon(cluster.controller)
+    delete_topics(cluster, [name], retry_timeout_ms=call.retry_ms(cluster.controller))
 
 
 def grow(
