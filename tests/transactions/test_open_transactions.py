@@ -13,14 +13,15 @@ from unittest.mock import patch
 
 import psycopg
 import pytest
-from sqlalchemy import delete, event, insert, select, text
+from sqlalchemy import delete, event, insert, select, text, update
 
 from tests.tools.crashes import is_commit
 from tests.tools.elsewhere import Elsewhere, decide
 from tests.transactions.bench import sent_offsets
 from txnstore import Producer
 from txnstore.cli.program import program_with
-from txnstore.db.cluster.cluster import open_cluster
+from txnstore.db.cluster.cluster import LeftOut, open_cluster
+from txnstore.db.cluster.membership import PRODUCER_ID_BITS
 from txnstore.db.open_transactions_view import OPEN_TRANSACTIONS_COLUMNS, PENDING_OFFSETS_COLUMNS, pending_offsets
 from txnstore.db.opening import open_store
 from txnstore.db.portions import FOUND_MAX
@@ -45,6 +46,7 @@ from txnstore.testing.postgres_server import connection_string
 from txnstore.transactions import listing, open_transactions, recovery
 from txnstore.transactions.administration import OpenInPartition, abort_open_transaction, abort_open_transactions
 from txnstore.transactions.coordinator import TransactionCoordinator
+from txnstore.transactions.listing import hanging_in_cluster
 from txnstore.transactions.open_transactions import each_held, each_open, each_open_in
 from txnstore.transactions.protocol import TransactionState
 from txnstore.transactions.writers import append_as_writer, join_transaction
@@ -127,6 +129,20 @@ def test_a_producer_is_named_with_its_process_and_what_frees_its_readers(url):
         assert row["started_ms"] == one.started_ms <= row["last_write_ms"] == one.last_write_ms
         command(url, one.freed_by)
         assert list(each_open(cluster, {})) == []
+
+
+def test_a_database_that_is_alone_finds_what_hangs_whoever_gave_out_the_producer_id(url):
+    with open_cluster(url) as cluster:
+        store = cluster.controller
+        partition_id = store.write(lambda connection: create_topic(connection, "orders")).partition_ids[0]
+        producer = ProducerIdentity((1 << PRODUCER_ID_BITS) + 7, 0)
+        item = Append(partition_id, batch_of(producer))
+        store.write(lambda connection: append(connection, [item], coordinated=True))
+        assert hanging_in_cluster(cluster, {}, 0) == []
+        store.write(lambda connection: connection.execute(update(producer_states).values(last_timestamp_ms=0)))
+        left_out: LeftOut = {}
+        (one,) = hanging_in_cluster(cluster, left_out, 0)
+        assert (one.producer_id, str(one.partition), left_out) == (producer.producer_id, "orders-0", {})
 
 
 def test_a_further_writer_is_named_by_its_own_process(store, partition_id):

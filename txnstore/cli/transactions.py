@@ -63,7 +63,6 @@ from txnstore.transactions.listing import (
     TransactionFilter,
     describe_transaction,
     hanging_in_cluster,
-    hanging_transactions,
     list_transactions,
 )
 from txnstore.transactions.open_transactions import HeldOffsets, OpenTransaction, each_held, each_open
@@ -390,20 +389,12 @@ def find_hanging(
     ids_of = _partition_ids(topic, partition)
     longest_ms = max_timeout * _MINUTE_MS
     left_out: LeftOut = {}
-    held: list[HeldOffsets] = []
     with opened(url, schema) as cluster:
-        if cluster.is_alone:
-            found = cluster.controller.read(
-                lambda connection: hanging_transactions(cluster.controller, connection, longest_ms, ids_of(connection))
-            )
-        else:
-            partition_ids = cluster.controller.read(ids_of)
-            found = hanging_in_cluster(cluster, left_out, longest_ms, partition_ids)
-            held = [
-                one
-                for one in each_held(cluster, left_out, partition_ids)
-                if one.is_hanging and one.age_ms > longest_ms + HANGING_MARGIN_MS
-            ]
+        partition_ids = cluster.controller.read(ids_of)
+        found = hanging_in_cluster(cluster, left_out, longest_ms, partition_ids)
+        # A database alone coordinates all that its groups wait for, and a role may be shown no view.
+        every_held = () if cluster.is_alone else each_held(cluster, left_out, partition_ids)
+        held = [one for one in every_held if one.is_hanging and one.age_ms > longest_ms + HANGING_MARGIN_MS]
         columns = _HANGING_COLUMNS if not held else (*_HANGING_COLUMNS[:2], _GROUP_COLUMN, *_HANGING_COLUMNS[2:])
         shown = [*map(_hanging_row, found), *map(_hanging_offsets_row, held)]
         show_rows(shown, columns, as_json=as_json)

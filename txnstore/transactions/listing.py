@@ -283,15 +283,23 @@ def hanging_in_cluster(
     """Return what hangs, in these partitions or in all, wherever they live; see `hanging_transactions`.
 
     Of a database that is left out nothing is said, nor of what only it could know to be in order.
+
+    Raises:
+        PermissionDenied: as `hanging_transactions`, of the only database.
+        TxnStoreError: the only database is away, or refuses.
     """
     found: list[HangingInPartition] = []
-
     for store in cluster.stores(left_out):
         suspects: list[HangingInPartition] = []
         with cluster.leaving_out(store.database_id, left_out):
             work = partial(hanging_transactions, store, max_timeout_ms=max_timeout_ms, partition_ids=partition_ids)
             suspects = store.read(work, retry_timeout_ms=retry_timeout_ms)
-        away = [one for one in suspects if coordinator_of_producer(one.producer_id) != store.database_id]
+        away = [
+            one
+            for one in suspects
+            # One that is alone has nobody to ask, whoever gave out the producer's id.
+            if not cluster.is_alone and coordinator_of_producer(one.producer_id) != store.database_id
+        ]
         explained = _explained(cluster, left_out, away, retry_timeout_ms)
         found += [one for one in suspects if one not in away or (one.producer_id, one.partition) not in explained]
     return sorted(found, key=lambda one: (one.partition, one.start_offset))

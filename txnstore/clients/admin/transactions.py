@@ -11,8 +11,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import Connection
-
 from txnstore.clients.admin.calls import Call, check_number, check_partition
 from txnstore.clients.admin.records import at_leader_of, partition_id_of, public_partition
 from txnstore.clients.brokers import broker_id_of
@@ -405,26 +403,10 @@ def find_hanging(
     max_timeout_ms: int,
 ) -> list[HangingTransaction]:
     """Return the transactions that hang."""
-
-    def work(connection: Connection) -> list[listing.HangingInPartition]:
-        ids = None if partitions is None else [partition_id_of(connection, partition) for partition in partitions]
-        return listing.hanging_transactions(cluster.controller, connection, max_timeout_ms, ids)
-
-    def found_in_cluster() -> list[listing.HangingInPartition]:
-        from txnstore.transactions.listing import hanging_in_cluster
-
-        ids = _ids_of(cluster, call, partitions)
-        left_out: LeftOut = {}
-        each_ms = call.retry_ms_of_each(cluster)
-        hanging = hanging_in_cluster(cluster, left_out, max_timeout_ms, ids, retry_timeout_ms=each_ms)
-        cluster.warn_of(left_out)
-        return hanging
-
-    hanging = (
-        cluster.controller.read(work, retry_timeout_ms=call.retry_ms(cluster.controller))
-        if cluster.is_alone
-        else found_in_cluster()
-    )
+    left_out: LeftOut = {}
+    ids, each_ms = _ids_of(cluster, call, partitions), call.retry_ms_of_each(cluster)
+    hanging = listing.hanging_in_cluster(cluster, left_out, max_timeout_ms, ids, retry_timeout_ms=each_ms)
+    cluster.warn_of(left_out)
     return [
         HangingTransaction(
             public_partition(found.partition),
