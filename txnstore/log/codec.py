@@ -7,8 +7,6 @@ timestamps.  A topic that stamps records itself (LogAppendTime) has the batch se
 batch that is read is checked against it, and opened only as far as it is asked.
 """
 
-# ruff: noqa: D102 - the comments of the table say what each column holds
-
 from __future__ import annotations
 
 import dataclasses
@@ -73,50 +71,37 @@ TIMESTAMP_MS_MAX: Final = 2**63 - 1
 _INTEGERS: Final = {int}
 
 
-class ChecksummedColumns(Protocol):
-    """The columns of a batch, named as in the table; a row of the table has them, and so has an `EncodedBatch`."""
+class RecordBatchRow(Protocol):
+    """A row of the table of batches, with its columns as attributes."""
 
-    @property
-    def record_count(self) -> int: ...
-    @property
-    def timestamp_type(self) -> int: ...
-    @property
-    def base_timestamp_ms(self) -> int: ...
-    @property
-    def producer_id(self) -> int: ...
-    @property
-    def producer_epoch(self) -> int: ...
-    @property
-    def base_sequence(self) -> int: ...
-    @property
-    def is_transactional(self) -> bool: ...
-    @property
-    def control_type(self) -> int | None: ...
-    @property
-    def coordinator_epoch(self) -> int | None: ...
-    @property
-    def codec(self) -> int: ...
-    @property
-    def timestamp_deltas_ms(self) -> str | None: ...
-    @property
-    def offset_deltas(self) -> str | None: ...
-    @property
-    def key_positions(self) -> bytes | None: ...
-    @property
-    def null_keys(self) -> str | None: ...
-    @property
-    def value_positions(self) -> bytes | None: ...
-    @property
-    def null_values(self) -> str | None: ...
-    @property
-    def headers(self) -> str | None: ...
-    @property
-    def key_data(self) -> bytes | None: ...
-    @property
-    def value_data(self) -> bytes | None: ...
+    partition_id: int
+    base_offset: int
+    last_offset: int
+    record_count: int
+    timestamp_type: int
+    base_timestamp_ms: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    is_transactional: bool
+    control_type: int | None
+    coordinator_epoch: int | None
+    codec: int
+    timestamp_deltas_ms: str | None
+    offset_deltas: str | None
+    key_positions: bytes | None
+    null_keys: str | None
+    value_positions: bytes | None
+    null_values: str | None
+    headers: str | None
+    key_data: bytes | None
+    value_data: bytes | None
+    max_timestamp_ms: int
+    size_bytes: int
+    crc: int
 
 
-def checksum(columns: ChecksummedColumns) -> int:
+def checksum(columns: RecordBatchRow | EncodedBatch) -> int:
     """Return the CRC-32 of a batch, as an unsigned number.
 
     Raises:
@@ -125,12 +110,12 @@ def checksum(columns: ChecksummedColumns) -> int:
     return _sealed(columns)[0]
 
 
-def payload_bytes(columns: ChecksummedColumns) -> int:
+def payload_bytes(columns: RecordBatchRow | EncodedBatch) -> int:
     """Return the size of a batch: characters of text and bytes."""
     return sum(len(column) for column in _payload(columns) if column is not None)
 
 
-def _sealed(columns: ChecksummedColumns) -> tuple[int, int]:
+def _sealed(columns: RecordBatchRow | EncodedBatch) -> tuple[int, int]:
     """Return the checksum, and the size of the columns: characters of text and bytes."""
     crc = size = 0
     lengths = []
@@ -145,7 +130,7 @@ def _sealed(columns: ChecksummedColumns) -> tuple[int, int]:
     return zlib.crc32(_TRAILER.pack(*_numbers(columns), *lengths), crc), size
 
 
-def _numbers(columns: ChecksummedColumns) -> tuple[int, ...]:
+def _numbers(columns: RecordBatchRow | EncodedBatch) -> tuple[int, ...]:
     return (
         columns.record_count,
         columns.timestamp_type,
@@ -227,23 +212,6 @@ _COLUMN_NAMES: Final = tuple(column.name for column in dataclasses.fields(Encode
 
 
 _columns: Final = attrgetter(*_COLUMN_NAMES)
-
-
-class RecordBatchRow(ChecksummedColumns, Protocol):
-    """A row of the table of batches, with its columns as attributes."""
-
-    @property
-    def partition_id(self) -> int: ...
-    @property
-    def base_offset(self) -> int: ...
-    @property
-    def last_offset(self) -> int: ...
-    @property
-    def max_timestamp_ms(self) -> int: ...
-    @property
-    def size_bytes(self) -> int: ...
-    @property
-    def crc(self) -> int: ...
 
 
 @dataclass(frozen=True)
