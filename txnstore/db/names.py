@@ -1,4 +1,4 @@
-"""The names of tables: a schema on PostgreSQL, a prefix on SQLite, and one way in the code."""
+"""The names of tables: a schema on PostgreSQL, a prefix on SQLite, and one way in the code; and names as SQL."""
 
 from __future__ import annotations
 
@@ -25,3 +25,14 @@ class StoreName(quoted_name):
     def __new__(cls, name: str) -> Self:
         """Make the name `name`; quoting is left to the database's own rules."""
         return super().__new__(cls, name, None)
+
+
+def identifier(name: str) -> str:
+    """Return a name as SQL, whatever is in it."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def literal(text: str) -> str:
+    """Return a text as PostgreSQL's SQL, whatever standard_conforming_strings is."""
+    doubled = text.replace("'", "''")
+    return f"E'{doubled.replace(chr(92), chr(92) * 2)}'" if "\\" in doubled else f"'{doubled}'"

@@ -32,7 +32,15 @@ from typing import Final
 
 from sqlalchemy import Column, MetaData, Table
 
-from txnstore.db.names import CODE_SCHEMA, OPEN_TRANSACTIONS_VIEW, PENDING_OFFSETS_VIEW, SQLITE_PREFIX, StoreName
+from txnstore.db.names import (
+    CODE_SCHEMA,
+    OPEN_TRANSACTIONS_VIEW,
+    PENDING_OFFSETS_VIEW,
+    SQLITE_PREFIX,
+    StoreName,
+    identifier,
+    literal,
+)
 
 #: The columns of the view, in order, and what each holds.
 OPEN_TRANSACTIONS_COLUMNS: Final[Mapping[str, str]] = MappingProxyType(
@@ -233,12 +241,8 @@ LEFT JOIN {table("transactions")} AS own
 """
 
 
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
 def _name_on_postgresql(schema: str) -> Callable[[str], str]:
-    return lambda name: f"{_quoted(schema)}.{name}"
+    return lambda name: f"{identifier(schema)}.{name}"
 
 
 def create_on_postgresql(schema: str) -> tuple[str, ...]:
@@ -269,9 +273,9 @@ def create_on_postgresql(schema: str) -> tuple[str, ...]:
 
 
 def _comments(view: str, about: str, columns: Mapping[str, str]) -> Iterator[str]:
-    yield f"COMMENT ON VIEW {view} IS {_literal(about)}"
+    yield f"COMMENT ON VIEW {view} IS {literal(about)}"
     for column, holds in columns.items():
-        yield f"COMMENT ON COLUMN {view}.{_quoted(column)} IS {_literal(holds)}"
+        yield f"COMMENT ON COLUMN {view}.{identifier(column)} IS {literal(holds)}"
 
 
 def create_on_sqlite() -> tuple[str, ...]:
@@ -294,7 +298,3 @@ def drop_on_postgresql(schema: str) -> tuple[str, ...]:
 def drop_on_sqlite() -> tuple[str, ...]:
     """Return the statements that remove the views, if they are there."""
     return tuple(f"DROP VIEW IF EXISTS {SQLITE_PREFIX}{view}" for view in _BOTH)
-
-
-def _literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from txnstore.db.names import identifier, literal
 from txnstore.db.postgresql.segments import SEGMENT_TABLES
 
 #: The SQLSTATE of the refusal.
@@ -45,8 +46,8 @@ def lock(schema: str, names: Iterable[str]) -> str:
 
     It waits for those that are writing: what they have written is committed by then, and is seen.
     """
-    quoted = _identifier(schema)
-    return f"LOCK TABLE {', '.join(f'{quoted}.{_identifier(name)}' for name in names)} IN SHARE ROW EXCLUSIVE MODE"
+    quoted = identifier(schema)
+    return f"LOCK TABLE {', '.join(f'{quoted}.{identifier(name)}' for name in names)} IN SHARE ROW EXCLUSIVE MODE"
 
 
 def close(
@@ -57,17 +58,17 @@ def close(
     A table may come with the columns whose updates are meant, instead of all.  With `move_uuid`, the database
     transactions that `admit` that move may write.
     """
-    quoted = _identifier(schema)
-    arguments = ", ".join(_literal(value) for value in (message, move_uuid) if value is not None)
+    quoted = identifier(schema)
+    arguments = ", ".join(literal(value) for value in (message, move_uuid) if value is not None)
     statements = [_CREATE_FUNCTION.replace("{schema}", quoted)]
     # Segments first: PostgreSQL before 14.5 looks in each for what is enabled in the whole, by its name.
     for name, columns in (*((segment, None) for segment in SEGMENT_TABLES), *tables):
-        update = "UPDATE" if columns is None else f"UPDATE OF {', '.join(map(_identifier, columns))}"
+        update = "UPDATE" if columns is None else f"UPDATE OF {', '.join(map(identifier, columns))}"
         triggers = [(_TRIGGER, f"INSERT OR DELETE OR TRUNCATE OR {update}", "STATEMENT")]
         # Whatever is to be filled is spared the time of a call for each row; segments have those of the whole.
         if move_uuid is None and name not in SEGMENT_TABLES:
             triggers.append((_ROW_TRIGGER, f"INSERT OR DELETE OR {update}", "ROW"))
-        table = f"{quoted}.{_identifier(name)}"
+        table = f"{quoted}.{identifier(name)}"
         for trigger, events, each in triggers:
             statements.append(
                 f"CREATE TRIGGER {trigger} BEFORE {events} ON {table}"
@@ -79,23 +80,14 @@ def close(
 
 def open_(schema: str, names: Sequence[str]) -> list[str]:
     """Return the statements that let them be written to again."""
-    quoted = _identifier(schema)
+    quoted = identifier(schema)
     return [
-        *(f"DROP TRIGGER IF EXISTS {_ROW_TRIGGER} ON {quoted}.{_identifier(name)}" for name in names),
-        *(f"DROP TRIGGER IF EXISTS {_TRIGGER} ON {quoted}.{_identifier(name)}" for name in (*names, *SEGMENT_TABLES)),
+        *(f"DROP TRIGGER IF EXISTS {_ROW_TRIGGER} ON {quoted}.{identifier(name)}" for name in names),
+        *(f"DROP TRIGGER IF EXISTS {_TRIGGER} ON {quoted}.{identifier(name)}" for name in (*names, *SEGMENT_TABLES)),
         f"DROP FUNCTION IF EXISTS {quoted}.{_FUNCTION}()",
     ]
 
 
 def admit(move_uuid: str) -> str:
     """Return the statement by which a database transaction may write to what is closed for that move."""
-    return f"SET LOCAL {_SETTING} = {_literal(move_uuid)}"
-
-
-def _identifier(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
-def _literal(text: str) -> str:
-    quoted = text.replace("'", "''")
-    return f" E'{quoted.replace(chr(92), chr(92) * 2)}'" if "\\" in quoted else f"'{quoted}'"
+    return f"SET LOCAL {_SETTING} = {literal(move_uuid)}"

@@ -22,6 +22,7 @@ from typing import Final
 
 from txnstore.clock import Clock
 from txnstore.db.backend import Durability, Limits, WholeTransaction
+from txnstore.db.names import identifier
 
 NAME: Final = "commit_transaction"
 NAME_WITHIN: Final = "commit_transaction_within"
@@ -515,7 +516,7 @@ _MARKER: Final = """(
 
 def create_functions(schema: str) -> list[str]:
     """Return the statements that make the functions in `schema`, where the tables are, and say there what they are."""
-    quoted = _quoted(schema)
+    quoted = identifier(schema)
     function = (
         _CREATE.replace("{parameters}", _PARAMETERS)
         .replace("{columns}", _COLUMNS)
@@ -547,7 +548,7 @@ def create_functions(schema: str) -> list[str]:
 
 def drop_functions(schema: str) -> list[str]:
     """Return the statements that remove the functions from `schema`, if they are there."""
-    return [f"DROP FUNCTION IF EXISTS {_quoted(schema)}.{name}" for name in (NAME_WITHIN, NAME)]
+    return [f"DROP FUNCTION IF EXISTS {identifier(schema)}.{name}" for name in (NAME_WITHIN, NAME)]
 
 
 def _names_within() -> list[str]:
@@ -575,7 +576,7 @@ def call_function_within(schema: str) -> str:
 
 def _call(schema: str, name: str, count: int) -> str:
     numbers = ", ".join(f"${number}" for number in range(1, count + 1))
-    return f"SELECT {_quoted(schema)}.{name}({numbers})"
+    return f"SELECT {identifier(schema)}.{name}({numbers})"
 
 
 #: The types of the payload's columns, in order.
@@ -720,7 +721,3 @@ def _crc_of_time() -> str:
 def crc_at(time_ms: int) -> int:
     """Return the checksum of as many bytes as a marker has, all 0 but for its time."""
     return zlib.crc32(bytes(_BYTES_BEFORE_TIME) + time_ms.to_bytes(8, "big") + bytes(_BYTES_BEHIND_TIME))
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'

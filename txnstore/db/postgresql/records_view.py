@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from txnstore.db.names import identifier, literal
 from txnstore.db.records_view import RECORDS_COLUMNS
 
 _CREATE: Final = """\
@@ -87,7 +88,7 @@ def _position(positions: str, index: str) -> str:
 
 def create_view(schema: str) -> str:
     """Return the statement that makes the view in `schema`, where the tables are."""
-    text = _CREATE.replace("{schema}", _quoted(schema))
+    text = _CREATE.replace("{schema}", identifier(schema))
     for what in ("key", "value"):
         positions = f"opened.{what}_positions"
         text = text.replace(f"{{{what}_start}}", _position(positions, "record.number - 1"))
@@ -97,21 +98,13 @@ def create_view(schema: str) -> str:
 
 def comment_on_view(schema: str) -> tuple[str, ...]:
     """Return the statements that say in the database what each column of the view holds."""
-    view = f"{_quoted(schema)}.records"
+    view = f"{identifier(schema)}.records"
     about_columns = (
-        f"COMMENT ON COLUMN {view}.{_quoted(name)} IS {_literal(about)}" for name, about in RECORDS_COLUMNS.items()
+        f"COMMENT ON COLUMN {view}.{identifier(name)} IS {literal(about)}" for name, about in RECORDS_COLUMNS.items()
     )
     return (f"COMMENT ON VIEW {view} IS 'The log, one row a record; markers are left out.'", *about_columns)
 
 
 def drop_view(schema: str) -> str:
     """Return the statement that removes the view from `schema`, if it is there."""
-    return f"DROP VIEW IF EXISTS {_quoted(schema)}.records"
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
-def _literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
+    return f"DROP VIEW IF EXISTS {identifier(schema)}.records"

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from txnstore.db.names import identifier, literal
+
 #: Where batches stay that outlast the turns of the others.
 LASTING_SEGMENT: Final = 0
 #: These are written to in turns.
@@ -48,7 +50,7 @@ def index_by_time(segment: int) -> str:
 
 def create_segments(schema: str) -> list[str]:
     """Return the statements that make the segments in `schema`, where the whole is."""
-    quoted = '"' + schema.replace('"', '""') + '"'
+    quoted = identifier(schema)
     options = ", ".join(f"{name} = {value}" for name, value in PASSED_THROUGH.items())
     tables = [
         f"CREATE TABLE {quoted}.{name} PARTITION OF {quoted}.record_batches"
@@ -60,5 +62,5 @@ def create_segments(schema: str) -> list[str]:
         index = f"{quoted}.{index_by_time(segment)}"
         tables.append(f"CREATE INDEX {index_by_time(segment)} ON {quoted}.{name} {_BY_TIME}")
         # PostgreSQL has entered the first pages, empty as they are, and would enter each row of theirs.
-        tables.append("SELECT pg_catalog.brin_desummarize_range('{}', 0)".format(index.replace("'", "''")))
+        tables.append(f"SELECT pg_catalog.brin_desummarize_range({literal(index)}, 0)")
     return tables

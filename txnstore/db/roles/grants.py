@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from sqlalchemy import Connection, text
 
-from txnstore.db.names import RECORDS_VIEW, VERSION_TABLE, VIEWS
+from txnstore.db.names import RECORDS_VIEW, VERSION_TABLE, VIEWS, identifier, literal
 from txnstore.db.postgresql.commit_function import NAME, NAME_WITHIN
 from txnstore.db.postgresql.segments import SEGMENT_TABLES
 from txnstore.db.roles.rights import BELONGING, BOUNDED, CALLS_FUNCTIONS, VIEWS_OF, Kind, Per, Right, rights_of
@@ -242,8 +242,8 @@ class _Statements:
 
     def own(self) -> Iterator[str]:
         """Make the role the owner of all that is there."""
-        to_role = f"OWNER TO {_quoted(self.role)}"
-        yield f"ALTER SCHEMA {_quoted(self.schema)} {to_role}"
+        to_role = f"OWNER TO {identifier(self.role)}"
+        yield f"ALTER SCHEMA {identifier(self.schema)} {to_role}"
         for table in (*_our_tables(), *SEGMENT_TABLES, VERSION_TABLE):
             yield f"ALTER TABLE {self._named(table)} {to_role}"
         for view in VIEWS:
@@ -253,8 +253,8 @@ class _Statements:
 
     def grant(self, kind: Kind, bounds: RoleScope | None, server_version: int) -> Iterator[str]:
         """Give the rights of the kind, and a policy for each table whose rows belong to somebody."""
-        to_role = f"TO {_quoted(self.role)}"
-        yield f"GRANT USAGE ON SCHEMA {_quoted(self.schema)} {to_role}"
+        to_role = f"TO {identifier(self.role)}"
+        yield f"GRANT USAGE ON SCHEMA {identifier(self.schema)} {to_role}"
         rights_by_table = rights_of(kind)
         for table, rights in rights_by_table.items():
             yield f"GRANT {', '.join(map(_rendered, rights))} ON {self._named(table)} {to_role}"
@@ -265,8 +265,8 @@ class _Statements:
         policy = _policy_name(kind, self.role)
         yield from self._make_policies(policy, bounds, rights_by_table)
         # What `list_grants` tells.
-        about = "NULL" if bounds is None else _literal(str(bounds) or "nothing")
-        yield f"COMMENT ON POLICY {_quoted(policy)} ON {self._named('topics')} IS {about}"
+        about = "NULL" if bounds is None else literal(str(bounds) or "nothing")
+        yield f"COMMENT ON POLICY {identifier(policy)} ON {self._named('topics')} IS {about}"
         if bounds is not None:
             # A role with rights on a segment sees nothing by its name: policies are those of the whole.
             for table in (*BELONGING, *SEGMENT_TABLES):
@@ -277,13 +277,13 @@ class _Statements:
         for view in VIEWS_OF.get(kind, ()):
             if view not in shown:
                 # An earlier grant without limits is taken back.
-                yield f"REVOKE ALL ON {self._named(view)} FROM {_quoted(self.role)}"
+                yield f"REVOKE ALL ON {self._named(view)} FROM {identifier(self.role)}"
                 yield f"-- Before PostgreSQL 15 a view shows the rows of its owner: not for {_comment_of(self.role)}."
                 continue
             if bounds is not None:
                 # A reader of the view needs rights on its tables, and sees its own share of them.
                 yield f"ALTER VIEW {self._named(view)} SET (security_invoker = true)"
-            yield f"GRANT SELECT ON {self._named(view)} TO {_quoted(self.role)}"
+            yield f"GRANT SELECT ON {self._named(view)} TO {identifier(self.role)}"
 
     def _make_policies(
         self, policy: str, bounds: RoleScope | None, rights_by_table: Mapping[str, Sequence[Right]]
@@ -292,23 +292,23 @@ class _Statements:
             rights = rights_by_table.get(table, ())
             if not rights:
                 continue
-            yield f"DROP POLICY IF EXISTS {_quoted(policy)} ON {self._named(table)}"
+            yield f"DROP POLICY IF EXISTS {identifier(policy)} ON {self._named(table)}"
             command, condition = _command_of(rights), self._condition(bounds, per, column)
             using = "" if command == "INSERT" else f" USING ({condition})"
             check = "" if command == "SELECT" else f" WITH CHECK ({condition})"
-            to_role = f"TO {_quoted(self.role)}"
-            yield f"CREATE POLICY {_quoted(policy)} ON {self._named(table)} FOR {command} {to_role}{using}{check}"
+            to_role = f"TO {identifier(self.role)}"
+            yield f"CREATE POLICY {identifier(policy)} ON {self._named(table)} FOR {command} {to_role}{using}{check}"
 
     def revoke(self, policies: Iterable[tuple[str, str]], server_version: int, *, is_needed: bool) -> Iterator[str]:
         """Take all rights and policies of the role; turn row-level security off if nobody needs it any more."""
-        from_role = f"FROM {_quoted(self.role)}"
+        from_role = f"FROM {identifier(self.role)}"
         for function in (NAME, NAME_WITHIN):
             yield f"REVOKE ALL ON FUNCTION {self._named(function)} {from_role}"
         for table in (*VIEWS, *_our_tables(), *SEGMENT_TABLES, VERSION_TABLE):
             yield f"REVOKE ALL ON {self._named(table)} {from_role}"
-        yield f"REVOKE ALL ON SCHEMA {_quoted(self.schema)} {from_role}"
+        yield f"REVOKE ALL ON SCHEMA {identifier(self.schema)} {from_role}"
         for table, policy in policies:
-            yield f"DROP POLICY {_quoted(policy)} ON {self._named(table)}"
+            yield f"DROP POLICY {identifier(policy)} ON {self._named(table)}"
         if not is_needed:
             for table in (*BELONGING, *SEGMENT_TABLES):
                 yield f"ALTER TABLE {self._named(table)} DISABLE ROW LEVEL SECURITY"
@@ -316,7 +316,7 @@ class _Statements:
                 yield f"ALTER VIEW {self._named(RECORDS_VIEW)} RESET (security_invoker)"
 
     def _named(self, name: str) -> str:
-        return f"{_quoted(self.schema)}.{_quoted(name)}"
+        return f"{identifier(self.schema)}.{identifier(name)}"
 
     def _condition(self, bounds: RoleScope | None, per: Per, column: str) -> str:
         """Return what holds for the rows of a table that are within the bounds.
@@ -352,7 +352,7 @@ def _rendered(right: Right) -> str:
     if isinstance(right, str):
         return right
     name, columns = right
-    return f"{name} ({', '.join(map(_quoted, columns))})"
+    return f"{name} ({', '.join(map(identifier, columns))})"
 
 
 def _command_of(rights: Sequence[Right]) -> str:
@@ -364,10 +364,10 @@ def _command_of(rights: Sequence[Right]) -> str:
 def _is_one_of(column: str, names: Sequence[str]) -> str:
     if ANY in names:
         return "true"
-    whole = [_literal(name) for name in names if not name.endswith(ANY)]
+    whole = [literal(name) for name in names if not name.endswith(ANY)]
     parts = [f"{column} IN ({', '.join(whole)})"] if whole else []
     parts += [
-        f"pg_catalog.starts_with({column}, {_literal(name.removesuffix(ANY))})" for name in names if name.endswith(ANY)
+        f"pg_catalog.starts_with({column}, {literal(name.removesuffix(ANY))})" for name in names if name.endswith(ANY)
     ]
     return " OR ".join(parts) or "false"
 
@@ -382,13 +382,3 @@ def _policy_name(kind: Kind, role: str) -> str:
 def _comment_of(name: str) -> str:
     """Return a name that ends no line."""
     return ascii(name)
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
-def _literal(value: str) -> str:
-    """Return a text as SQL, whatever standard_conforming_strings is."""
-    doubled = value.replace("'", "''")
-    return f"E'{doubled.replace(chr(92), chr(92) * 2)}'" if "\\" in doubled else f"'{doubled}'"
