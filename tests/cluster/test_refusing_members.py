@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from sqlalchemy import Connection, select, update
@@ -337,6 +338,10 @@ def test_what_cannot_be_explained_is_not_taken_for_hanging_and_that_is_said(benc
         # Now its coordinator says that it knows nothing of it.
         (one,) = each_open(bench.cluster, {})
         assert one.is_hanging
+        # A standby may not have heard of it yet.
+        with patch.object(type(bench.cluster.own(2).backend), "is_standby", lambda *_: True):
+            (one,) = each_open(bench.cluster, {})
+        assert (one.coordinator_is_away, one.is_hanging) == (True, False)
 
 
 def test_a_store_that_was_closed_is_no_reason_to_go_on(bench: Bench):

@@ -38,7 +38,7 @@ RUNNING: Final = DECIDED | {TransactionState.ONGOING}
 HANGING_MARGIN_MS: Final = 5 * 60 * 1000
 
 #: What says of an open transaction that its coordinator will end it.
-_COORDINATOR: Final = (transactions, transaction_partitions, transaction_writers, transaction_writer_partitions)
+COORDINATOR: Final = (transactions, transaction_partitions, transaction_writers, transaction_writer_partitions)
 #: How many rows are read in one go: the filter leaves few of many.
 PAGE_ROWS: Final = 1_000
 
@@ -252,7 +252,7 @@ def hanging_transactions(
 
 def _check_hangs(store: Store, connection: Connection, one: HangingInPartition) -> None:
     judgement = f"a transactional id has what is open of producer {one.producer_id} in {one.partition}, and will end it"
-    check_sees_all(store, connection, _COORDINATOR, judgement)
+    check_sees_all(store, connection, COORDINATOR, judgement)
 
 
 def _hanging(connection: Connection, page: Sequence[Row[Any]]) -> list[HangingInPartition]:

@@ -7,10 +7,10 @@ where another database of the cluster coordinates a transaction, that one is ask
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from sqlalchemy import Connection, Row, bindparam, select, tuple_, union_all
 
@@ -28,7 +28,7 @@ from txnstore.db.schema import (
 from txnstore.db.store import Store, server_now_ms
 from txnstore.log.topics import names_of_partitions
 from txnstore.model import OFFSET_MAX, ClientProcess, PartitionName
-from txnstore.transactions.listing import PAGE_ROWS, RUNNING
+from txnstore.transactions.listing import COORDINATOR, PAGE_ROWS, RUNNING
 from txnstore.transactions.protocol import DECIDED, TransactionState
 from txnstore.transactions.rows import CLIENT_COLUMNS, client_from_row
 
@@ -110,6 +110,11 @@ _GIDS: Final = (
     .where(transaction_branches.c.transactional_id.in_(bindparam("transactional_ids", expanding=True)))
     .order_by(transaction_branches.c.gid)
 )
+#: What a coordinator tells of transactions is in these.
+_TABLES: Final = {str(table.name) for table in (*COORDINATOR, transaction_groups)}
+#: What a coordinator tells of transactions, by producer, and partition or group.
+_Owners = dict[tuple[int, PartitionName | str], dict[str, Any]]
+_Ask = Callable[[Connection, list[int]], _Owners]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +160,7 @@ class OpenTransaction:
     """PostgreSQL's session that works on it now, if this database coordinates it."""
 
     coordinator_is_away: bool = False
-    """Whether its coordinator could not be asked."""
+    """Whether its coordinator could not be asked, or may know it: a standby, or one that does not show all to us."""
 
     @property
     def is_hanging(self) -> bool:
@@ -165,14 +170,8 @@ class OpenTransaction:
     @property
     def freed_by(self) -> str:
         """The command that ends it, with `--url` or TXNSTORE_URL for the database."""
-        if self.state in DECIDED:
-            return "txnstore maintain --once"
-        if self.transactional_id is not None and is_plain_name(self.transactional_id):
-            return f"txnstore transactions abort {self.transactional_id}"
-        return (
-            f"txnstore transactions abort --topic {self.partition.topic} --partition {self.partition.partition}"
-            f" --start-offset {self.first_offset}"
-        )
+        where = f"--topic {self.partition.topic} --partition {self.partition.partition}"
+        return _freed_by(self, f"{where} --start-offset {self.first_offset}")
 
 
 def each_open(
@@ -195,7 +194,7 @@ def each_open(
     for store in cluster.stores(left_out):
         with cluster.leaving_out(store.database_id, left_out):
             for page in _pages(store, partition_ids, retry_timeout_ms):
-                yield from _explained(cluster, left_out, store, page, retry_timeout_ms)
+                yield from _with_owners(cluster, left_out, store, page, _owners, retry_timeout_ms=retry_timeout_ms)
 
 
 def each_open_in(
@@ -249,11 +248,10 @@ class HeldOffsets:
     @property
     def freed_by(self) -> str:
         """The command that ends it, with `--url` or TXNSTORE_URL for the database."""
-        if self.state in DECIDED:
-            return "txnstore maintain --once"
-        if self.transactional_id is not None and is_plain_name(self.transactional_id):
-            return f"txnstore transactions abort {self.transactional_id}"
-        return f"txnstore transactions abort --producer-id {self.producer_id}"
+        return _freed_by(self, f"--producer-id {self.producer_id}")
+
+
+_One = TypeVar("_One", OpenTransaction, HeldOffsets)
 
 
 def each_held(
@@ -274,8 +272,14 @@ def each_held(
     for store in cluster.stores(left_out):
         with cluster.leaving_out(store.database_id, left_out):
             for found in _pages_of_held(store, retry_timeout_ms):
-                page = [_held_from_view(row) for row in found if wanted is None or row.partition_id in wanted]
-                yield from _held_with_owners(cluster, left_out, store, page, retry_timeout_ms)
+                page = [
+                    _held_from_view(row, store.database_id)
+                    for row in found
+                    if wanted is None or row.partition_id in wanted
+                ]
+                yield from _with_owners(
+                    cluster, left_out, store, page, _owners_of_groups, retry_timeout_ms=retry_timeout_ms
+                )
 
 
 def _pages_of_held(store: Store, retry_timeout_ms: int | None) -> Iterator[Sequence[Row[Any]]]:
@@ -291,71 +295,14 @@ def _pages_of_held(store: Store, retry_timeout_ms: int | None) -> Iterator[Seque
         after = {f"after_{name}": getattr(found[-1], name) for name in ("group_id", "partition_id", "producer_id")}
 
 
-def _held_from_view(row: Row[Any]) -> HeldOffsets:
+def _held_from_view(row: Row[Any], database_id: int) -> HeldOffsets:
     return HeldOffsets(
+        **_both_have(row, row.sent_ms),
         group_id=row.group_id,
-        partition=PartitionName(row.topic, row.partition),
         pending_offset=row.pending_offset,
-        producer_id=row.producer_id,
-        producer_epoch=row.producer_epoch,
-        coordinator_database_id=row.coordinator_database_id,
         sent_ms=row.sent_ms,
-        # Not the view's own: the store may have another clock.
-        age_ms=row.now_ms - (row.sent_ms if row.started_ms is None else row.started_ms),
-        transactional_id=row.transactional_id,
-        state=None if row.state is None else _STATE_OF[row.state],
-        client=client_from_row(row),
-        timeout_ms=row.timeout_ms,
-        started_ms=row.started_ms,
+        is_elsewhere=row.coordinator_database_id != database_id,
     )
-
-
-def _held_with_owners(
-    cluster: Cluster, left_out: LeftOut, store: Store, page: Sequence[HeldOffsets], retry_timeout_ms: int | None
-) -> Iterator[HeldOffsets]:
-    """Yield the page with what the coordinators know that live in other databases."""
-    elsewhere: dict[int, set[int]] = defaultdict(set)
-    for one in page:
-        if one.transactional_id is None and one.coordinator_database_id != store.database_id:
-            elsewhere[one.coordinator_database_id].add(one.producer_id)
-    known: dict[tuple[int, str], Row[Any]] = {}
-    away = set(elsewhere)
-    for database_id in elsewhere.keys() - left_out.keys():
-        with cluster.leaving_out(database_id, left_out):
-            coordinator = cluster.own(database_id)
-            owners, tells_all = coordinator.read(
-                partial(_owners_of_groups, coordinator, elsewhere[database_id]), retry_timeout_ms=retry_timeout_ms
-            )
-            known |= {(row.producer_id, row.group_id): row for row in owners}
-            if tells_all:
-                away.remove(database_id)
-    for one in page:
-        is_elsewhere = one.coordinator_database_id != store.database_id
-        row = known.get((one.producer_id, one.group_id))
-        if row is None:
-            is_away = one.transactional_id is None and one.coordinator_database_id in away
-            yield replace(one, is_elsewhere=is_elsewhere, coordinator_is_away=is_away)
-            continue
-        yield replace(
-            one,
-            is_elsewhere=is_elsewhere,
-            transactional_id=row.transactional_id,
-            state=TransactionState(row.state),
-            client=client_from_row(row),
-            timeout_ms=row.timeout_ms,
-            started_ms=row.start_ms,
-            age_ms=row.now_ms - row.start_ms,
-        )
-
-
-def _owners_of_groups(
-    coordinator: Store, producer_ids: Collection[int], connection: Connection
-) -> tuple[Sequence[Any], bool]:
-    """Return what the coordinator tells of transactions, and whether there can be none that it does not tell of."""
-    found = connection.execute(_OWNERS_OF_GROUPS, {"producer_ids": sorted(producer_ids)}).all()
-    backend, schema = coordinator.backend, coordinator.schema
-    tables = (str(transactions.name), str(transaction_groups.name))
-    return found, not (backend.is_standby(connection) or backend.narrowed_tables(connection, schema, tables))
 
 
 def _pages(
@@ -391,21 +338,11 @@ def _page(
 
 def _from_view(row: Row[Any]) -> OpenTransaction:
     return OpenTransaction(
-        partition=PartitionName(row.topic, row.partition),
+        **_both_have(row, row.last_write_ms),
         first_offset=row.first_offset,
         is_oldest=bool(row.is_oldest),
-        producer_id=row.producer_id,
-        producer_epoch=row.producer_epoch,
         coordinator_epoch=row.coordinator_epoch,
-        coordinator_database_id=row.coordinator_database_id,
         last_write_ms=row.last_write_ms,
-        # Not the view's own: the store may have another clock.
-        age_ms=row.now_ms - (row.last_write_ms if row.started_ms is None else row.started_ms),
-        transactional_id=row.transactional_id,
-        state=None if row.state is None else _STATE_OF[row.state],
-        client=client_from_row(row),
-        timeout_ms=row.timeout_ms,
-        started_ms=row.started_ms,
         prepared_gids=tuple(row.prepared_gids.split(", ")) if row.prepared_gids else (),
         backend_pid=row.backend_pid,
     )
@@ -414,51 +351,91 @@ def _from_view(row: Row[Any]) -> OpenTransaction:
 _STATE_OF: Final = {state.kafka_name: state for state in RUNNING}
 
 
-def _explained(
-    cluster: Cluster, left_out: LeftOut, store: Store, page: list[OpenTransaction], retry_timeout_ms: int | None
-) -> Iterator[OpenTransaction]:
+def _both_have(row: Row[Any], silent_since_ms: int) -> dict[str, Any]:
+    """Return what the rows of both views tell."""
+    return {
+        "partition": PartitionName(row.topic, row.partition),
+        "producer_id": row.producer_id,
+        "producer_epoch": row.producer_epoch,
+        "coordinator_database_id": row.coordinator_database_id,
+        # Not the view's own: the store may have another clock.
+        "age_ms": row.now_ms - (silent_since_ms if row.started_ms is None else row.started_ms),
+        "transactional_id": row.transactional_id,
+        "state": None if row.state is None else _STATE_OF[row.state],
+        "client": client_from_row(row),
+        "timeout_ms": row.timeout_ms,
+        "started_ms": row.started_ms,
+    }
+
+
+def _freed_by(one: OpenTransaction | HeldOffsets, otherwise: str) -> str:
+    if one.state in DECIDED:
+        return "txnstore maintain --once"
+    if one.transactional_id is not None and is_plain_name(one.transactional_id):
+        return f"txnstore transactions abort {one.transactional_id}"
+    return f"txnstore transactions abort {otherwise}"
+
+
+def _with_owners(
+    cluster: Cluster, left_out: LeftOut, store: Store, page: Sequence[_One], ask: _Ask, *, retry_timeout_ms: int | None
+) -> Iterator[_One]:
     """Yield the page with what the coordinators know that live in other databases."""
     elsewhere: dict[int, set[int]] = defaultdict(set)
     for one in page:
         if one.transactional_id is None and one.coordinator_database_id != store.database_id:
             elsewhere[one.coordinator_database_id].add(one.producer_id)
-    known: dict[tuple[int, PartitionName], dict[str, Any]] = {}
+    known: _Owners = {}
     away = set(elsewhere)
     for database_id in elsewhere.keys() - left_out.keys():
-        producer_ids = elsewhere[database_id]
         with cluster.leaving_out(database_id, left_out):
-            known |= cluster.own(database_id).read(
-                lambda connection, producer_ids=producer_ids: _owners(connection, producer_ids),  # type: ignore[misc]
-                retry_timeout_ms=retry_timeout_ms,
-            )
-            away.remove(database_id)
+            coordinator = cluster.own(database_id)
+            work = partial(_told, coordinator, ask, sorted(elsewhere[database_id]))
+            found, tells_all = coordinator.read(work, retry_timeout_ms=retry_timeout_ms)
+            known |= found
+            if tells_all:
+                away.remove(database_id)
     for one in page:
-        of_owner = known.get((one.producer_id, one.partition))
-        if of_owner is not None:
-            yield replace(one, **of_owner)
-        else:
+        of_owner = known.get((one.producer_id, one.group_id if isinstance(one, HeldOffsets) else one.partition))
+        if of_owner is None:
             is_away = one.transactional_id is None and one.coordinator_database_id in away
-            yield replace(one, coordinator_is_away=is_away)
+            of_owner = {"coordinator_is_away": is_away}
+        yield replace(one, **of_owner)
 
 
-def _owners(connection: Connection, producer_ids: Collection[int]) -> dict[tuple[int, PartitionName], dict[str, Any]]:
+def _told(coordinator: Store, ask: _Ask, producer_ids: list[int], connection: Connection) -> tuple[_Owners, bool]:
+    """Return what the coordinator tells of transactions, and whether there can be none that it does not tell of."""
+    found, backend = ask(connection, producer_ids), coordinator.backend
+    hides = backend.is_standby(connection) or backend.narrowed_tables(connection, coordinator.schema, _TABLES)
+    return found, not hides
+
+
+def _owners(connection: Connection, producer_ids: list[int]) -> _Owners:
     """Return what the coordinator knows of transactions, by producer and partition."""
-    found = connection.execute(_OWNERS, {"producer_ids": sorted(producer_ids)}).all()
+    found = connection.execute(_OWNERS, {"producer_ids": producer_ids}).all()
     names = names_of_partitions(connection, {row.partition_id for row in found})
     gids: dict[str, list[str]] = defaultdict(list)
     transactional_ids = sorted({row.transactional_id for row in found})
     for row in connection.execute(_GIDS, {"transactional_ids": transactional_ids}):
         gids[row.transactional_id].append(row.gid)
     return {
-        (row.producer_id, names[row.partition_id]): {
-            "transactional_id": row.transactional_id,
-            "state": TransactionState(row.state),
-            "client": client_from_row(row),
-            "timeout_ms": row.timeout_ms,
-            "started_ms": row.start_ms,
-            "age_ms": row.now_ms - row.start_ms,
-            "prepared_gids": tuple(gids[row.transactional_id]),
-        }
+        (row.producer_id, names[row.partition_id]): _owner(row) | {"prepared_gids": tuple(gids[row.transactional_id])}
         for row in found
         if row.partition_id in names
+    }
+
+
+def _owners_of_groups(connection: Connection, producer_ids: list[int]) -> _Owners:
+    """Return the same by producer and group."""
+    found = connection.execute(_OWNERS_OF_GROUPS, {"producer_ids": producer_ids})
+    return {(row.producer_id, row.group_id): _owner(row) for row in found}
+
+
+def _owner(row: Any) -> dict[str, Any]:
+    return {
+        "transactional_id": row.transactional_id,
+        "state": TransactionState(row.state),
+        "client": client_from_row(row),
+        "timeout_ms": row.timeout_ms,
+        "started_ms": row.start_ms,
+        "age_ms": row.now_ms - row.start_ms,
     }
