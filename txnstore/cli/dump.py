@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Final
@@ -26,7 +27,7 @@ from txnstore.clients.brokers import at_leader_of
 from txnstore.db.cluster.cluster import Cluster, LeftOut
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.schema import record_batches, transaction_log
-from txnstore.db.store import Store
+from txnstore.db.store import Store, pages
 from txnstore.errors import CorruptBatch
 from txnstore.log.append import finished_since
 from txnstore.log.bounds import read_bounds
@@ -56,13 +57,13 @@ _FactsAndNext = tuple[list[dict[str, Any]], int | None]
 _BATCHES: Final = (
     select(record_batches)
     .where(record_batches.c.partition_id == bindparam("of_partition_id"))
-    .where(record_batches.c.last_offset >= bindparam("from_offset"))
+    .where(record_batches.c.last_offset > bindparam("after_last_offset"))
     .order_by(record_batches.c.last_offset)
     .limit(_PAGE_BATCHES)
 )
 _JOURNAL: Final = (
     select(transaction_log)
-    .where(transaction_log.c.entry_id > bindparam("after_id"))
+    .where(transaction_log.c.entry_id > bindparam("after_entry_id"))
     .order_by(transaction_log.c.entry_id)
     .limit(_PAGE_ENTRIES)
 )
@@ -241,13 +242,8 @@ def _found(connection: Connection, topic: str, partition: int) -> tuple[int, Any
 
 def _batches(store: Store, partition_id: int, from_offset: int) -> Iterator[Any]:
     """Return the rows of batches page by page: a reader that takes long holds no snapshot of the database."""
-    while True:
-        page = {"of_partition_id": partition_id, "from_offset": from_offset}
-        rows = store.read(lambda connection, page=page: connection.execute(_BATCHES, page).all())  # type: ignore[misc]
-        yield from rows
-        if len(rows) < _PAGE_BATCHES:
-            return
-        from_offset = rows[-1].last_offset + 1
+    first = {"of_partition_id": partition_id, "after_last_offset": from_offset - 1}
+    return itertools.chain.from_iterable(pages(store.read, _BATCHES, first, _PAGE_BATCHES))
 
 
 def _entries_of_all(cluster: Cluster, left_out: LeftOut, transactional_id: str | None) -> Iterator[JournalEntry]:
@@ -257,18 +253,12 @@ def _entries_of_all(cluster: Cluster, left_out: LeftOut, transactional_id: str |
 
 
 def _entries(store: Store, transactional_id: str | None) -> Iterator[JournalEntry]:
-    after_id = 0
-    statement = _JOURNAL if transactional_id is None else _JOURNAL_OF
-    while True:
-        page: dict[str, Any] = {"after_id": after_id}
-        if transactional_id is not None:
-            page["of_transactional_id"] = transactional_id
-        rows = store.read(lambda connection, page=page: connection.execute(statement, page).all())  # type: ignore[misc]
+    statement, first = _JOURNAL, dict[str, Any](after_entry_id=0)
+    if transactional_id is not None:
+        statement, first["of_transactional_id"] = _JOURNAL_OF, transactional_id
+    for rows in pages(store.read, statement, first, _PAGE_ENTRIES):
         for row in rows:
             yield from changes_of(row)
-        if len(rows) < _PAGE_ENTRIES:
-            return
-        after_id = rows[-1].entry_id
 
 
 def _batch(batch: RecordBatch, position: int, *, records: bool) -> tuple[dict[str, Any], list[dict[str, Any]]]:

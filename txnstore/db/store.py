@@ -23,7 +23,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from sqlalchemy import BigInteger, Connection, Delete, Engine, Update, event
+from sqlalchemy import BigInteger, Connection, Delete, Engine, Row, Select, Update, event
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.compiler import compiles
@@ -692,6 +692,26 @@ def pause_after_portion(held_seconds: float) -> None:
 def chunks(items: Sequence[Item], size: int = LISTED_MAX) -> Iterator[Sequence[Item]]:
     """Cut a list that grows with the data into parts that one statement takes."""
     return (items[start : start + size] for start in range(0, len(items), size))
+
+
+def pages(
+    read: Callable[[Callable[[Connection], Sequence[Row[Any]]]], Sequence[Row[Any]]],
+    statement: Select[Any],
+    after: Mapping[str, Any],
+    rows_max: int,
+) -> Iterator[Sequence[Row[Any]]]:
+    """Yield what a statement finds, in pages of `rows_max` rows, each of them behind the last row of the one before.
+
+    `after` are the parameters of the first page: one named `after_x` is about the column x, others stay as they are.
+    `read` is a store's, so that a reader that takes long holds no snapshot, or keeps to one connection.
+    """
+    while True:
+        found = read(lambda connection, of=after: connection.execute(statement, of).all())  # type: ignore[misc]
+        yield found
+        if len(found) < rows_max:
+            return
+        last = {name: getattr(found[-1], name.removeprefix("after_")) for name in after if name.startswith("after_")}
+        after = {**after, **last}
 
 
 def _after_fork_in_child() -> None:

@@ -57,7 +57,7 @@ from txnstore.db.schema import (
     sink_positions,
     topics,
 )
-from txnstore.db.store import LISTED_MAX, ROWS_AT_ONCE, Store, chunks, must_hit
+from txnstore.db.store import LISTED_MAX, ROWS_AT_ONCE, Store, chunks, must_hit, pages
 from txnstore.errors import OffsetOutOfRange, TxnStoreError
 from txnstore.log.partition_rows import lock_heads
 from txnstore.log.partition_storage import (
@@ -389,19 +389,14 @@ def _purge_offsets(store: Store, portions: Portions) -> tuple[int, bool]:
     No index finds it.
     """
     purged = 0
-    after = ("", -1)
-    while True:
-        of = {"after_group_id": after[0], "after_partition_id": after[1]}
-        found = store.read(lambda connection, of=of: connection.execute(_OFFSETS, of).all())  # type: ignore[misc]
+    for found in pages(store.read, _OFFSETS, {"after_group_id": "", "after_partition_id": -1}, LISTED_MAX):
         left = [{"of_group_id": row.group_id, "of_partition_id": row.partition_id} for row in found if row.is_left]
         while left:
             some, left = left[: portions.rows], left[portions.rows :]
             purged += portions.write(store, partial(_delete_each, _DELETE_OFFSETS, some))
             if left and portions.is_over:
                 return purged, False
-        if len(found) < LISTED_MAX:
-            return purged, True
-        after = (found[-1].group_id, found[-1].partition_id)
+    return purged, True
 
 
 def _delete_each(statement: Delete, keys: Sequence[Mapping[str, Any]], connection: Connection) -> int:

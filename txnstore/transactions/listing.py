@@ -24,7 +24,7 @@ from txnstore.db.schema import (
     transaction_writers,
     transactions,
 )
-from txnstore.db.store import Store, server_now_ms
+from txnstore.db.store import Store, pages, server_now_ms
 from txnstore.errors import TransactionalIdNotFound
 from txnstore.log.topics import names_of_partitions
 from txnstore.model import PartitionName
@@ -65,7 +65,7 @@ _KNOWN: Final[list[Any]] = [
 ]
 _ALL: Final[Select[Any]] = (
     select(*_KNOWN, server_now_ms().label("now_ms"))
-    .where(transactions.c.transactional_id > bindparam("after_id"))
+    .where(transactions.c.transactional_id > bindparam("after_transactional_id"))
     .order_by(transactions.c.transactional_id)
     .limit(PAGE_ROWS)
 )
@@ -94,7 +94,7 @@ _HANGING: Final = (
     )
     .where(
         tuple_(producer_states.c.partition_id, producer_states.c.transaction_first_offset)
-        > tuple_(bindparam("after_partition_id"), bindparam("after_offset"))
+        > tuple_(bindparam("after_partition_id"), bindparam("after_transaction_first_offset"))
     )
     .order_by(producer_states.c.partition_id, producer_states.c.transaction_first_offset)
     .limit(PAGE_ROWS)
@@ -187,16 +187,12 @@ def list_transactions(connection: Connection, wanted: TransactionFilter) -> list
         for writer in connection.execute(_WRITERS, {"producer_ids": list(wanted.producer_ids)}):
             writers[writer.transactional_id].append(writer.writer_producer_id)
     accepted: list[TransactionMetadata] = []
-    after_id = ""
-    while True:
-        found = connection.execute(_ALL, {"after_id": after_id}).all()
+    for found in pages(lambda work: work(connection), _ALL, {"after_transactional_id": ""}, PAGE_ROWS):
         for entry in found:
             row = rows.metadata_from_row(entry)
             if wanted.accepts(row, entry.now_ms, writers.get(row.transactional_id, ())):
                 accepted.append(row)
-        if len(found) < PAGE_ROWS:
-            return accepted
-        after_id = found[-1].transactional_id
+    return accepted
 
 
 def describe_transaction(connection: Connection, transactional_id: str) -> DescribedTransaction:
@@ -233,18 +229,17 @@ def hanging_transactions(
     Raises:
         PermissionDenied: row-level security may hide from this role who would end what it takes for hanging.
     """
-    parameters: dict[str, object] = {"age_ms": max_timeout_ms + HANGING_MARGIN_MS}
+    first: dict[str, Any] = {
+        "age_ms": max_timeout_ms + HANGING_MARGIN_MS,
+        "after_partition_id": -1,
+        "after_transaction_first_offset": -1,
+    }
     if partition_ids is not None:
-        parameters["partition_ids"] = list(partition_ids)
+        first["partition_ids"] = list(partition_ids)
     statement = _HANGING if partition_ids is None else _HANGING_IN
     found: list[HangingInPartition] = []
-    after = {"after_partition_id": -1, "after_offset": -1}
-    while True:
-        page = connection.execute(statement, parameters | after).all()
+    for page in pages(lambda work: work(connection), statement, first, PAGE_ROWS):
         found += _hanging(connection, page)
-        if len(page) < PAGE_ROWS:
-            break
-        after = {"after_partition_id": page[-1].partition_id, "after_offset": page[-1].transaction_first_offset}
     if found:
         _check_hangs(store, connection, found[0])
     return found

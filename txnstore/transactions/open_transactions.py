@@ -25,7 +25,7 @@ from txnstore.db.schema import (
     transaction_writers,
     transactions,
 )
-from txnstore.db.store import Store, server_now_ms
+from txnstore.db.store import Store, pages, server_now_ms
 from txnstore.log.topics import names_of_partitions
 from txnstore.model import OFFSET_MAX, ClientProcess, PartitionName
 from txnstore.transactions.listing import COORDINATOR, PAGE_ROWS, RUNNING
@@ -60,6 +60,7 @@ _NEXT_HELD: Final = (
     .order_by(*_HELD_ORDER)
     .limit(PAGE_ROWS)
 )
+_FIRST_HELD: Final = {"after_group_id": "", "after_partition_id": -1, "after_producer_id": -1}
 _OWNER: Final = (
     transactions.c.transactional_id,
     transactions.c.state,
@@ -271,7 +272,8 @@ def each_held(
     wanted = None if partition_ids is None else set(partition_ids)
     for store in cluster.stores(left_out):
         with cluster.leaving_out(store.database_id, left_out):
-            for found in _pages_of_held(store, retry_timeout_ms):
+            read = partial(store.read, retry_timeout_ms=retry_timeout_ms)
+            for found in pages(read, _NEXT_HELD, _FIRST_HELD, PAGE_ROWS):
                 page = [
                     _held_from_view(row, store.database_id)
                     for row in found
@@ -280,19 +282,6 @@ def each_held(
                 yield from _with_owners(
                     cluster, left_out, store, page, _owners_of_groups, retry_timeout_ms=retry_timeout_ms
                 )
-
-
-def _pages_of_held(store: Store, retry_timeout_ms: int | None) -> Iterator[Sequence[Row[Any]]]:
-    after: dict[str, Any] = {"after_group_id": "", "after_partition_id": -1, "after_producer_id": -1}
-    while True:
-        found = store.read(
-            lambda connection, after=after: connection.execute(_NEXT_HELD, after).all(),  # type: ignore[misc]
-            retry_timeout_ms=retry_timeout_ms,
-        )
-        yield found
-        if len(found) < PAGE_ROWS:
-            return
-        after = {f"after_{name}": getattr(found[-1], name) for name in ("group_id", "partition_id", "producer_id")}
 
 
 def _held_from_view(row: Row[Any], database_id: int) -> HeldOffsets:
