@@ -235,7 +235,7 @@ class LockedPartitions:
     def place(self, partition_id: int, batch: EncodedBatch) -> Placed:
         """Give the batch the partition's next offsets, and remember it for its producer."""
         assert not self._markers, "what is open was looked up at the first marker"
-        row = self._place(partition_id, batch.columns())
+        row = self.heads[partition_id].place(batch.columns())
         self._batches.append(row)
         if batch.producer_id == NO_PRODUCER_ID:
             return Placed(row["base_offset"], row["last_offset"])
@@ -257,7 +257,7 @@ class LockedPartitions:
             producer=marker.producer,
             timestamp_ms=self.now_ms,
         )
-        row = self._place(marker.partition_id, columns)
+        row = self.heads[marker.partition_id].place(columns)
         self._markers.append(row)
         state = self.producer_state(marker.key)
         # The epoch is new, so the producer's sequence numbers begin at 0 again (KIP-890).
@@ -298,19 +298,6 @@ class LockedPartitions:
             for row in self._finished:
                 row["commit_number"] = self.commit_number if row["outcome"] == ControlType.COMMIT else None
             _INSERT_FINISHED.run_each(self.connection, self._finished)
-
-    def _place(self, partition_id: int, row: dict[str, Any]) -> dict[str, Any]:
-        head = self.heads[partition_id]
-        row["partition_id"] = partition_id
-        row["base_offset"] = head.next_offset
-        head.next_offset += row["record_count"]
-        row["last_offset"] = head.next_offset - 1
-        if row["control_type"] is None:
-            # A marker has the store's time: behind it no record that is said to be old could be found by halving.
-            head.running_max_timestamp_ms = max(head.running_max_timestamp_ms, row["max_timestamp_ms"])
-        row["commit_number"] = None
-        row["segment"] = head.segment
-        return row
 
     def _state_after(self, partition_id: int, batch: EncodedBatch, recent: RecentBatch) -> ProducerInPartition:
         assert batch.base_sequence != NO_SEQUENCE, "a batch of an idempotent producer needs a sequence number"

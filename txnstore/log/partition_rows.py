@@ -210,6 +210,19 @@ class Head:
     running_max_timestamp_ms: int
     segment: int
 
+    def place(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Give the columns of a batch, or of a marker, the partition's next offsets, and return them."""
+        row["partition_id"] = self.partition_id
+        row["base_offset"] = self.next_offset
+        self.next_offset += row["record_count"]
+        row["last_offset"] = self.next_offset - 1
+        if row["control_type"] is None:
+            # A marker has the store's time: behind it no record that is said to be old could be found by halving.
+            self.running_max_timestamp_ms = max(self.running_max_timestamp_ms, row["max_timestamp_ms"])
+        row["commit_number"] = None
+        row["segment"] = self.segment
+        return row
+
 
 @dataclass(frozen=True, slots=True)
 class LockedHeads:

@@ -196,13 +196,6 @@ class RemoteTransaction:
     def _append(self, database_id: int, appends: Sequence[Append], added: set[int] | None = None) -> list[Appended]:
         partition_ids = {item.partition_id for item in appends}
 
-        def work(connection: Connection) -> list[Appended]:
-            make_durable(connection)
-            return append(connection, appends, coordinated=True, from_elsewhere=True)
-
-        def write(_: Store) -> list[Appended]:
-            return self.cluster.write_at(database_id, work, wakes_readers=True, retry_timeout_ms=self.retry_timeout_ms)
-
         def announce_there() -> None:
             if added is not None:
                 # A try that ends before the coordinator has answered leaves it to the next one to ask.
@@ -215,7 +208,8 @@ class RemoteTransaction:
                 added.update(partition_ids)
 
         try:
-            return announced(self.producer, partial(repaired, self.cluster, database_id, write), announce_there, verify)
+            work = partial(_append_at, self.cluster, database_id, appends, self.retry_timeout_ms)
+            return announced(self.producer, work, announce_there, verify)
         except InvalidProducerEpoch:
             self._explain()
             raise
@@ -295,22 +289,15 @@ class RemoteWriter:
         return found
 
     def _append(self, database_id: int, appends: Sequence[Append], *, has_reported: bool) -> list[Appended]:
-        def work(connection: Connection) -> list[Appended]:
-            make_durable(connection)
-            appended = append(connection, appends, coordinated=True, from_elsewhere=True)
-            check_unreported(
-                self.writer, is_new=not all(place.is_duplicate for place in appended), has_reported=has_reported
-            )
-            return appended
-
-        def write(_: Store) -> list[Appended]:
-            return self.cluster.write_at(database_id, work, wakes_readers=True, retry_timeout_ms=self.retry_timeout_ms)
+        def check(appended: list[Appended]) -> None:
+            is_new = not all(place.is_duplicate for place in appended)
+            check_unreported(self.writer, is_new=is_new, has_reported=has_reported)
 
         partition_ids = {item.partition_id for item in appends}
         try:
             return announced(
                 self.writer.identity,
-                partial(repaired, self.cluster, database_id, write),
+                partial(_append_at, self.cluster, database_id, appends, self.retry_timeout_ms, check),
                 partial(
                     announce_at, self.cluster, database_id, self.writer.identity, partition_ids, self.retry_timeout_ms
                 ),
@@ -344,3 +331,24 @@ class RemoteWriter:
     @property
     def _transactional_id(self) -> str:
         return self.writer.transactional_id
+
+
+def _append_at(
+    cluster: Cluster,
+    database_id: int,
+    appends: Sequence[Append],
+    retry_timeout_ms: int | None,
+    check: Callable[[list[Appended]], None] = lambda _: None,
+) -> list[Appended]:
+    """Append batches to a database whose transactions are coordinated elsewhere; `check` may still refuse it."""
+
+    def work(connection: Connection) -> list[Appended]:
+        make_durable(connection)
+        appended = append(connection, appends, coordinated=True, from_elsewhere=True)
+        check(appended)
+        return appended
+
+    def write(_: Store) -> list[Appended]:
+        return cluster.write_at(database_id, work, wakes_readers=True, retry_timeout_ms=retry_timeout_ms)
+
+    return repaired(cluster, database_id, write)

@@ -34,7 +34,7 @@ from txnstore.errors import TxnStoreError
 from txnstore.groups.offsets import add_pending_offsets, commit_offsets, finish_pending_offsets, journal_text
 from txnstore.log.append import insert_batches
 from txnstore.log.codec import control_columns
-from txnstore.log.partition_rows import Head, lock_heads, number_of_entry, save_heads
+from txnstore.log.partition_rows import lock_heads, number_of_entry, save_heads
 from txnstore.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, ControlType, OffsetAndMetadata, ProducerIdentity
 from txnstore.transactions import rows
 from txnstore.transactions.outcome import Ended, EndRequest
@@ -273,11 +273,11 @@ def _write_partitions(
         first_offset = head.next_offset
         for _ in range(batch_count):
             places += (head.next_offset, head.log_start_offset)
-            placed.append(_placed(head, next(appends).batch.columns()))
+            placed.append(head.place(next(appends).batch.columns()))
         marker = control_columns(
             ControlType.COMMIT, coordinator_epoch=rows.COORDINATOR_EPOCH, producer=following, timestamp_ms=locked.now_ms
         )
-        placed.append(_placed(head, marker))
+        placed.append(head.place(marker))
         for row in placed[-batch_count - 1 :]:
             row["running_max_timestamp_ms"] = head.running_max_timestamp_ms
         finished.append(
@@ -298,20 +298,6 @@ def _write_partitions(
     _end_in_partitions(connection, batch_counts, producer, locked.now_ms)
     _INSERT_FINISHED.run_each(connection, finished)
     return places, commit_number
-
-
-def _placed(head: Head, row: dict[str, Any]) -> dict[str, Any]:
-    """Give a batch the partition's next offsets."""
-    base_offset = head.next_offset
-    head.next_offset += row["record_count"]
-    if row["control_type"] is None:
-        head.running_max_timestamp_ms = max(head.running_max_timestamp_ms, row["max_timestamp_ms"])
-    row["partition_id"] = head.partition_id
-    row["base_offset"] = base_offset
-    row["last_offset"] = head.next_offset - 1
-    row["commit_number"] = None
-    row["segment"] = head.segment
-    return row
 
 
 def _end_in_partitions(
