@@ -85,10 +85,9 @@ def _fraction(name: str, text: str) -> float:
     return value
 
 
-def _level(low: int, high: int) -> Callable[[str, str], int]:
-    parse = _integer(low, high)
+def _gzip_level(name: str, text: str) -> int:
     # -1 is the codec's own default.
-    return lambda name, text: -1 if text.strip() == "-1" else parse(name, text)
+    return -1 if text.strip() == "-1" else _integer(1, 9)(name, text)
 
 
 def _words(name: str, text: str) -> list[str]:
@@ -296,7 +295,7 @@ TOPIC_SETTINGS: Final = _table(
         " hold nothing back; -1: any age.",
     ),
     # The rest of Kafka's (LogConfig.java), so that tools that compare what they have set find it again.
-    Setting("compression.gzip.level", -1, _level(1, 9)),
+    Setting("compression.gzip.level", -1, _gzip_level),
     Setting("compression.lz4.level", 9, _integer(1, 17)),
     Setting("compression.zstd.level", 3, _integer(-131_072, 22)),
     Setting("errors.deadletterqueue.group.enable", False, _boolean),

@@ -74,15 +74,11 @@ def read_timestamps(text: str, option: str) -> dict[PartitionName, int]:
     return _numbers_by_partition(_topics(text, option, example), example, at_least=0)
 
 
-def read_partitions(text: str, option: str) -> frozenset[PartitionName]:
-    """Return the partitions of {"topic": [0, 1]}.
-
-    Raises:
-        InvalidConfiguration: the text is something else.
-    """
-    example = f'{option} is JSON like {{"topic": [0, 1]}}'
+def _assigned(text: str) -> frozenset[PartitionName]:
+    """Return the partitions of {"topic": [0, 1]}."""
+    example = 'assign is JSON like {"topic": [0, 1]}'
     found = set()
-    for topic, numbers in _topics(text, option, example).items():
+    for topic, numbers in _topics(text, "assign", example).items():
         if type(numbers) is not list or not numbers:
             raise InvalidConfiguration(f"{example}; topic {topic[:80]!r} has no list of partitions")
         for number in numbers:
@@ -243,7 +239,7 @@ def read_source_options(given: Mapping[str, str], *, streaming: bool) -> SourceO
         group_id=group_id or None,
         max_offsets_per_trigger=max_offsets,
         min_offsets_per_trigger=min_offsets,
-        max_trigger_delay_ms=_duration_ms(values, "maxTriggerDelay"),
+        max_trigger_delay_ms=_max_trigger_delay_ms(values),
         min_partitions=whole_number(values, "minPartitions", at_least=1),
         max_records_per_partition=whole_number(values, "maxRecordsPerPartition", at_least=1),
         fail_on_data_loss=boolean(values, "failOnDataLoss", default=True),
@@ -272,7 +268,7 @@ def _selection(values: Mapping[str, str]) -> PartitionSelection:
         if not pattern:
             raise InvalidConfiguration("subscribePattern is empty")
         return PartitionSelection(pattern=pattern)
-    partitions = read_partitions(values["assign"], "assign")
+    partitions = _assigned(values["assign"])
     for partition in partitions:
         _check_topic(partition.topic, "assign")
     return PartitionSelection(partitions=partitions)
@@ -348,13 +344,15 @@ def _refuse(values: Mapping[str, str], names: tuple[str, ...], why: str) -> None
             raise InvalidConfiguration(f"{name} {why}")
 
 
-def _duration_ms(values: Mapping[str, str], name: str) -> int:
+def _max_trigger_delay_ms(values: Mapping[str, str]) -> int:
     """Return a time as Spark writes it, such as 15m; a number alone is of milliseconds."""
-    text = values.get(name)
+    text = values.get("maxTriggerDelay")
     if text is None:
         return MAX_TRIGGER_DELAY_MS
     match = re.fullmatch(r"\s*(\d{1,12})\s*([a-z]*)\s*", text.lower())
     unit_ms = _UNITS_MS.get(match[2] or "ms") if match else None
     if match is None or unit_ms is None:
-        raise InvalidConfiguration(f"{name} is a time such as 500ms, 30s, 15m (or 15min), 2h or 1d, not {text[:40]!r}")
+        raise InvalidConfiguration(
+            f"maxTriggerDelay is a time such as 500ms, 30s, 15m (or 15min), 2h or 1d, not {text[:40]!r}"
+        )
     return int(match[1]) * unit_ms

@@ -146,14 +146,14 @@ def check_partitions(partitions: object) -> list[TopicPartition]:
     return [check_partition(partition) for partition in partitions]
 
 
-def check_distinct(partitions: list[TopicPartition], prefix: str) -> None:
-    """Refuse a partition that is named twice.
+def check_distinct(partitions: list[TopicPartition]) -> None:
+    """Refuse an assignment that names a partition twice.
 
     Raises:
         KafkaException: `_INVALID_ARG`.
     """
     if len(set(partitions)) != len(partitions):
-        raise failure(KafkaError._INVALID_ARG, prefix)
+        raise failure(KafkaError._INVALID_ARG, "Failed to set assignment")
 
 
 def check_topics(topics: object) -> list[str]:

@@ -356,7 +356,7 @@ class Consumer(Polls, OfOneProcess):
         """
         self._check()
         chosen = check_partitions(partitions)
-        check_distinct(chosen, "Failed to set assignment")
+        check_distinct(chosen)
         self._core.options.positions.check(chosen, "Failed to set assignment")
         with self._core.arrived:
             self._core.replace(chosen, "Failed to set assignment")
@@ -380,7 +380,7 @@ class Consumer(Polls, OfOneProcess):
         """
         self._check()
         chosen = check_partitions(partitions)
-        check_distinct(chosen, "Failed to set assignment")
+        check_distinct(chosen)
         self._core.options.positions.check(chosen, "Failed to set assignment")
         with self._core.arrived:
             self._core.refuse_if_eager()
@@ -398,7 +398,7 @@ class Consumer(Polls, OfOneProcess):
         """
         self._check()
         chosen = check_partitions(partitions)
-        check_distinct(chosen, "Failed to set assignment")
+        check_distinct(chosen)
         with self._core.arrived:
             self._core.refuse_if_eager()
             for partition in chosen:

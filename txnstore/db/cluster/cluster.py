@@ -89,14 +89,7 @@ class _Pause:
 class Cluster:
     """The databases that hold logs, coordinators and groups together; safe to share between threads."""
 
-    def __init__(
-        self,
-        controller: Store,
-        addresses: Sequence[Address],
-        open_: Callable[[str, bool], Store],
-        *,
-        monotonic_seconds: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, controller: Store, addresses: Sequence[Address], open_: Callable[[str, bool], Store]) -> None:
         """Use `open_cluster` instead: it checks what it opens."""
         self.controller = controller
         self.parallel = True
@@ -106,7 +99,7 @@ class Cluster:
         """Those that are open."""
         self._addresses = list(addresses)
         self._open = open_
-        self._monotonic_seconds = monotonic_seconds
+        self._monotonic_seconds = time.monotonic
         self._pauses: dict[int, _Pause] = {}
         self._leaders: dict[int, int] = {}
         self._closed = False

@@ -47,9 +47,9 @@ def _null_array(count: str) -> str:
     return f"'[' || substr(replace(hex(zeroblob({count})), '00', ',null'), 2) || ']'"
 
 
-def _stride(array: str, count: str) -> str:
-    """Return the expression of the bytes that each of the `count` numbers of an array takes, its comma included."""
-    return f"(length(CAST({array} AS BLOB)) - length(CAST('[' AS BLOB))) / ({count})"
+def _stride(array: str) -> str:
+    """Return the expression of the bytes that each of the numbers of a batch's array takes, its comma included."""
+    return f"(length(CAST({array} AS BLOB)) - length(CAST('[' AS BLOB))) / (batch.record_count)"
 
 
 def _position(blob: str, index: str, all_bytes: str, *, byte_count: int = 4) -> str:
@@ -103,9 +103,9 @@ def _opened_batches(prefix: str) -> str:
             {_CHUNK_SIZE} AS chunk_size,
             length(CAST('[' AS BLOB)) AS character_bytes,
             CAST(batch.offset_deltas AS BLOB) AS offset_deltas,
-            {_stride("batch.offset_deltas", "batch.record_count")} AS offset_stride,
+            {_stride("batch.offset_deltas")} AS offset_stride,
             CAST(batch.timestamp_deltas_ms AS BLOB) AS timestamp_deltas_ms,
-            {_stride("batch.timestamp_deltas_ms", "batch.record_count")} AS timestamp_stride,
+            {_stride("batch.timestamp_deltas_ms")} AS timestamp_stride,
             x'{bytes(range(256)).hex()}' AS all_bytes,
             CASE WHEN batch.codec = 0 THEN batch.key_positions END AS key_positions,
             CASE WHEN batch.codec = 0 THEN batch.value_positions END AS value_positions,
