@@ -45,18 +45,6 @@ _HOLD: Final = (
     .values(holder=bindparam("new_holder"), held_until_ms=bindparam("new_held_until_ms"))
 )
 _HELD: Final = maintenance_duties.c.holder == bindparam("of_holder")
-_LEAVE: Final = (
-    update(maintenance_duties)
-    .where(_OF_DUTY, _HELD)
-    .values(
-        begun_ms=bindparam("new_begun_ms"),
-        is_unfinished=bindparam("new_is_unfinished"),
-        position=bindparam("new_position"),
-        turn_ms=server_now_ms(),
-        holder=None,
-        held_until_ms=server_now_ms() + bindparam("pause_ms"),
-    )
-)
 # When it was begun stays as it was: who asks is to see that nobody has done it. But it has had its turn, so that
 # others that are due come first.
 _LEAVE_FAILED: Final = (
@@ -70,6 +58,7 @@ _LEAVE_FAILED: Final = (
         held_until_ms=server_now_ms() + bindparam("pause_ms"),
     )
 )
+_LEAVE: Final = _LEAVE_FAILED.values(begun_ms=bindparam("new_begun_ms"))
 _GIVE_BACK: Final = update(maintenance_duties).where(_OF_DUTY, _HELD).values(holder=None, held_until_ms=None)
 _RENEW: Final = (
     update(maintenance_duties).where(_OF_DUTY, _HELD).values(held_until_ms=server_now_ms() + bindparam("lease_ms"))

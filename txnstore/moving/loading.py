@@ -51,9 +51,6 @@ class Loaded:
     record_count_before: int
     """How many earlier calls had written."""
 
-    is_new: bool
-    """Whether the topic was made for it."""
-
     outlived_ms: int | None = None
     """The archive's `retention.ms`, if the topic was made to keep its records for ever: some are older than that."""
 
@@ -81,7 +78,7 @@ def load(
     with reading(path) as file:
         contents = Contents.of(file, str(path))
         name = topic_name or contents.topic
-        topic, is_new, outlived_ms = _topic(cluster, name, contents, file)
+        topic, outlived_ms = _topic(cluster, name, contents, file)
         needed = max(contents.ranges, default=-1) + 1
         if len(topic.partition_ids) < needed:
             raise InvalidRequest(
@@ -104,7 +101,7 @@ def load(
                 loading.load(file, number)
                 if told is not None:
                     told(sum(rows[: number + 1]), sum(rows))
-    return Loaded(contents, name, sum(rows[done:]), sum(rows[:done]), is_new, outlived_ms)
+    return Loaded(contents, name, sum(rows[done:]), sum(rows[:done]), outlived_ms)
 
 
 def _outlived_ms(topic_settings: Settings, file: pq.ParquetFile, first_row_group: int = 0) -> int | None:
@@ -125,11 +122,11 @@ def _outlived_ms(topic_settings: Settings, file: pq.ParquetFile, first_row_group
     return None
 
 
-def _topic(cluster: Cluster, name: str, contents: Contents, file: pq.ParquetFile) -> tuple[Topic, bool, int | None]:
-    """Return the topic, whether it was made now, and the archive's retention.ms if it was made without."""
+def _topic(cluster: Cluster, name: str, contents: Contents, file: pq.ParquetFile) -> tuple[Topic, int | None]:
+    """Return the topic, and the archive's retention.ms if it was made without."""
     found = cluster.controller.read(lambda connection: find_topics(connection, [name]))
     if found:
-        return found[0], False, None
+        return found[0], None
     config = {key: value for key, value in contents.config.items() if key not in _OF_THE_CLUSTER}
     outlived_ms = _outlived_ms(settings_in_force(TOPIC_SETTINGS, config), file)
     if outlived_ms is not None:
@@ -139,8 +136,8 @@ def _topic(cluster: Cluster, name: str, contents: Contents, file: pq.ParquetFile
     except TopicAlreadyExists:
         # Another client was faster.
         (topic,) = cluster.controller.read(lambda connection: find_topics(connection, [name]))
-        return topic, False, None
-    return topic, True, outlived_ms
+        return topic, None
+    return topic, outlived_ms
 
 
 class _Loading:
