@@ -1,4 +1,4 @@
-"""Offsets that expire while somebody begins to use their group: what he has seen from then on stays."""
+"""What expires while somebody begins to use it, or puts up how long it is kept: what he has seen from then on stays."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import delete
 
 from tests.tools.interleaving import before_locks, before_transactions, explore
+from txnstore.db.cluster.catalogue import change_store_settings
 from txnstore.db.schema import group_members, group_offsets, groups, pending_group_offsets
 from txnstore.db.store import Store
 from txnstore.groups import coordinator
@@ -15,6 +16,8 @@ from txnstore.groups.expiration import expire_offsets
 from txnstore.groups.group import MemberDetails, Report
 from txnstore.groups.offsets import add_pending_offsets, commit_offsets, finish_pending_offsets, read_offsets
 from txnstore.model import NO_GENERATION, GroupMembership, OffsetAndMetadata, ProducerIdentity
+from txnstore.transactions.recovery import expire_transactional_ids
+from txnstore.transactions.rows import read_row
 
 pytestmark = pytest.mark.slow_on_postgresql
 
@@ -135,3 +138,50 @@ def test_who_begins_to_use_a_group_while_it_expires_keeps_what_he_has_found_and_
     if use is ExpiredGroup.as_member and had_offsets:
         assert (0, True, True) in outcomes
         assert (1, False, False) in outcomes
+
+
+@pytest.mark.parametrize("what", ["offsets", "transactional id"])
+def test_what_is_seen_once_it_is_to_be_kept_for_longer_stays(world, what):
+    is_of_group, outcomes = what == "offsets", set()
+    name = "offsets.retention.minutes" if is_of_group else "transactional.id.expiration.ms"
+    longer = 2 * RETENTION_MS // 60_000 if is_of_group else 2 * RETENTION_MS
+
+    def change(text):
+        world.observer.write(lambda connection: change_store_settings(connection, {name: text}))
+
+    def expire(store):
+        return expire_offsets(store, groups_max=10)[0] if is_of_group else len(expire_transactional_ids(store))
+
+    def make():
+        setting = world.setting(partition_count=2)
+        group = ExpiredGroup(world.first, setting.topic, sorted(setting.partitions.values()))
+        if is_of_group:
+            group.commit()
+        else:
+            setting.producer("producer", world.first).init()
+        world.clock.advance(RETENTION_MS)
+
+        def found(store):
+            if is_of_group:
+                return len(group.committed(store))
+            return store.read(lambda connection: read_row(connection, setting.transactional_id)).row is not None
+
+        def keep():
+            world.first.write(lambda connection: change_store_settings(connection, {name: str(longer)}))
+            return found(world.first)
+
+        def what_was_seen_is_there(finished):
+            seen, expired = finished["administrator"].result(), finished["maintenance"].result()
+            assert found(world.observer) == seen
+            outcomes.add((bool(seen), expired))
+            # The next order must not find this one.
+            change(None)
+            expire(world.observer)
+
+        return setting.scenario(
+            {"administrator": keep, "maintenance": lambda: expire(world.second)}, at_end=what_was_seen_is_there
+        )
+
+    explored = explore(make, stops=before_transactions, preemptions_max=None, store=world.observer)
+    assert explored.deadlocks == 0
+    assert outcomes == {(True, 0), (False, 1)}

@@ -349,7 +349,7 @@ def test_an_id_that_is_used_between_the_look_and_the_lock_does_not_expire(own_be
     is_open.send(bench.partition_ids[0], b"open")
     is_at_rest.commit(appends=[is_at_rest.batch(bench.partition_ids[0], b"at rest")])
     for producer in (is_open, is_at_rest):
-        assert not bench.store.write(partial(_expire, producer.transactional_id, WEEK_MS))
+        assert not bench.store.write(partial(_expire, producer.transactional_id))
     is_open.commit()
     is_at_rest.send(bench.partition_ids[0], b"next")
     is_at_rest.commit()

@@ -221,11 +221,7 @@ def expire_offsets(
     """
     portions = portions or Portions()
 
-    def age(connection: Connection) -> tuple[int, int]:
-        retention_ms = read_store_settings(connection)["offsets.retention.minutes"] * _MS_PER_MINUTE
-        return retention_ms, connection.execute(_NOW).scalar_one() - retention_ms
-
-    retention_ms, before_ms = store.read(age)
+    before_ms = store.read(lambda connection: connection.execute(_NOW).scalar_one() - _retention_ms(connection))
     changed = 0
     while changed < groups_max:
         of = {"after_group_id": after_group_id, "before_ms": before_ms}
@@ -233,7 +229,7 @@ def expire_offsets(
         for row in sorted((row for row in page if row.is_due), key=lambda row: row.last_update_ms):
             if changed == groups_max:
                 return changed, after_group_id
-            changed += _expire_group(store, row.group_id, retention_ms, portions)
+            changed += _expire_group(store, row.group_id, portions)
             if portions.is_over:
                 return changed, after_group_id
         if len(page) < _GROUPS_LOOKED_AT:
@@ -244,14 +240,20 @@ def expire_offsets(
     return changed, after_group_id
 
 
-def _expire_group(store: Store, group_id: str, retention_ms: int, portions: Portions) -> bool:
+def _retention_ms(connection: Connection) -> int:
+    minutes: int = read_store_settings(connection)["offsets.retention.minutes"]
+    return minutes * _MS_PER_MINUTE
+
+
+def _expire_group(store: Store, group_id: str, portions: Portions) -> bool:
     """Delete what has expired of the group, as long as there is time; return whether anything had."""
 
     def work(connection: Connection) -> tuple[int, bool]:
         if not lock_group(connection, group_id):
             return 0, False
         of_group = {"of_group_id": group_id}
-        expired = {**of_group, "retention_ms": retention_ms, "rows_max": rows_max}
+        # As it is by now: somebody may have put it up so that they stay.
+        expired = {**of_group, "retention_ms": _retention_ms(connection), "rows_max": rows_max}
         forgotten = connection.execute(_FORGET_OFFSETS, expired).rowcount
         return forgotten, connection.execute(_FORGET_GROUP, of_group).rowcount > 0
 

@@ -78,6 +78,7 @@ HELD_SECONDS: Final = 0.025
 AGAIN_MS: Final = 1_000
 #: How the sink id of a job begins; a query's begins otherwise.
 SINK_OF_JOB: Final = "job:"
+_EXPIRATION: Final = "transactional.id.expiration.ms"
 _IDS: Final[BindParameter[Any]] = bindparam("partition_ids", expanding=True)
 _BY_DEADLINE: Final = (transactions.c.deadline_ms, transactions.c.transactional_id)
 _AFTER_DEADLINE: Final = tuple_(*_BY_DEADLINE) > tuple_(bindparam("after_deadline_ms"), bindparam("after_id"))
@@ -495,15 +496,14 @@ def expire_transactional_ids(store: Store, portions: Portions | None = None) -> 
     """
     portions = portions or Portions()
 
-    def find(connection: Connection) -> tuple[int, list[str]]:
-        expiration_ms, before_ms = _age_of(connection, "transactional.id.expiration.ms")
+    def find(connection: Connection) -> list[str]:
+        _, before_ms = _age_of(connection, _EXPIRATION)
         of = {"before_ms": before_ms, "before_minute": before_ms // MINUTE_MS}
-        return expiration_ms, list(connection.execute(_EXPIRED, of).scalars())
+        return list(connection.execute(_EXPIRED, of).scalars())
 
-    expiration_ms, found = store.read(find)
     expired = []
-    for name in found:
-        if portions.write_unless_busy(store, partial(_expire, name, expiration_ms), busy=False):
+    for name in store.read(find):
+        if portions.write_unless_busy(store, partial(_expire, name), busy=False):
             expired.append(name)
         if portions.is_over:
             break
@@ -595,9 +595,11 @@ def _timed_out(after: Mapping[str, Any], connection: Connection) -> Sequence[Any
     return connection.execute(_TIMED_OUT, after).all()
 
 
-def _expire(transactional_id: str, expiration_ms: int, connection: Connection) -> bool:
+def _expire(transactional_id: str, connection: Connection) -> bool:
     transaction = LockedTransaction.lock(connection, transactional_id)
     row = transaction.row
+    # As it is by now: somebody may have put it up so that the id stays.
+    expiration_ms = read_store_settings(connection)[_EXPIRATION]
     if row is None or not protocol.may_expire(row, transaction.now_ms, expiration_ms):
         return False
     rows.journal(
