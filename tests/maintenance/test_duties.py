@@ -93,6 +93,16 @@ def test_a_transaction_that_is_open_for_too_long_is_aborted_and_holds_nobody_bac
     assert maintenance.run_once()[ABORTED] == 0
 
 
+def test_one_that_was_begun_by_a_clock_that_was_ahead_holds_nobody_back_for_as_much_longer(store, clock, partition_id):
+    maintenance = Maintenance(store)
+    clock.advance(DAY_MS)
+    begin(store, partition_id, "abandoned", 5_000)
+    clock.advance(-DAY_MS)
+    assert maintenance.run_once()[ABORTED] == 0
+    clock.advance(5_001)
+    assert maintenance.run_once()[ABORTED] == 1
+
+
 def test_more_transactions_than_one_look_finds_are_all_aborted(store, clock, partition_id, monkeypatch):
     monkeypatch.setattr("txnstore.maintenance.turns.FOUND_MAX", 3)
     monkeypatch.setattr(recovery, "_TIMED_OUT", recovery._TIMED_OUT.limit(3))

@@ -70,7 +70,7 @@ from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.listing import describe_transaction, hanging_transactions
 from txnstore.transactions.open_transactions import each_open_in
 from txnstore.transactions.outcome import read_outcome, resolve_outcome
-from txnstore.transactions.recovery import abort_timed_out, complete_all_decided
+from txnstore.transactions.recovery import abort_timed_out, begin_anew, complete_all_decided
 from txnstore.transactions.together import abort_together, complete_together
 from txnstore.transactions.writers import append_as_writer, join_transaction, report_writer
 from txnstore.verification.numbers import number_violations
@@ -472,6 +472,13 @@ CALLS = [
     Call("heartbeat", _heartbeat),
     Call("renewed lease and look for news", _renewed),
     Call("search for transactions that timed out", lambda big: partial(abort_timed_out, big.store)),
+    # It reads the last 500.
+    Call(
+        "search for transactions of the future",
+        lambda big: partial(begin_anew, big.store),
+        rows=1_100,
+        instructions=20_000,
+    ),
     # A page further on may read the few that are left of the calls before by their names; there are 10,000.
     Call("search for decided transactions", _decided, rows=100),
     Call("batch whose answer was lost", _found_again),

@@ -27,10 +27,13 @@ from txnstore.transactions.protocol import (
     may_expire,
 )
 from txnstore.transactions.recovery import (
+    AHEAD_MS,
     Recovered,
+    _begin_now,
     _expire,
     abort_by_administrator,
     abort_timed_out,
+    begin_anew,
     expire_producers,
     expire_transactional_ids,
     recover,
@@ -124,6 +127,78 @@ def test_a_clock_that_was_set_back_aborts_nobody(own_bench) -> None:
     assert recover(bench.store) == Recovered((), ())
     producer.commit()
     assert bench.read(bench.partition_ids[0]) == [b"a"]
+
+
+def test_what_was_begun_by_a_clock_that_was_ahead_is_open_for_its_timeout_from_then_on(own_bench) -> None:
+    bench = own_bench
+    bench.clock.advance(DAY_MS)
+    ahead, ended = bench.started(timeout_ms=1_000), bench.started(timeout_ms=1_000)
+    for producer in (ahead, ended):
+        producer.send(bench.partition_ids[0], b"a")
+    ended.commit()
+    begun = bench.row(ahead.transactional_id)
+    bench.clock.advance(-DAY_MS)
+    right = bench.started(timeout_ms=900_000)
+    right.send(bench.partition_ids[0], b"b")
+    assert begin_anew(bench.store) == 1
+    assert bench.row(ahead.transactional_id) == replace(
+        begun, start_ms=bench.clock.now_ms(), last_update_ms=bench.clock.now_ms()
+    )
+    assert begin_anew(bench.store) == 0
+    assert_sound(bench.store)
+    bench.clock.advance(1_000)
+    assert abort_timed_out(bench.store) == ()
+    bench.clock.advance(1)
+    assert abort_timed_out(bench.store) == (ahead.transactional_id,)
+    right.commit()
+    assert bench.read(bench.partition_ids[0]) == [b"a", b"b"]
+    assert_sound(bench.store)
+
+
+def test_it_may_be_committed_all_the_same(own_bench) -> None:
+    bench = own_bench
+    bench.clock.advance(DAY_MS)
+    producer = bench.started(timeout_ms=1_000)
+    producer.send(bench.partition_ids[0], b"a")
+    bench.clock.advance(-DAY_MS)
+    assert begin_anew(bench.store) == 1
+    producer.send(bench.partition_ids[1], b"b")
+    producer.commit()
+    assert [bench.read(number) for number in bench.partition_ids[:2]] == [[b"a"], [b"b"]]
+    assert_sound(bench.store)
+
+
+def test_a_clock_that_is_set_back_by_a_moment_changes_no_transaction(own_bench) -> None:
+    bench = own_bench
+    producer = bench.started(timeout_ms=1_000)
+    producer.send(bench.partition_ids[0], b"a")
+    begun = bench.row(producer.transactional_id)
+    bench.clock.advance(-AHEAD_MS)
+    assert begin_anew(bench.store) == 0
+    assert bench.row(producer.transactional_id) == begun
+    bench.clock.advance(-1)
+    assert begin_anew(bench.store) == 1
+
+
+@pytest.mark.parametrize("meanwhile", ["it ends", "the next one begins", "the clock is set right"])
+def test_what_was_seen_to_begin_in_the_future_is_looked_at_again_under_its_lock(own_bench, meanwhile: str) -> None:
+    bench = own_bench
+    bench.clock.advance(DAY_MS)
+    producer = bench.started(timeout_ms=900_000)
+    producer.send(bench.partition_ids[0], b"a")
+    start_ms = bench.row(producer.transactional_id).start_ms
+    bench.clock.advance(-DAY_MS)
+    if meanwhile == "the clock is set right":
+        bench.clock.advance(DAY_MS + 1)
+    else:
+        producer.commit()
+        if meanwhile == "the next one begins":
+            bench.clock.advance(2 * DAY_MS)
+            producer.send(bench.partition_ids[0], b"b")
+            bench.clock.advance(-2 * DAY_MS)
+    row = bench.row(producer.transactional_id)
+    assert not bench.store.write(partial(_begin_now, producer.transactional_id, start_ms))
+    assert bench.row(producer.transactional_id) == row
 
 
 def test_recovery_completes_what_is_decided_however_old_and_aborts_what_is_open_for_too_long(own_bench) -> None:

@@ -36,10 +36,11 @@ def _decided() -> Work:
 
 
 def _timed_out() -> Work:
-    from txnstore.transactions.recovery import abort_timed_out, next_timeout_ms
+    from txnstore.transactions.recovery import abort_timed_out, begin_anew, next_timeout_ms
 
     def work(portion: Portion) -> int:
         count = len(abort_timed_out(portion.store, portion.cluster, portion.portions))
+        begin_anew(portion.store, portion.portions)
         left_ms = next_timeout_ms(portion.store)
         # What could not be aborted is looked at again when it is its time, as everything is.
         portion.again_seconds = None if left_ms is None or left_ms <= 0 else left_ms / 1000

@@ -76,6 +76,8 @@ COMPLETED_TOGETHER: Final = 100
 HELD_SECONDS: Final = 0.025
 #: When to look again at what could not be aborted now.
 AGAIN_MS: Final = 1_000
+#: How far a transaction begins in the future that is taken to be begun by a clock that was ahead.
+AHEAD_MS: Final = 1_000
 #: How the sink id of a job begins; a query's begins otherwise.
 SINK_OF_JOB: Final = "job:"
 _EXPIRATION: Final = "transactional.id.expiration.ms"
@@ -121,6 +123,17 @@ _TIMED_OUT: Final = (
     .where(_AFTER_DEADLINE)
     .order_by(*_BY_DEADLINE)
     .limit(FOUND_MAX)
+)
+# The last deadlines of all, whatever is open: those of the future that are not among them are once these are changed.
+_LAST_DEADLINES: Final = (
+    select(transactions.c.transactional_id, transactions.c.start_ms)
+    .where(transactions.c.deadline_ms >= 0)
+    .order_by(transactions.c.deadline_ms.desc())
+    .limit(FOUND_MAX)
+    .subquery()
+)
+_OF_THE_FUTURE: Final = select(_LAST_DEADLINES).where(
+    _LAST_DEADLINES.c.start_ms > select(server_now_ms() + AHEAD_MS).scalar_subquery()
 )
 _EXPIRED: Final = (
     select(transactions.c.transactional_id)
@@ -453,6 +466,26 @@ def _abort_timed_out(
     return tuple(aborted)
 
 
+def begin_anew(store: Store, portions: Portions | None = None) -> int:
+    """Let open transactions that begin in the future begin now; return how many, FOUND_MAX at most.
+
+    The clock was ahead, and was set back meanwhile: each would be open for as much longer than its timeout.
+
+    Raises:
+        TxnStoreError: the database refused; what was changed before stays so.
+        AssertionError: the same, for a row that is damaged.
+    """
+    portions = portions or Portions()
+    changed = 0
+    for row in store.read(lambda connection: connection.execute(_OF_THE_FUTURE).all()):
+        changed += portions.write_unless_busy(
+            store, partial(_begin_now, row.transactional_id, row.start_ms), busy=False
+        )
+        if portions.is_over:
+            break
+    return changed
+
+
 def next_timeout_ms(store: Store) -> int | None:
     """Return in how many milliseconds a transaction that is open now may have timed out; None: none ever will.
 
@@ -593,6 +626,19 @@ def _all_timed_out(store: Store) -> Iterator[list[str]]:
 
 def _timed_out(after: Mapping[str, Any], connection: Connection) -> Sequence[Any]:
     return connection.execute(_TIMED_OUT, after).all()
+
+
+def _begin_now(transactional_id: str, start_ms: int, connection: Connection) -> bool:
+    if not rows.try_lock(connection, transactional_id):
+        # Somebody is at work on it; if that does not end it, the next look finds it.
+        return False
+    transaction = LockedTransaction.lock(connection, transactional_id)
+    row, now_ms = transaction.row, transaction.now_ms
+    if row is None or row.state is not TransactionState.ONGOING or row.start_ms != start_ms or start_ms <= now_ms:
+        return False
+    transaction.step(replace(row, start_ms=now_ms, last_update_ms=now_ms))
+    transaction.save("clock set back")
+    return True
 
 
 def _expire(transactional_id: str, connection: Connection) -> bool:
