@@ -6,10 +6,12 @@ that anybody holds there is ended by what comes too late, and an administrator e
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import logging
 import shlex
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,11 +21,12 @@ from tests.cluster.conftest import Bench, Producer
 from tests.cluster.lost_changes import Survivor, backup_of, end_what_hangs
 from txnstore import cli
 from txnstore.db.schema import record_batches
-from txnstore.errors import ConcurrentTransactions, OutcomeUnknown, ProducerFenced
+from txnstore.errors import ConcurrentTransactions, OutcomeUnknown, ProducerFenced, WriteConflict
 from txnstore.model import IsolationLevel
 from txnstore.testing.invariants import assert_cluster_sound, cluster_violations
+from txnstore.transactions import together, transaction
 from txnstore.transactions.protocol import TransactionState
-from txnstore.transactions.recovery import recover
+from txnstore.transactions.recovery import complete_all_decided, recover
 from txnstore.transactions.transaction import complete_decided
 
 S = TransactionState
@@ -173,6 +176,46 @@ def test_who_has_gone_on_is_fenced_by_the_end_of_what_it_has_outrun(
     newcomer.send(survivor.old, b"new")
     newcomer.end(commit=True)
     assert survivor.read() == [b"old", b"new"]
+
+
+@pytest.mark.parametrize("answer", ["refused", "lost"])
+@pytest.mark.parametrize("completion", [transaction, together])
+def test_it_is_told_once_it_stands_however_often_that_was_tried(
+    bench: Bench,
+    completion: ModuleType,
+    answer: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):
+    survivor = Survivor(bench, in_same_partition=True, is_decided=True)
+    store, tries = bench.cluster.own(1), itertools.count(1)
+    strike_off, write = completion._strike_off, store.write
+
+    def refuse_once(*arguments: Any) -> Any:
+        struck_off = strike_off(*arguments)
+        if answer == "refused" and next(tries) == 1:
+            raise WriteConflict
+        assert not outrun_events(caplog)
+        return struck_off
+
+    def lose_once(work: Any, **options: Any) -> Any:
+        written = write(work, **options)
+        if answer == "lost" and getattr(work, "func", None) is refuse_once and next(tries) == 1:
+            raise OutcomeUnknown
+        return written
+
+    monkeypatch.setattr(completion, "_strike_off", refuse_once)
+    monkeypatch.setattr(store, "write", lose_once)
+    if completion is together:
+        complete_all_decided(store, bench.cluster)
+    else:
+        with contextlib.suppress(OutcomeUnknown):
+            complete_decided(store, survivor.name, bench.cluster)
+        complete_decided(store, survivor.name, bench.cluster)
+    assert bench.row(survivor.name).state is S.COMPLETE_COMMIT
+    assert next(tries) > 1
+    (told,) = outrun_events(caplog)
+    assert told.__dict__["transactional_id"] == survivor.name
 
 
 def test_that_a_group_was_outrun_is_noticed_as_well(bench: Bench, caplog: pytest.LogCaptureFixture):

@@ -32,7 +32,7 @@ from txnstore.db.schema import (
 )
 from txnstore.db.statements import HotStatement, is_listed
 from txnstore.db.store import Store, make_durable, must_hit_each, note_change, server_now_ms
-from txnstore.errors import InvalidProducerIdMapping, StoreDamaged, StoreUnavailable, TxnStoreError
+from txnstore.errors import InvalidProducerIdMapping, OutcomeUnknown, StoreDamaged, StoreUnavailable, TxnStoreError
 from txnstore.groups.offsets import drop_pending_offsets
 from txnstore.log.append import Marker
 from txnstore.log.markers import write_markers
@@ -377,13 +377,17 @@ def _try_to_strike_off(
 ) -> Collection[str]:
     try:
         # Nobody waits for it: the markers and offsets, which readers wait for, were delivered before.
-        return store.write(partial(_strike_off, left, delivered))
+        rest, completed = store.write(partial(_strike_off, left, delivered))
     except StoreUnavailable:
         raise
     except (TxnStoreError, AssertionError) as error:
         # Of one of them something is damaged, also so that no rule has a move for it: that keeps no other one from it.
         _log.debug("%s decided transactions could not be completed together: %s", len(delivered), error)
-        return delivered
+        # What stands all the same nobody finds again: told twice is better than never.
+        rest, completed = delivered, delivered if isinstance(error, OutcomeUnknown) else ()
+    for name in completed:
+        tell_outrun(left[name], delivered[name])
+    return rest
 
 
 def _complete_by_itself(
@@ -422,11 +426,12 @@ def _read_undelivered(transactional_ids: Collection[str], connection: Connection
 
 def _strike_off(
     left: Mapping[str, PendingDelivery], delivered: Mapping[str, Delivered], connection: Connection
-) -> list[str]:
+) -> tuple[Collection[str], Collection[str]]:
     """Take note of what was delivered, and complete those of which nothing is left; return the ids of the others.
 
-    Those that somebody is at work on are among them.
+    Those that somebody is at work on are among them.  Returns also the ids of those that were completed.
     """
+    complete: list[str] = []
     found = _LOCK_FREE.rows(connection, _WANTED.parameters(delivered))
     locked = {row.transactional_id: row for row in map(rows.metadata_from_row, found)}
     # Others may have been here too, and it may have gone on since: nothing here is about what comes after.
@@ -457,7 +462,5 @@ def _strike_off(
                 for name in complete
             ]
             rows.save_each(connection, changes, reason="completion")
-            for name in complete:
-                tell_outrun(left[name], delivered[name])
         ours = [name for name in ours if name in waiting]
-    return [*(name for name in delivered if name not in locked), *ours]
+    return [*(name for name in delivered if name not in locked), *ours], complete

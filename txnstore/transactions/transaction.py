@@ -38,6 +38,7 @@ from txnstore.errors import (
     InvalidProducerIdMapping,
     InvalidRequest,
     NotCoordinator,
+    OutcomeUnknown,
     TransactionAbortable,
     TxnStoreError,
     UnknownTopicOrPartition,
@@ -648,7 +649,15 @@ def complete_delivered(store: Store, cluster: Cluster, left: PendingDelivery) ->
         if is_left(row, left):
             raise delivered.error
         return left.decided.next_identity if row is None else row.identity
-    identity = store.write(partial(_strike_off, Locality.of(store, cluster), left, delivered), wakes_readers=True)
+    strike_off = partial(_strike_off, Locality.of(store, cluster), left, delivered)
+    try:
+        identity, is_completed = store.write(strike_off, wakes_readers=True)
+    except OutcomeUnknown:
+        # If it stands nobody finds it again: told twice is better than never.
+        tell_outrun(left, delivered)
+        raise
+    if is_completed:
+        tell_outrun(left, delivered)
     if identity is None:
         assert delivered.error is not None, "something is left although no delivery failed"
         raise delivered.error
@@ -672,20 +681,20 @@ def is_left(row: TransactionMetadata | None, left: PendingDelivery) -> bool:
 
 def _strike_off(
     locality: Locality | None, left: PendingDelivery, delivered: Delivered, connection: Connection
-) -> ProducerIdentity | None:
-    """Take note of what was delivered, and complete the transaction if that was all; None if it was not."""
+) -> tuple[ProducerIdentity | None, bool]:
+    """Take note of what was delivered, and complete the transaction if that was all.
+
+    Returns who its producer is then, None if that was not all; and whether it was completed here.
+    """
     transactional_id = left.decided.transactional_id
     work = LockedTransaction.lock(connection, transactional_id, locality)
     row = work.row
     if not is_left(row, left):
         # Somebody else has completed it, and it may have gone on since: nothing here is about what comes after.
-        return left.decided.next_identity if row is None else row.identity
+        return (left.decided.next_identity if row is None else row.identity), False
     rows.strike_off_markers(connection, transactional_id, delivered.partition_ids)
     for group_id in delivered.group_ids:
         rows.forget_group(connection, transactional_id, group_id)
     work.finish(is_outrun=delivered.is_outrun)
     work.save("completion")
-    if work.undelivered is not None:
-        return None
-    tell_outrun(left, delivered)
-    return work.known.identity
+    return (work.known.identity, True) if work.undelivered is None else (None, False)
