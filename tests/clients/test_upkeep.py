@@ -7,6 +7,8 @@ import math
 import os
 import threading
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import psycopg
 import pytest
@@ -16,7 +18,10 @@ from tests.tools.journal import ENTRIES, add_old_entries
 from txnstore import Consumer, Producer, TopicPartition
 from txnstore.clients import upkeep
 from txnstore.clients.configuration.configuration import admin_configuration
-from txnstore.clients.upkeep import LOOK_SECONDS, PARTING_WAIT_SECONDS
+from txnstore.clients.producer.thread import Alarm, WriterHelp
+from txnstore.clients.upkeep import EARLY_SECONDS, LOOK_SECONDS, PARTING_WAIT_SECONDS
+from txnstore.clients.worker import Duties
+from txnstore.db.cluster.cluster import open_cluster
 from txnstore.db.opening import open_store
 from txnstore.db.schema import maintenance_duties, record_batches, transaction_log
 from txnstore.errors import CorruptBatch, PermissionDenied, StoreBusy, StoreUnavailable
@@ -129,7 +134,7 @@ def test_a_process_looks_once_in_a_while_however_many_clients_it_has(store, cloc
         write_one(configuration)
     # One to see that something is due, one more of the turn.
     assert len(looks) == 2
-    clock.advance(LOOK_SECONDS * 1000 - 1)
+    clock.advance(int((LOOK_SECONDS - EARLY_SECONDS) * 1000) - 1)
     write_one(configuration)
     assert len(looks) == 2
     clock.advance(1)
@@ -213,6 +218,49 @@ def test_a_producer_that_has_nothing_to_do_any_more_looks_again_and_again(
         # Days later all is due once more.
         add_old_entries(store, clock)
         wait_until(lambda: count(store, transaction_log) == 0)
+
+
+class Seconds:
+    """Time that passes as the test says."""
+
+    def __init__(self):
+        self.now_seconds = 1_000.0
+
+    def __call__(self):
+        return self.now_seconds
+
+
+@pytest.mark.parametrize("kind", ["producer", "consumer"])
+def test_a_quiet_client_that_asks_a_moment_early_is_not_passed_over(store, configuration, monkeypatch, kind):
+    """Once in ten seconds, by threads that take now longer, now less long to wake."""
+    seconds, looks, late_seconds = Seconds(), [], iter([0.030, 0.002, 0.020, 0.000, 0.010])
+    here: Any = SimpleNamespace(submit=lambda work: work())
+    with open_cluster(configuration["bootstrap.servers"]) as cluster:
+        settings = admin_configuration(({"bootstrap.servers": configuration["bootstrap.servers"]},), {})
+        of_client = upkeep.Upkeep(settings, lambda: cluster, monotonic_seconds=seconds)
+
+        def note(_):
+            looks.append(seconds())
+            of_client._is_busy = False
+
+        def ask():
+            seconds.now_seconds += next(late_seconds)
+            of_client.run()
+
+        monkeypatch.setattr(of_client, "_worker", lambda: here)
+        monkeypatch.setattr(of_client, "_work", note)
+        helps = WriterHelp(lambda: cluster, lambda _: here, ask, Alarm(threading.RLock()), monotonic_seconds=seconds)
+        of_consumer = Duties(seconds)
+        of_consumer.add(LOOK_SECONDS, ask)
+        for _ in range(5):
+            if kind == "producer":
+                seconds.now_seconds = helps.due_seconds(seconds()) or math.nan
+                helps.run()
+            else:
+                seconds.now_seconds += of_consumer.run_due()
+                of_consumer.run_due()
+    assert len(looks) == 5
+    assert looks[-1] - looks[0] < 4 * LOOK_SECONDS + 0.1
 
 
 def test_a_client_that_is_behind_has_its_next_turn_soon(store, configuration, monkeypatch):

@@ -32,6 +32,8 @@ _log = logging.getLogger(__name__)
 
 #: How often a process looks what is due.
 LOOK_SECONDS: Final = 10.0
+#: How much earlier a look counts as due: who asks once in that time may do so a moment early, and would wait another.
+EARLY_SECONDS: Final = 0.5
 #: After how long a client has its first look: not while it has much to do, and mostly before it is closed.
 FIRST_LOOK_SECONDS: Final = 2.0
 #: While more is due than one turn does it has the next one this soon, and a turn takes so long.
@@ -79,7 +81,7 @@ class Upkeep:
         cluster = self._opened()
         if cluster is None:
             return
-        self._next_seconds = now_seconds + LOOK_SECONDS
+        self._next_seconds = now_seconds + LOOK_SECONDS - EARLY_SECONDS
         if self._is_busy or self._stop.is_set() or not self._claim(cluster):
             return
         self._is_busy = True
@@ -119,13 +121,13 @@ class Upkeep:
             self._helper = Worker("txnstore-upkeep")
         return self._helper
 
-    def _claim(self, cluster: Cluster, seconds: float = LOOK_SECONDS) -> bool:
+    def _claim(self, cluster: Cluster) -> bool:
         """Return whether it is time to look, and see to it that no other client of this process does."""
         key, now_seconds = self._key(cluster), self._seconds()
         # A clock that was put back is no reason to wait.
         if now_seconds < _next_looks.get(key, -math.inf) <= now_seconds + LOOK_SECONDS:
             return False
-        _next_looks[key] = now_seconds + seconds
+        _next_looks[key] = now_seconds + LOOK_SECONDS - EARLY_SECONDS
         return True
 
     def _key(self, cluster: Cluster) -> str:
