@@ -176,11 +176,40 @@ def test_a_duty_that_fails_is_logged_and_tried_again_when_due_and_the_others_are
     run([("trimmed", ABORT_INTERVAL, fail_twice), ("done", ABORT_INTERVAL, nothing)], 35)
     assert [at for name, at in done if name == "trimmed"] == [0.0, 10.0, 20.0, 30.0]
     assert [at for name, at in done if name == "done"] == [0.0, 10.0, 20.0, 30.0]
-    of_errors = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert len(of_errors) == 2
-    assert all("trimmed" in record.getMessage() for record in of_errors)
+    (of_error,) = loud(caplog)
+    assert "trimmed" in of_error.getMessage()
     # A bug shows where it is; a database that is away is one line.
-    assert [record.exc_info is not None for record in of_errors] == [isinstance(error, AssertionError)] * 2
+    assert (of_error.exc_info is not None) is isinstance(error, AssertionError)
+
+
+def loud(caplog):
+    """Return what was logged that somebody is to hear of."""
+    return [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("kind", [StoreUnavailable, AssertionError])
+def test_a_failure_that_lasts_is_told_once_a_minute_and_another_one_at_once(run, caplog, kind):
+    def fail(time):
+        elapsed_seconds = time.elapsed_seconds()
+        # A number makes it no other one.
+        raise kind(f"{'the disk' if elapsed_seconds < 150 else 'the network'} is gone, try {elapsed_seconds}")
+
+    def other(_):
+        raise kind("the disk is gone, try 0.0")
+
+    told = []
+    at_time = {seconds: lambda: told.append(len(loud(caplog))) for seconds in (50, 60, 110, 120, 140, 150)}
+    time = run([("trimmed", ABORT_INTERVAL, fail)], 155, at_time=at_time)
+    assert max(time.waits) <= LOOK_AGAIN_SECONDS
+    # Before what is due then.
+    assert told == [1, 1, 2, 2, 3, 3]
+    assert [("the network" in f"{record.getMessage()} {record.exc_info}") for record in loud(caplog)] == [
+        *[False] * 3,
+        True,
+    ]
+    caplog.clear()
+    run([("trimmed", ABORT_INTERVAL, fail), ("done", ABORT_INTERVAL, other)], 1)
+    assert len(loud(caplog)) == 2
 
 
 def test_a_store_that_is_away_is_looked_at_again_and_then_all_is_done_that_is_due(
@@ -192,7 +221,8 @@ def test_a_store_that_is_away_is_looked_at_again_and_then_all_is_done_that_is_du
     lose = lambda: monkeypatch.setattr(shared_store, "read", away)  # noqa: E731
     time = run([("abort", ABORT_INTERVAL, nothing)], 45, at_time={5: lose, 22: monkeypatch.undo})
     assert [at for _, at in done] == [0.0, 30.0, 40.0]
-    assert "no duty can be taken now" in caplog.text
+    # Twice, after five seconds and after fifteen.
+    assert caplog.text.count("no duty can be taken now") == 1
     assert max(time.waits) <= LOOK_AGAIN_SECONDS
 
 

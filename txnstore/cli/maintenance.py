@@ -28,7 +28,7 @@ from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.errors import MissingMember, StoreUnavailable, TxnStoreError
 from txnstore.maintenance.duties import DUTIES, LONG_DUTIES, branch_duties
 from txnstore.maintenance.loop import Maintenance
-from txnstore.maintenance.turns import MaintenanceDuty, MaintenanceObserver
+from txnstore.maintenance.turns import MaintenanceDuty, MaintenanceObserver, RepeatedFailures
 
 _log = logging.getLogger(__name__)
 
@@ -141,6 +141,7 @@ def _run_all(
     What takes long has one to itself: readers do not wait for it.
     """
     threads: dict[int, list[threading.Thread]] = {}
+    failures = RepeatedFailures()
     while not stop.is_set():
         for member in cluster.databases:
             if member.database_id not in threads:
@@ -161,8 +162,11 @@ def _run_all(
         try:
             cluster.refresh()
         except TxnStoreError as error:
-            _log.warning(
-                "the list of databases cannot be read at the moment: %s", error, extra={"event": "database_unavailable"}
+            _log.log(
+                failures.level_of("list", error),
+                "the list of databases cannot be read at the moment: %s",
+                error,
+                extra={"event": "database_unavailable"},
             )
     for thread in chain.from_iterable(threads.values()):
         thread.join()
@@ -175,21 +179,23 @@ def _run_one(
     stop: threading.Event,
     observer: MaintenanceObserver | None,
 ) -> None:
-    label = cluster.label_of(database_id)
+    label, failures = cluster.label_of(database_id), RepeatedFailures()
     while not stop.is_set():
         try:
             store = cluster.own(database_id)
             Maintenance(store, cluster, duties=duties, observer=observer).run(stop)
         except TxnStoreError as error:
             if isinstance(error, StoreUnavailable | MissingMember):
-                _log.warning(
+                _log.log(
+                    failures.level_of(label, error),
                     "maintenance of %s: the database cannot be reached: %s",
                     label,
                     error,
                     extra={"event": "database_unavailable", "database": label},
                 )
             else:
-                _log.warning(
+                _log.log(
+                    failures.level_of(label, error),
                     "maintenance of %s: the database refuses: %s",
                     label,
                     error,

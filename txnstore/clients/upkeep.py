@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -203,10 +202,9 @@ class Upkeep:
 
 def _level_of(store: Store, duty: str, error: Exception) -> int:
     """Return how loud an error is: a warning, once in a process, if somebody has to change something first."""
-    from txnstore.maintenance.turns import is_lasting
+    from txnstore.maintenance.turns import is_lasting, text_of
 
-    # What differs by a number alone, as a time, is the same.
-    told = (f"{store.url} {store.schema}", duty, re.sub(r"[0-9]+", "", f"{type(error).__name__}: {error}"))
+    told = (f"{store.url} {store.schema}", duty, text_of(error))
     if told in _told or not is_lasting(error):
         return logging.DEBUG
     _told.add(told)

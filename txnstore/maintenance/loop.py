@@ -24,6 +24,7 @@ from txnstore.maintenance.turns import (
     NOBODY,
     MaintenanceDuty,
     MaintenanceObserver,
+    RepeatedFailures,
     Turn,
     do_unleased,
     report,
@@ -54,6 +55,7 @@ class Maintenance:
         self._duties = duties
         self._observer = observer or NOBODY
         self._monotonic_seconds = monotonic_seconds
+        self._failures = RepeatedFailures(monotonic_seconds)
         self.failed: dict[str, Exception] = {}
         """Why those failed that the last `run_once` has left out."""
 
@@ -85,7 +87,8 @@ class Maintenance:
     def run(self, stop: threading.Event) -> None:
         """Do each duty whenever it is due, until `stop` is set; the portion that runs then is finished first.
 
-        An error is logged, and the duty is tried again when it is due again; what was done of it stays done.
+        An error is logged, once a minute if it lasts, and the duty is tried again when it is due again; what was done
+        of it stays done.
         """
         look_at = self._monotonic_seconds()
         while not stop.is_set():
@@ -99,7 +102,8 @@ class Maintenance:
         try:
             turn = self._turn(self._duties, Portions(stop=stop))
         except TxnStoreError as error:
-            _log.warning(
+            _log.log(
+                self._failures.level_of("all", error),
                 "maintenance of %s: no duty can be taken now: %s",
                 self._store.url,
                 error,
@@ -155,7 +159,7 @@ class Maintenance:
 
     def _noted(self, turn: Turn) -> dict[str, int]:
         """Log what was done; return how much of what is finished."""
-        report(self._store, turn)
+        report(self._store, turn, level_of=self._failures.level_of)
         finished: dict[str, int] = {}
         for name in turn.failed:
             self._so_far.pop(name, None)
