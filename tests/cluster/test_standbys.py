@@ -7,11 +7,12 @@ from typing import NoReturn
 import pytest
 
 from tests.cluster.conftest import Bench
-from txnstore.errors import OutcomeUnknown, StoreReadOnly, UnknownTopicOrPartition
+from txnstore.errors import OutcomeUnknown, StoreReadOnly, StoreUnavailable, UnknownTopicOrPartition
+from txnstore.log.cluster_topics import create_topic, delete_topic
 from txnstore.testing.invariants import assert_cluster_sound
-from txnstore.transactions import administration, delivery
+from txnstore.transactions import administration, coordinator, delivery
 from txnstore.transactions.administration import OpenInPartition, abort_open_transactions
-from txnstore.transactions.transaction import complete_decided
+from txnstore.transactions.transaction import InStore, complete_decided
 
 
 @pytest.mark.parametrize("member_knows", [True, False])
@@ -62,3 +63,31 @@ def test_a_transaction_that_a_standby_of_its_coordinator_does_not_know_is_not_en
     producer.end(commit=True)
     assert bench.read(partition_id) == [b"a"]
     assert_cluster_sound(bench.cluster, at_rest=True)
+
+
+def test_a_producer_is_not_fenced_for_a_partition_that_a_standby_of_the_controller_does_not_know_to_be_deleted(
+    sqlite_bench: Bench, monkeypatch
+):
+    bench = sqlite_bench
+    producer, kept = bench.producer_at(2), bench.partition_at(3)
+    topic = create_topic(bench.cluster, "short-lived", partition_count=6, config={"txnstore.placement": "roundrobin"})
+    gone = next(number for number, leader in zip(topic.partition_ids, topic.leaders, strict=True) if leader != 2)
+    for number in (kept, gone):
+        producer.send(number, b"value")
+    # While its coordinator is away nobody knows that it is in use.
+    with bench.down(2):
+        delete_topic(bench.cluster, topic.name)
+    bench.cluster.reconcile(2)
+    in_store = InStore({kept, gone})
+    is_standby = type(bench.cluster.controller.backend), "is_standby", lambda *_: True
+    with monkeypatch.context() as lagging:
+        lagging.setattr(*is_standby)
+        lagging.setattr(coordinator, "read_deleted", lambda *_, **__: set())
+        with pytest.raises(StoreUnavailable, match=r"is a standby, which may not have heard yet.*committed nothing"):
+            producer.end(commit=True, in_store=in_store)
+    assert bench.read(kept) == []
+    # What it has heard of is so.
+    with monkeypatch.context() as knowing:
+        knowing.setattr(*is_standby)
+        producer.end(commit=True, in_store=in_store)
+    assert bench.read(kept) == [b"value"]

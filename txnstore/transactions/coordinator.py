@@ -17,8 +17,17 @@ from txnstore.db.cluster.catalogue import read_deleted, read_store_settings
 from txnstore.db.cluster.cluster import Cluster, several
 from txnstore.db.cluster.locality import Locality
 from txnstore.db.cluster.membership import check_lives_here
+from txnstore.db.identity import check_not_standby
 from txnstore.db.store import Store
-from txnstore.errors import ConcurrentTransactions, InvalidRequest, OutcomeUnknown, ProducerFenced, TxnStoreError
+from txnstore.errors import (
+    ConcurrentTransactions,
+    InvalidRequest,
+    OutcomeUnknown,
+    ProducerFenced,
+    StoreReadOnly,
+    StoreUnavailable,
+    TxnStoreError,
+)
 from txnstore.log.append import Append, Appended, find_appended
 from txnstore.log.partition_rows import allocate_producer_id, new_producer
 from txnstore.model import NAME_BYTES_MAX, ClientProcess, ProducerIdentity, is_storable_text
@@ -379,10 +388,19 @@ class TransactionCoordinator:
     def _without_deleted(self, request: _EndRequest, missing: InStore, retry_timeout_ms: int | None) -> _EndRequest:
         """Return a request that was refused because parts are missing without those of topics that were deleted."""
         assert self.cluster is not None, "what is in the store is looked at where there are several databases"
-        deleted = self.cluster.controller.read(
-            partial(read_deleted, partition_ids=missing.partition_ids), retry_timeout_ms=retry_timeout_ms
-        )
-        lost = set(missing.partition_ids) - deleted
+        controller = self.cluster.controller
+
+        def find(connection: Connection) -> tuple[set[int], set[int]]:
+            deleted = read_deleted(connection, missing.partition_ids)
+            if lost := set(missing.partition_ids) - deleted:
+                check_not_standby(controller, connection)
+            return deleted, lost
+
+        try:
+            deleted, lost = controller.read(find, retry_timeout_ms=retry_timeout_ms)
+        except StoreReadOnly as error:
+            # Nothing is wrong with the producer: once the primary answers, or is heard of, the same call tells.
+            raise StoreUnavailable(f"{error}; this call committed nothing") from error
         if lost or missing.group_ids:
             raise ProducerFenced(
                 f"the coordinator of {request.transactional_id[:80]!r} does not know that this transaction has written"
