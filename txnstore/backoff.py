@@ -28,6 +28,8 @@ class Backoff:
         """When the next try is wanted, by the monotonic clock."""
         self.is_pausing = False
         """Whether the last try failed."""
+        self.trouble: TxnStoreError | None = None
+        """Why it failed, if that was told."""
 
         self._first_seconds = first_seconds
         self._longest_seconds = longest_seconds
@@ -37,6 +39,7 @@ class Backoff:
 
     def retry_later(self, error: TxnStoreError) -> None:
         """Let a pause follow, longer each time, and report that there is trouble."""
+        self.trouble = error
         self.back_off()
         if self._report is not None:
             self._report(error)
@@ -55,6 +58,7 @@ class Backoff:
         """Begin with short pauses again."""
         self._tries = 0
         self.is_pausing = False
+        self.trouble = None
         self.not_before_seconds = 0.0
 
     def another(self) -> Backoff:

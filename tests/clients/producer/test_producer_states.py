@@ -22,7 +22,9 @@ from tests.clients.steps import (
     time_out,
     values,
 )
+from tests.tools.silent_port import silent_port
 from txnstore import KafkaError, Producer, TopicPartition
+from txnstore.deadline import Deadline
 from txnstore.testing.manual_clock import ManualClock
 from txnstore.transactions.recovery import abort_by_administrator
 
@@ -49,6 +51,12 @@ CANNOT_PRODUCE_ANY_MORE = Refusal(KafkaError._FATAL, "Unable to produce message:
 TIMED_OUT = Refusal(
     KafkaError._TIMED_OUT, "Timed out waiting for operation to finish, retry call to resume", is_retriable=True
 )
+
+
+def said(call, *arguments):
+    """Return what a refused call says, without why the database is tried again, if a first try has ended by then."""
+    refusal = refusal_of(call, *arguments)
+    return None if refusal is None else refusal._replace(text=(refusal.text or "").partition(": ")[0])
 
 
 def not_valid_in(state):
@@ -336,12 +344,12 @@ def test_once_closed_everything_but_close_is_refused(in_transaction, topic):
 def test_an_init_that_timed_out_is_resumed_by_the_same_call_only(producer, url, hold_database):
     others = ("begin", "produce", "send_offsets", "commit", "abort")
     with hold_database(url):
-        assert refusal_of(CALLS["init"], producer, SHORT_SECONDS) == TIMED_OUT
+        assert said(CALLS["init"], producer, SHORT_SECONDS) == TIMED_OUT
         assert calls_of(producer, *others) == dict.fromkeys(others, conflicting("init_transactions")) | {
             "produce": CANNOT_PRODUCE
         }
         assert refusal_of(producer.send_offsets_to_transaction, [], NO_MEMBER) == conflicting("init_transactions")
-        assert refusal_of(CALLS["init"], producer, SHORT_SECONDS) == TIMED_OUT
+        assert said(CALLS["init"], producer, SHORT_SECONDS) == TIMED_OUT
 
     producer.init_transactions(PATIENCE_SECONDS)
     producer.begin_transaction()
@@ -351,11 +359,46 @@ def test_an_init_that_nobody_answers_times_out():
     nowhere = "postgresql://nobody@127.0.0.1:1/nothing"
     producer = Producer({"bootstrap.servers": nowhere, "transactional.id": "anna"})
 
-    assert refusal_of(producer.init_transactions, SHORT_SECONDS) == TIMED_OUT
+    assert said(producer.init_transactions, SHORT_SECONDS) == TIMED_OUT
     assert refusal_of(producer.begin_transaction) == conflicting("init_transactions")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert producer.close() is True
+
+
+def cause_of(call, producer):
+    """Return what a call whose time is up says beside that, once a first try has ended."""
+    deadline = Deadline(PATIENCE_SECONDS)
+    while (refusal := refusal_of(call, producer, 0.01)) == TIMED_OUT:
+        assert deadline.left_seconds() > 0
+    assert refusal is not None
+    assert refusal.text is not None
+    text, _, cause = refusal.text.partition(": ")
+    assert refusal._replace(text=text) == TIMED_OUT
+    return cause
+
+
+@pytest.mark.parametrize("call", ["init", "commit", "abort"])
+def test_what_timed_out_says_why_the_database_is_tried_again(url, make_producer, topic, hold_database, call):
+    producer = make_producer({"transactional.id": "anna"})
+    if call != "init":
+        producer.init_transactions(PATIENCE_SECONDS)
+        producer.begin_transaction()
+        producer.produce(topic, b"once", partition=0)
+        assert producer.flush(PATIENCE_SECONDS) == 0
+    with hold_database(url):
+        assert cause_of(CALLS[call], producer) == str(producer._thread.backoff.trouble)
+    CALLS[call](producer)
+    # That is over: it is not said of what takes long afterwards.
+    assert producer._thread.backoff.trouble is None
+
+
+def test_the_password_is_no_part_of_why_the_database_is_tried_again():
+    with silent_port() as port:
+        url = f"postgresql://nobody:secret@127.0.0.1:{port}/none"
+        with Producer({"bootstrap.servers": url, "transactional.id": "anna"}) as producer:
+            cause = cause_of(CALLS["init"], producer)
+    assert cause == "no connection to PostgreSQL could be made: is the server there and the address right?"
 
 
 @pytest.mark.parametrize("end", ["commit", "abort"])
@@ -364,11 +407,11 @@ def test_an_end_that_timed_out_is_resumed_by_the_same_call_only(in_transaction, 
     assert in_transaction.flush(PATIENCE_SECONDS) == 0
     others = tuple(name for name in CALLS if name != end)
     with hold_database(url):
-        assert refusal_of(CALLS[end], in_transaction, SHORT_SECONDS) == TIMED_OUT
+        assert said(CALLS[end], in_transaction, SHORT_SECONDS) == TIMED_OUT
         assert calls_of(in_transaction, *others) == dict.fromkeys(others, conflicting(f"{end}_transaction")) | {
             "produce": CANNOT_PRODUCE
         }
-        assert refusal_of(CALLS[end], in_transaction, SHORT_SECONDS) == TIMED_OUT
+        assert said(CALLS[end], in_transaction, SHORT_SECONDS) == TIMED_OUT
 
     getattr(in_transaction, f"{end}_transaction")(PATIENCE_SECONDS)
     in_transaction.begin_transaction()
@@ -381,7 +424,7 @@ def test_an_end_that_went_through_after_its_time_still_has_to_be_called_again(
     in_transaction.produce(topic, b"once", partition=0)
     assert in_transaction.flush(PATIENCE_SECONDS) == 0
     with hold_database(url):
-        assert refusal_of(CALLS["commit"], in_transaction, SHORT_SECONDS) == TIMED_OUT
+        assert said(CALLS["commit"], in_transaction, SHORT_SECONDS) == TIMED_OUT
 
     assert refusal_of(in_transaction.begin_transaction) == conflicting("commit_transaction")
     in_transaction.commit_transaction(PATIENCE_SECONDS)
@@ -416,9 +459,9 @@ def test_the_same_call_from_two_threads_is_refused_to_the_second(producer, url, 
     thread = threading.Thread(target=first)
     with hold_database(url):
         thread.start()
-        seen = [refusal_of(producer.init_transactions, 0.01)]
+        seen = [said(producer.init_transactions, 0.01)]
         while seen[-1] != simultaneous and len(seen) < 500:
-            seen.append(refusal_of(producer.init_transactions, 0.01))
+            seen.append(said(producer.init_transactions, 0.01))
     thread.join(PATIENCE_SECONDS)
 
     assert seen[-1] == simultaneous

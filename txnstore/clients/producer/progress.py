@@ -31,6 +31,7 @@ from txnstore.clients.producer.state import (
     TransactionStage,
     failed_delivery,
     is_closed,
+    timed_out,
     transaction_error_of,
 )
 from txnstore.clients.producer.thread import SenderStopped
@@ -313,9 +314,8 @@ class TransactionProgress:
         except TimeoutError:
             # The work may be done by the time anybody looks: it is taken up again all the same.
             self._is_left = resumable
-            hint = "retry call to resume" if resumable else "nothing is done later; repeat the call"
-            reason = f"Timed out waiting for operation to finish, {hint}"
-            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, reason, retriable=True)) from None
+            hints = () if resumable else ("nothing is done later; repeat the call",)
+            raise timed_out(self.sender, *hints) from None
         except SenderStopped:
             raise RuntimeError(CLOSED_TEXT) from None
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import enum
 import logging
+import time
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from txnstore.clients.connection import RECENT_SECONDS
 from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_error_of
 from txnstore.errors import (
     InvalidProducerEpoch,
@@ -28,6 +30,7 @@ from txnstore.errors import (
 
 if TYPE_CHECKING:
     from txnstore.clients.producer.progress import TransactionProgress
+    from txnstore.clients.producer.sender import Sender
     from txnstore.clients.producer.transactions import ProducerTransactions
 
 #: Why two connections are refused of which one is to SQLite.
@@ -202,6 +205,15 @@ def transaction_error_of(error: TxnStoreError, call: TransactionCall | None) -> 
         or (call is not None and isinstance(error, _FATAL_FOR_CALLS))
     )
     return kafka_error_of(error, fatal=is_fatal, retriable=False, txn_requires_abort=not is_fatal)
+
+
+def timed_out(sender: Sender, hint: str = "retry call to resume") -> KafkaException:
+    """Return what a call raises whose time is up: librdkafka's text, and why the database is tried again, if it is."""
+    recent_seconds = time.monotonic() - RECENT_SECONDS
+    trouble = sender.thread.backoff.trouble or sender.session.connection.trouble_since(recent_seconds)
+    cause = "" if trouble is None else f": {trouble}"
+    reason = f"Timed out waiting for operation to finish, {hint}{cause}"
+    return KafkaException(KafkaError(KafkaError._TIMED_OUT, reason, retriable=True))
 
 
 def is_closed(error: BaseException) -> bool:

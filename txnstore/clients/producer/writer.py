@@ -13,7 +13,7 @@ from typing import Final, NoReturn
 from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_error_of
 from txnstore.clients.producer.requests import TRY_TIMEOUT_MS
 from txnstore.clients.producer.sender import Sender
-from txnstore.clients.producer.state import CLOSED_TEXT, FENCED, TransactionStage, failed_delivery
+from txnstore.clients.producer.state import CLOSED_TEXT, FENCED, TransactionStage, failed_delivery, timed_out
 from txnstore.clients.producer.thread import SenderStopped
 from txnstore.deadline import bounded, result_within
 from txnstore.errors import TxnStoreError
@@ -64,8 +64,7 @@ class TransactionWriterClient:
             work = self._sender.thread.submit(self._report_work)
             return result_within(work, bounded(timeout_seconds, longest_seconds))
         except TimeoutError:
-            reason = "Timed out waiting for operation to finish, retry call to resume"
-            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, reason, retriable=True)) from None
+            raise timed_out(self._sender) from None
         except SenderStopped:
             raise RuntimeError(CLOSED_TEXT) from None
         finally:
