@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
+import time
 import warnings
+from types import SimpleNamespace
 
 import pytest
 from sqlalchemy import update
@@ -18,7 +21,8 @@ from tests.clients.steps import (
     refusal_of,
     time_out,
 )
-from txnstore import Consumer, KafkaError, TopicPartition
+from txnstore import Consumer, KafkaError, KafkaException, TopicPartition
+from txnstore.clients.producer.state import TransactionCall
 from txnstore.db.schema import transactions
 from txnstore.transactions.protocol import EPOCH_EXHAUSTED
 from txnstore.transactions.recovery import abort_by_administrator
@@ -179,6 +183,55 @@ def test_a_with_block_that_cannot_commit_aborts_and_says_why(producer, url):
     with producer.transaction():
         producer.produce(topic, b"committed", partition=0)
     assert seen(url, topic)[0] == [b"committed"]
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+def test_a_with_block_that_has_not_waited_for_its_own_abort_ends_with_it(
+    producer, url, topic, hold_database, monkeypatch, is_held
+):
+    held = contextlib.ExitStack()
+
+    def program():
+        with producer.transaction(0.2 if is_held else PATIENCE_SECONDS):
+            producer.produce(topic, b"aborted", partition=0)
+            assert producer.flush(PATIENCE_SECONDS) == 0
+            held.enter_context(hold_database(url))
+            assert error_of(producer.abort_transaction, 0.01).code() == KafkaError._TIMED_OUT
+            if not is_held:
+                held.close()
+
+    with monkeypatch.context() as patch, held:
+        patch.setattr(producer, "commit_transaction", lambda *_: pytest.fail("it was asked to commit"))
+        with pytest.raises(KafkaException, match="the block has aborted its transaction itself") as caught:
+            program()
+    error = caught.value.args[0]
+    assert (error.code(), error.retriable()) == (KafkaError._STATE, False)
+    notes = getattr(caught.value, "__notes__", [])
+    assert ["could not be aborted either" in note for note in notes] == [True] * is_held
+    if is_held:
+        producer.abort_transaction(PATIENCE_SECONDS)
+    with producer.transaction():
+        producer.produce(topic, b"committed", partition=0)
+    assert seen(url, topic)[0] == [b"committed"]
+
+
+def test_a_with_block_pauses_before_it_asks_again_while_another_call_is_being_made(producer, url, topic, monkeypatch):
+    progress, pauses = producer._progress, []
+
+    def pause(seconds):
+        pauses.append(seconds)
+        if len(pauses) == 5:
+            with progress.lock:
+                progress.current = None
+
+    monkeypatch.setattr("txnstore.clients.producer.state.time", SimpleNamespace(monotonic=time.monotonic, sleep=pause))
+    with producer.transaction():
+        producer.produce(topic, b"1", partition=0)
+        with progress.lock:
+            progress.current = TransactionCall.SEND_OFFSETS
+    assert len(pauses) == 5
+    assert 0 < pauses[0] < pauses[3] <= 1
+    assert seen(url, topic)[0] == [b"1"]
 
 
 def test_with_blocks_do_not_nest(producer, url, topic):

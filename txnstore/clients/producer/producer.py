@@ -36,9 +36,8 @@ from txnstore.clients.producer.state import (
     CLOSED_TEXT,
     IN_TRANSACTION,
     INTERRUPTED_SECONDS,
-    TransactionStage,
     abort_after,
-    check_committed,
+    commit_block,
     finish_or_leave,
 )
 from txnstore.clients.producer.thread import SenderStopped, SenderThread, abandon
@@ -576,28 +575,7 @@ class Producer(OfOneProcess):
         except BaseException as error:
             abort_after(error, self.abort_transaction, transactions, timeout_seconds)
             raise
-        deadline, has_ended = Deadline(timeout_seconds), transactions.progress.stage is TransactionStage.READY
-        # Of a commit that the block has begun itself, and whose time was up.
-        begun = transactions.progress.writers
-        while True:
-            try:
-                self.commit_transaction(deadline.left_seconds(), **({} if begun is None else {"writers": begun}))
-            except KafkaException as error:
-                kafka_error: KafkaError = error.args[0]
-                if has_ended and kafka_error.code() == KafkaError._STATE:
-                    check_committed(transactions.progress)
-                    return
-                if kafka_error.txn_requires_abort():
-                    abort_after(error, self.abort_transaction, transactions, timeout_seconds)
-                elif kafka_error.retriable() and deadline.left_seconds() > 0:
-                    continue
-                raise
-            except BaseException as error:
-                if transactions.progress.stage in {IN_TRANSACTION, TransactionStage.ABORTABLE_ERROR}:
-                    # Interrupted, or out of memory, before the commit was asked for.
-                    abort_after(error, self.abort_transaction, transactions, timeout_seconds)
-                raise
-            return
+        commit_block(transactions, self.commit_transaction, self.abort_transaction, timeout_seconds)
 
     # --- the cluster ------------------------------------------------------------------------------------------------
 

@@ -13,8 +13,10 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from txnstore.backoff import Backoff
 from txnstore.clients.connection import RECENT_SECONDS
 from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_error_of
+from txnstore.deadline import Deadline
 from txnstore.errors import (
     InvalidProducerEpoch,
     InvalidProducerIdMapping,
@@ -249,6 +251,61 @@ def check_committed(progress: TransactionProgress) -> None:
     if progress.last is not TransactionCall.COMMIT:
         reason = "the block has aborted its transaction itself, so that nothing of it is committed"
         raise KafkaException(KafkaError(KafkaError._STATE, reason)) from None
+
+
+def commit_block(
+    transactions: ProducerTransactions,
+    commit: Callable[..., None],
+    abort: Callable[[float], None],
+    timeout_seconds: float,
+) -> None:
+    """Commit what a block has begun, and ask again until the time is up; what cannot be committed is aborted.
+
+    Raises:
+        KafkaException: see `Producer.transaction`.
+    """
+    progress, deadline = transactions.progress, Deadline(timeout_seconds)
+    has_ended = progress.stage is TransactionStage.READY
+    _end_own_abort(abort, transactions, timeout_seconds)
+    # Of a commit that the block has begun itself, and whose time was up.
+    begun = progress.writers
+    backoff: Backoff | None = None
+    while True:
+        try:
+            if backoff is not None:
+                time.sleep(min(max(0.0, backoff.not_before_seconds - time.monotonic()), deadline.left_seconds()))
+            commit(deadline.left_seconds(), **({} if begun is None else {"writers": begun}))
+        except KafkaException as error:
+            kafka_error: KafkaError = error.args[0]
+            if has_ended and kafka_error.code() == KafkaError._STATE:
+                check_committed(progress)
+                return
+            if kafka_error.txn_requires_abort():
+                abort_after(error, abort, transactions, timeout_seconds)
+            elif kafka_error.retriable() and deadline.left_seconds() > 0:
+                if kafka_error.code() != KafkaError._TIMED_OUT:
+                    # What was refused at once, for another call that is being made, would be again.
+                    backoff = backoff or progress.sender.thread.backoff.another()
+                    backoff.back_off()
+                continue
+            raise
+        except BaseException as error:
+            if progress.stage in {IN_TRANSACTION, TransactionStage.ABORTABLE_ERROR}:
+                # Interrupted, or out of memory, before the commit was asked for.
+                abort_after(error, abort, transactions, timeout_seconds)
+            raise
+        return
+
+
+def _end_own_abort(abort: Callable[[float], None], transactions: ProducerTransactions, timeout_seconds: float) -> None:
+    """Wait for an abort that a block has begun and not waited for, which leaves nothing to be committed."""
+    if transactions.progress.current is not TransactionCall.ABORT:
+        return
+    try:
+        check_committed(transactions.progress)
+    except KafkaException as error:
+        abort_after(error, abort, transactions, timeout_seconds)
+        raise
 
 
 def finish_or_leave(transactions: ProducerTransactions, timeout_seconds: float, errors: list[Exception]) -> None:
