@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from sqlalchemy import Connection
+
 from txnstore.cli import databases
 from txnstore.db import identity, migrating, opening
 from txnstore.db.opening import connect_store
@@ -44,8 +46,16 @@ def become(version: int, folder: Path, set_attribute: Callable[[object, str, obj
     set_attribute(migrating, "migrations_folder", lambda: scripts)
     for module in (opening, identity):
         set_attribute(module, "SCHEMA_VERSION", version)
+    if version != SCHEMA_VERSION:
+        set_attribute(opening, "_make_tables", _migrate)
     set_attribute(opening, "_INSERT_STORE", opening._INSERT_STORE.values(**store_row))
     set_attribute(databases, "SCHEMA_VERSION", version)
+
+
+def _migrate(connection: Connection) -> None:
+    """Make the tables of a later version, of which there is no schema, by its migrations."""
+    kind = connection.dialect.name
+    migrating.upgrade(connection, kind=kind, schema=getattr(connection.dialect, "store_schema", "") or "")
 
 
 def upgrade_as(task: Task) -> None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from sqlalchemy import Column, Connection, MetaData, Table, Text, text
+from sqlalchemy import Column, Connection, MetaData, PrimaryKeyConstraint, String, Table, Text, insert, text
 
 from txnstore.db.names import CODE_SCHEMA, DEFAULT_SCHEMA, SQLITE_PREFIX, VERSION_TABLE, StoreName
 
@@ -40,8 +40,21 @@ _log: Final = logging.getLogger(__name__)
 #: Where Alembic logs each plugin and each step.
 _ALEMBICS_LOGGERS: Final = ("alembic.runtime.plugins", "alembic.runtime.migration")
 
-#: Alembic's own table, which Alembic creates.
+#: Alembic's own table.
 version_table: Final = Table(StoreName(VERSION_TABLE), MetaData(schema=CODE_SCHEMA), Column("version_num", Text))
+
+
+def make_version_table(connection: Connection, version: int) -> None:
+    """Make Alembic's table, as Alembic does, for tables that are of this version without its help."""
+    name = connection.dialect.identifier_preparer.format_table(version_table, use_schema=False)
+    made = Table(
+        StoreName(VERSION_TABLE),
+        MetaData(schema=CODE_SCHEMA),
+        Column("version_num", String(32)),
+        PrimaryKeyConstraint("version_num", name=f"{name}_pkc"),
+    )
+    made.create(connection, checkfirst=False)
+    connection.execute(insert(version_table).values(version_num=_revision(version)))
 
 
 def upgrade(connection: Connection, *, kind: str, schema: str) -> None:

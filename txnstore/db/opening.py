@@ -9,7 +9,7 @@ import uuid
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, Select, literal_column, select
+from sqlalchemy import Connection, Row, Select, insert, literal_column, select
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from txnstore.clock import Clock
@@ -23,6 +23,7 @@ from txnstore.db.schema import (
     SCHEMA_VERSION,
     databases,
     metadata,
+    outbox_sequencers,
     partitions,
     stores,
 )
@@ -65,6 +66,7 @@ _INSERT_STORE: Final = (
     )
     .on_conflict_do_nothing(index_elements=[stores.c.singleton])
 )
+_INSERT_SEQUENCER: Final = insert(outbox_sequencers).values(singleton=1, sequenced_count=0)
 _STORE_UUID: Final = select(stores.c.store_uuid)
 # Alone, a database is a cluster of one.
 _INSERT_DATABASE: Final = (
@@ -330,7 +332,7 @@ def _create_if_empty(store: Store, connection: Connection) -> FirstLook:
     if finding.found is not Found.NOTHING:
         return finding
     store.backend.prepare_place(connection, store.schema)
-    migrating.upgrade(connection, kind=store.backend.name, schema=store.schema)
+    _make_tables(connection)
     # A client of another store that stood here before knows partitions by numbers that this one does not give out.
     store.backend.set_next_key(
         connection,
@@ -340,6 +342,17 @@ def _create_if_empty(store: Store, connection: Connection) -> FirstLook:
         random.SystemRandom().randint(1, FIRST_PARTITION_ID_MAX),
     )
     return FirstLook(Found.STORE, SCHEMA_VERSION, _enter_store(store, connection))
+
+
+def _make_tables(connection: Connection) -> None:
+    """Make the tables as all migrations do, where there are none.
+
+    Without Alembic: a migration has its context from Alembic's module variables, and one of the application's may be
+    running, in this thread or another one.
+    """
+    metadata.create_all(connection, checkfirst=False)
+    migrating.make_version_table(connection, SCHEMA_VERSION)
+    connection.execute(_INSERT_SEQUENCER)
 
 
 def _enter_store(store: Store, connection: Connection) -> str:
