@@ -153,6 +153,15 @@ def test_a_table_that_is_dropped_under_an_open_store_shows_as_a_foreign_schema(s
         store.read(list_topics)
 
 
+def test_a_store_that_has_lost_its_row_gets_no_other_one(store, url):
+    run(store, "DELETE FROM [stores]")
+    for _ in range(2):
+        with pytest.raises(ForeignSchema, match="the row of `stores` is missing, though there is a store: restore it"):
+            open_store(url)
+    run(store, "DELETE FROM [databases]")
+    open_store(url).close()  # as SQL that was printed leaves them
+
+
 @pytest.mark.parametrize("table", ["stores", "store_version", "record_batches", "topics"])
 def test_rows_that_a_role_does_not_see_are_not_taken_for_missing(
     table, new_database, new_role, granted, txnstore_postgres_server
@@ -177,6 +186,19 @@ def test_rows_that_a_role_does_not_see_are_not_taken_for_missing(
     open_store(txnstore_postgres_server.url(database, role, "secret")).close()
     # Its owner sees them.
     open_store(txnstore_postgres_server.url(database)).close()
+
+
+def test_a_role_without_rights_is_told_how_it_gets_them(new_database, new_role, granted, txnstore_postgres_server):
+    database, role, empty = new_database(), new_role(), new_database()
+    open_store(txnstore_postgres_server.url(database)).close()
+    with pytest.raises(PermissionDenied, match=r"for schema txnstore.* grant this role its kind: `txnstore roles grant`"):
+        open_store(txnstore_postgres_server.url(database, role, "secret"))
+    told = rf"42501.*no store in .*{empty}.* yet: run `txnstore migrate` as a role that may.*CREATE SCHEMA shop AUTHOR"
+    with pytest.raises(PermissionDenied, match=told) as refused:
+        open_store(txnstore_postgres_server.url(empty, role, "secret"), schema="shop")
+    assert "secret" not in str(refused.value)
+    granted(empty, role, "CREATE SCHEMA shop AUTHORIZATION {role}")
+    open_store(txnstore_postgres_server.url(empty, role, "secret"), schema="shop").close()
 
 
 @pytest.mark.parametrize("way", ["its kind is granted", "SELECT is taken away"])

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Row, Select, insert, literal_column, select
 from sqlalchemy.dialects.sqlite import insert as upsert
+from sqlalchemy.exc import DBAPIError
 
 from txnstore.clock import Clock
 from txnstore.db import migrating
@@ -68,6 +69,7 @@ _INSERT_STORE: Final = (
 )
 _INSERT_SEQUENCER: Final = insert(outbox_sequencers).values(singleton=1, sequenced_count=0)
 _STORE_UUID: Final = select(stores.c.store_uuid)
+_ANY_DATABASE: Final = select(databases.c.database_id).limit(1)
 # Alone, a database is a cluster of one.
 _INSERT_DATABASE: Final = (
     upsert(databases)
@@ -257,7 +259,15 @@ def _look(store: Store, connection: Connection) -> FirstLook:
             " to read them, which it may also have by a membership such as pg_read_all_data. Switching"
             " row-level security off there would lift the limits of all roles"
         )
-    return _look_inside(connection, names)
+    try:
+        return _look_inside(connection, names)
+    except DBAPIError as error:
+        refused = store.translated(error)
+        if isinstance(refused, PermissionDenied):
+            raise PermissionDenied(
+                f"{refused}. Let the owner of the tables grant this role its kind: `txnstore roles grant`"
+            ) from error
+        raise
 
 
 def _look_inside(connection: Connection, names: frozenset[str]) -> FirstLook:
@@ -268,12 +278,21 @@ def _look_inside(connection: Connection, names: frozenset[str]) -> FirstLook:
         return _foreign(f"some are missing: {', '.join(sorted(missing))}")
     rows = connection.execute(_ANY_COLUMNS.select_from(stores)).all()
     if not rows:
-        return FirstLook(Found.TABLES, version)
+        return _without_store(connection, version)
     if len(rows) > 1 or not _is_store(rows[0], version):
         return _foreign("the table stores is not as txnstore writes it")
     # An older version's tables may lack the mark.
     move = move_of(rows[0]) if version == SCHEMA_VERSION else None
     return FirstLook(Found.STORE, version, str(rows[0].store_uuid), move=move)
+
+
+def _without_store(connection: Connection, version: int) -> FirstLook:
+    """Tell tables that have never had a store from those that have lost its row, which has a log to be told apart."""
+    if version == SCHEMA_VERSION and connection.execute(_ANY_DATABASE).first() is not None:
+        # Entered with the row of the store, which may have come since we looked for it.
+        if connection.execute(_STORE_UUID).first() is None:
+            return _foreign("the row of `stores` is missing, though there is a store: restore it from a backup")
+    return FirstLook(Found.TABLES, version)
 
 
 def _foreign(why: str) -> FirstLook:
@@ -318,12 +337,17 @@ def _create(store: Store) -> FirstLook:
         return store.write(lambda connection: _create_if_empty(store, connection), retry_timeout_ms=retry_timeout_ms)
     except StoreReadOnly:
         raise
-    except TxnStoreError:
+    except TxnStoreError as error:
         # PostgreSQL lets two creators begin and fails the second one when the first commits.
         finding = look(store)
-        if finding.found is Found.NOTHING:
-            raise
-        return finding
+        if finding.found is not Found.NOTHING:
+            return finding
+        if isinstance(error, PermissionDenied):
+            raise PermissionDenied(
+                f"{error}. There is no store in {store.url} yet: run `txnstore migrate` as a role that may make one"
+                f" there, or let the owner of the database CREATE SCHEMA {store.schema} AUTHORIZATION this role"
+            ) from error
+        raise
 
 
 def _create_if_empty(store: Store, connection: Connection) -> FirstLook:
