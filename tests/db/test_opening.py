@@ -191,7 +191,9 @@ def test_rows_that_a_role_does_not_see_are_not_taken_for_missing(
 def test_a_role_without_rights_is_told_how_it_gets_them(new_database, new_role, granted, txnstore_postgres_server):
     database, role, empty = new_database(), new_role(), new_database()
     open_store(txnstore_postgres_server.url(database)).close()
-    with pytest.raises(PermissionDenied, match=r"for schema txnstore.* grant this role its kind: `txnstore roles grant`"):
+    with pytest.raises(
+        PermissionDenied, match=r"for schema txnstore.* grant this role its kind: `txnstore roles grant`"
+    ):
         open_store(txnstore_postgres_server.url(database, role, "secret"))
     told = rf"42501.*no store in .*{empty}.* yet: run `txnstore migrate` as a role that may.*CREATE SCHEMA shop AUTHOR"
     with pytest.raises(PermissionDenied, match=told) as refused:

@@ -105,6 +105,17 @@ def test_the_hook_still_shows_the_changes_of_the_application_itself(txnstore_emp
     assert sorted(proposed) == ["add_index ix_customers_name", "add_table orders", "remove_table left_over"]
 
 
+def test_the_hook_shows_tables_of_the_application_that_are_called_as_if_they_were_ours(
+    txnstore_empty_url, engine, application
+):
+    open_store(txnstore_empty_url).close()
+    Table("txnstore_settings", application, Column("id", Integer, primary_key=True))
+    application.create_all(engine)
+    assert proposals(engine, application, include_name=include_name) == []
+    application.remove(application.tables["txnstore_settings"])
+    assert proposals(engine, application, include_name=include_name) == ["remove_table txnstore_settings"]
+
+
 @pytest.mark.parametrize("include_schemas", [False, True])
 def test_the_hook_knows_a_store_among_the_tables_of_the_application(txnstore_postgres_server, include_schemas):
     server = txnstore_postgres_server

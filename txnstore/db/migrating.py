@@ -109,7 +109,10 @@ def include_name(
     if table is not None and parent_names.get("schema_name") is None and table in _our_tables():
         # Alembic names no schema of what the connection finds by its search_path: it may be the application's as well.
         return _schema_by_path(table) != schema
-    return not (table or "").startswith(SQLITE_PREFIX)
+    is_ours = (
+        table is not None and table.startswith(SQLITE_PREFIX) and table.removeprefix(SQLITE_PREFIX) in _our_tables()
+    )
+    return not is_ours
 
 
 def _schema_by_path(table: str) -> str | None:

@@ -288,11 +288,12 @@ def _look_inside(connection: Connection, names: frozenset[str]) -> FirstLook:
 
 def _without_store(connection: Connection, version: int) -> FirstLook:
     """Tell tables that have never had a store from those that have lost its row, which has a log to be told apart."""
-    if version == SCHEMA_VERSION and connection.execute(_ANY_DATABASE).first() is not None:
-        # Entered with the row of the store, which may have come since we looked for it.
-        if connection.execute(_STORE_UUID).first() is None:
-            return _foreign("the row of `stores` is missing, though there is a store: restore it from a backup")
-    return FirstLook(Found.TABLES, version)
+    if version != SCHEMA_VERSION or connection.execute(_ANY_DATABASE).first() is None:
+        return FirstLook(Found.TABLES, version)
+    # Entered with the row of the store, which may have come since we looked for it.
+    if connection.execute(_STORE_UUID).first() is not None:
+        return FirstLook(Found.TABLES, version)
+    return _foreign("the row of `stores` is missing, though there is a store: restore it from a backup")
 
 
 def _foreign(why: str) -> FirstLook:
