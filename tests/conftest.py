@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import math
 import os
 import shutil
@@ -135,11 +136,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
-    """Mark what is slow on one database before tests are chosen; begin with the long files, the rest as it comes.
+    """Mark what is slow in part before tests are chosen; begin with the long files, the rest as it comes.
 
-    Where slow tests have their time, files with nothing else come last.
+    Where slow tests have their time, each build begins with others.
     """
     tried, left_out = set[tuple[object, ...]](), []
+    begun = set[tuple[str, bool]]()
     for item in items:
         # What only PostgreSQL has, a function that commits, everybody runs.
         function, _, parameters = item.nodeid.partition("[")
@@ -152,6 +154,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             tried.add(case)
         if on_postgresql and item.get_closest_marker("slow_on_postgresql") is not None:
             item.add_marker(pytest.mark.slow)
+        if item.get_closest_marker("slow_but_first") is not None:
+            if (function, on_postgresql) in begun:
+                item.add_marker(pytest.mark.slow)
+            begun.add((function, on_postgresql))
         if "spark" in getattr(item, "fixturenames", ()) and file_of(item.nodeid) not in FILES_WITH_SPARK:
             raise pytest.UsageError(f"FILES_WITH_SPARK in tests/conftest.py lacks {file_of(item.nodeid)}")
     if left_out:
@@ -159,9 +165,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         those = set(left_out)
         items[:] = (item for item in items if item not in those)
     yield
+    if math.isfinite(SLOW_TESTS_UNTIL):
+        items.sort(key=lambda item: hashlib.sha256(f"{SLOW_TESTS_UNTIL} {file_of(item.nodeid)}".encode()).digest())
+        return
     rank = {name: number for number, name in enumerate(LONG_FILES)}
-    others = {item.path for item in items if not (is_slow(item) and math.isfinite(SLOW_TESTS_UNTIL))}
-    items.sort(key=lambda item: (item.path not in others, rank.get("/".join(item.path.parts[-2:]), len(rank))))
+    items.sort(key=lambda item: rank.get("/".join(item.path.parts[-2:]), len(rank)))
 
 
 def pytest_collection_finish() -> None:
