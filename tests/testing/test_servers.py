@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import pwd
+
 import pytest
 
-from txnstore.testing import servers
+from txnstore.testing import private_cluster, servers
 from txnstore.testing.postgres_server import ExistingServer, ServerCannotBeKilledError
-from txnstore.testing.private_cluster import NoServerProgramsError, PrivateCluster, find_programs, version_of
+from txnstore.testing.private_cluster import (
+    NoServerProgramsError,
+    PrivateCluster,
+    ServerFolder,
+    ServerUser,
+    find_programs,
+    version_of,
+)
 from txnstore.testing.servers import NoServerError, ServerSource, choose_server, told_programs
 
 URL = "postgresql+psycopg://tester:secret@db.invalid:6432/maintenance?application_name=suite"
@@ -86,7 +97,7 @@ def test_a_forced_source_that_does_not_work_is_an_error(monkeypatch):
         choose_server({"TXNSTORE_TEST_POSTGRES": "testcontainers"})
     with pytest.raises(NoServerError, match="needs TXNSTORE_TEST_POSTGRES_URL"):
         choose_server({"TXNSTORE_TEST_POSTGRES": "url"})
-    with pytest.raises(NoServerError, match="'docker' is not one of url, testcontainers, private"):
+    with pytest.raises(NoServerError, match="'docker' is not one of url, testcontainers, private, none"):
         choose_server({"TXNSTORE_TEST_POSTGRES": "docker"})
 
 
@@ -127,3 +138,26 @@ def test_an_existing_server_makes_databases_and_is_not_killed():
                     forbidden()
         with cluster.connect("shop") as connection:
             assert connection.execute("SELECT 1").fetchone() == (1,)
+
+
+@pytest.mark.parametrize("user_id", [0, 12_345])
+def test_a_user_whom_the_machine_does_not_know_is_told_what_to_do(monkeypatch, user_id):
+    def unknown(_):
+        raise KeyError
+
+    monkeypatch.setattr(os, "geteuid", lambda: user_id)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.setattr(pwd, "getpwnam", unknown)
+    with pytest.raises(NoServerError, match=r"in /etc/passwd; name a server that runs already instead"):
+        choose_server({"TXNSTORE_TEST_POSTGRES": "private"})
+
+
+def test_a_folder_that_cannot_be_given_away_is_told_and_removed(monkeypatch, tmp_path):
+    def refuse(*_):
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(os, "chown", refuse)
+    monkeypatch.setattr(private_cluster, "_TEMPORARY_FOLDER", tmp_path)
+    with pytest.raises(NoServerProgramsError, match=r"without a range of user ids"):
+        ServerFolder(ServerUser(12_345, 12_345))
+    assert list(tmp_path.iterdir()) == []

@@ -35,7 +35,10 @@ def why_no_container(image: str) -> str | None:
     """Return in one line why no container of this image can be started, or None if one can."""
     if importlib.util.find_spec("testcontainers") is None:
         return "testcontainers is not installed"
-    from testcontainers.core.docker_client import get_docker_host
+    try:
+        from testcontainers.core.docker_client import get_docker_host
+    except ImportError:
+        return "this testcontainers is too old"
 
     host = get_docker_host() or _DEFAULT_ENGINE
     if not _may_answer(host):

@@ -12,6 +12,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +24,8 @@ from txnstore.db.schema import stores
 from txnstore.db.store import Store, server_now_ms
 from txnstore.testing.manual_clock import ManualClock
 from txnstore.testing.postgres_server import PostgresServer
-from txnstore.testing.servers import NoServerError, choose_server
+from txnstore.testing.private_cluster import NoServerProgramsError
+from txnstore.testing.servers import NoServerError, choose_server, is_asked_for
 from txnstore.testing.store_databases import StoreDatabases, name_of_database
 
 #: The databases that a test with `txnstore_url` or `txnstore_store` runs on, one after the other.
@@ -54,10 +56,13 @@ def pytest_report_header() -> str:
 def txnstore_postgres_server() -> Iterator[PostgresServer]:
     """A PostgreSQL server for the whole test run; it need not survive the loss of power."""
     try:
-        choice = choose_server()
-    except NoServerError as error:
-        pytest.skip(f"no PostgreSQL: {error}")
-    with choice.start(fsync=False) as server:
+        started = choose_server().start(fsync=False)
+    except (NoServerError, NoServerProgramsError) as error:
+        told = f"no PostgreSQL: {error}"
+        if is_asked_for():
+            pytest.fail(told, pytrace=False)
+        pytest.skip(told)
+    with started as server:
         yield server
 
 
@@ -145,16 +150,14 @@ def txnstore_clock() -> ManualClock:
 @pytest.fixture
 def txnstore_open(txnstore_clock: ManualClock) -> Iterator[StoreFactory]:
     """`open_store` by the manual clock, for the URLs above; what it opened is closed after the test."""
-    opened: list[Store] = []
+    with ExitStack() as opened:
 
-    def open_(url: str, **options: object) -> Store:
-        store = open_store(url, **{"clock": txnstore_clock, **options})  # type: ignore[arg-type]  # passed through
-        opened.append(store)
-        return store
+        def open_(url: str, **options: object) -> Store:
+            store = open_store(url, **{"clock": txnstore_clock, **options})  # type: ignore[arg-type]  # passed through
+            opened.callback(store.close)
+            return store
 
-    yield open_
-    for store in opened:
-        store.close()
+        yield open_
 
 
 @pytest.fixture

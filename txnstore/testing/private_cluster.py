@@ -412,7 +412,15 @@ class ServerFolder:
         self.path = Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=parent))
         self._lock = self._take_lock()
         if user is not None:
-            os.chown(self.path, user.user_id, user.group_id)
+            try:
+                os.chown(self.path, user.user_id, user.group_id)
+            except OSError as error:
+                self.remove()
+                raise NoServerProgramsError(
+                    "PostgreSQL cannot be started here: root may not give a folder to the user `nobody`"
+                    f" ({error.strerror}), as in a container without a range of user ids; name a server that runs"
+                    " already instead (TXNSTORE_TEST_POSTGRES_URL)"
+                ) from None
 
     def _take_lock(self) -> int:
         # Renamed when it is locked: nobody sees a file `owner` of a living run without its lock.
@@ -471,10 +479,23 @@ class ServerUser:
 
 
 def server_user() -> ServerUser | None:
-    """Return the user to change to, `nobody`, because PostgreSQL refuses root; None where we are not root."""
-    if os.geteuid() != 0:
-        return None
-    nobody = pwd.getpwnam("nobody")
+    """Return the user to change to, `nobody`, because PostgreSQL refuses root; None where we are not root.
+
+    Raises:
+        NoServerProgramsError: the user has no name here, which initdb asks for, or there is no `nobody`.
+    """
+    user_id = os.geteuid()
+    try:
+        if user_id != 0:
+            pwd.getpwuid(user_id)
+            return None
+        nobody = pwd.getpwnam("nobody")
+    except KeyError:
+        who = f"the user id {user_id} has no name" if user_id else "there is no user `nobody`"
+        raise NoServerProgramsError(
+            f"PostgreSQL cannot be started here: {who} in /etc/passwd; name a server that runs already instead"
+            " (TXNSTORE_TEST_POSTGRES_URL)"
+        ) from None
     return ServerUser(nobody.pw_uid, nobody.pw_gid)
 
 

@@ -4,7 +4,8 @@ Choosing starts nothing and takes less than a second, so that a test run can say
 why; `start` then does it.
 
 Environment variables:
-    TXNSTORE_TEST_POSTGRES: `url`, `testcontainers` or `private` forces one source; what it lacks is then an error.
+    TXNSTORE_TEST_POSTGRES: `url`, `testcontainers` or `private` forces one source; what it lacks is then an error, as
+        it is of what one of the next two names. `none`: tests on PostgreSQL are skipped.
     TXNSTORE_TEST_POSTGRES_URL: a server that runs already; its role may create databases and roles.
     TXNSTORE_TEST_POSTGRES_PROGRAMS: a folder with `bin/postgres` and `bin/initdb`, of whatever version, for a private
         cluster; it comes before a container.
@@ -21,7 +22,13 @@ from typing import TYPE_CHECKING, Final
 
 from txnstore.testing.containers import ContainerServer, why_no_container
 from txnstore.testing.postgres_server import ExistingServer
-from txnstore.testing.private_cluster import NoServerProgramsError, PrivateCluster, find_programs, version_of
+from txnstore.testing.private_cluster import (
+    NoServerProgramsError,
+    PrivateCluster,
+    find_programs,
+    server_user,
+    version_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,6 +42,11 @@ _IMAGE_VARIABLE: Final = "TXNSTORE_TEST_POSTGRES_IMAGE"
 _DEFAULT_IMAGE: Final = "postgres:18"
 
 
+#: Who sets one of them does not want tests on PostgreSQL to be skipped, but for `none`.
+_ASKING_VARIABLES: Final = (_FORCE_VARIABLE, _URL_VARIABLE, _PROGRAMS_VARIABLE)
+_NONE: Final = "none"
+
+
 class ServerSource(enum.Enum):
     """Where a PostgreSQL server may come from; the values are those of TXNSTORE_TEST_POSTGRES."""
 
@@ -45,6 +57,12 @@ class ServerSource(enum.Enum):
 
 class NoServerError(RuntimeError):
     """There is no PostgreSQL for the tests: the text says what was looked for."""
+
+
+def is_asked_for(environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether the environment names a source of PostgreSQL, so that to have none is an error."""
+    wanted = environment.get(_FORCE_VARIABLE) != _NONE
+    return wanted and any(name in environment for name in _ASKING_VARIABLES)
 
 
 @dataclass(frozen=True)
@@ -116,16 +134,19 @@ def _forced_source(environment: Mapping[str, str]) -> ServerSource | None:
     name = environment.get(_FORCE_VARIABLE)
     if not name:
         return None
+    if name == _NONE:
+        raise NoServerError(f"{_FORCE_VARIABLE}=none")
     try:
         return ServerSource(name)
     except ValueError:
-        allowed = ", ".join(source.value for source in ServerSource)
+        allowed = ", ".join([*(source.value for source in ServerSource), _NONE])
         raise NoServerError(f"{_FORCE_VARIABLE}={name!r} is not one of {allowed}") from None
 
 
 def _private(reason: str, image: str, programs: Path | None = None) -> ServerChoice:
     try:
         version_of(programs) if programs else find_programs()
+        server_user()
     except NoServerProgramsError as error:
         raise NoServerError(f"{reason}; {error}") from None
     return ServerChoice(ServerSource.PRIVATE, reason, image, programs=programs)
