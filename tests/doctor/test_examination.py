@@ -42,7 +42,7 @@ from txnstore.testing.private_cluster import PrivateCluster
 
 #: What the machine that runs the tests brings about by itself: an old library, and a server that is only for tests.
 OF_THE_MACHINE = {
-    *({"wal-reset-bug"} if list(sqlite._wal_reset(SQLiteFacts(""))) else ()),
+    *({"wal-reset-bug"} if list(sqlite._wal_reset.find(SQLiteFacts(""))) else ()),
     "fsync",
 }
 PATIENCE_SECONDS = 60.0
@@ -389,9 +389,9 @@ def test_the_file_system_of_a_folder_is_that_which_is_mounted_nearest():
 
 @pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs", "tmpfs", "overlay", "apfs", "zfs", "fuseblk"])
 def test_file_systems_of_this_machine_are_not_taken_for_those_of_others(kind):
-    assert not list(sqlite._file_system(SQLiteFacts("", file_system=kind)))
+    assert not list(sqlite._file_system.find(SQLiteFacts("", file_system=kind)))
     for remote in ("nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "virtiofs"):
-        assert list(sqlite._file_system(SQLiteFacts("", file_system=remote)))
+        assert list(sqlite._file_system.find(SQLiteFacts("", file_system=remote)))
 
 
 # --- PostgreSQL -------------------------------------------------------------------------------------------------------
@@ -705,7 +705,7 @@ def test_a_standby_that_commits_wait_for_is_no_finding():
     facts = PostgreSQLFacts("txnstore", settings={"synchronous_commit": "on"})
     for state in ("sync", "quorum"):
         facts.standbys = [Standby("west", "async"), Standby("east", state)]
-        assert not list(postgresql._standbys(facts))
+        assert not list(postgresql._standbys.find(facts))
 
 
 @pytest.mark.parametrize(("facts", "check", "text"), OF_FACTS)

@@ -171,9 +171,11 @@ def test_a_view_that_a_role_with_limits_is_not_given_before_postgresql_15_is_not
     view = Relation(RECORDS_VIEW, 0, 0, is_not_vacuumed=False, missing_rights=["SELECT"])
     facts = PostgreSQLFacts("txnstore", server_version=140_012, relations=[view])
     limited = replace(facts, policies=[("txnstore_consumer_app", "topics: orders")])
-    assert not list(postgresql._rights(limited))
+    assert not list(postgresql._rights.find(limited))
     for told in (replace(facts, policies=[("txnstore_consumer_app", None)]), replace(limited, server_version=150_000)):
-        assert list(postgresql._rights(told)) == [f"this role, a consumer, has no right to SELECT on {RECORDS_VIEW}"]
+        assert list(postgresql._rights.find(told)) == [
+            f"this role, a consumer, has no right to SELECT on {RECORDS_VIEW}"
+        ]
 
 
 def test_the_command_says_which_kind_it_is(store_url, granted, role, capsys):

@@ -33,6 +33,7 @@ class Facts(Protocol):
 
 
 F = TypeVar("F", bound=Facts)
+V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,19 @@ class Check(Generic[F]):
 
     find: Callable[[F], Iterable[str]]
     """Say what was seen, once for each finding."""
+
+
+def check(
+    name: str, grade: Grade, looks_at: str, consequence: str, remedy: str, *, needs: tuple[str, ...] = ()
+) -> Callable[[Callable[[F], Iterable[str]]], Check[F]]:
+    """Make a check of the function below, which says what was seen; its module's checks are a table in their order."""
+    return lambda find: Check(name, grade, looks_at, consequence, remedy, needs, find)
+
+
+def known(fact: V | None) -> V:
+    """Return a fact that a check needs: without it, it is not asked."""
+    assert fact is not None
+    return fact
 
 
 @dataclass(frozen=True, slots=True)
