@@ -133,82 +133,27 @@ __all__ = [
     "UserScramCredentialsDescription",
 ]
 
-_NAMES: Final = {
-    "txnstore.clients.admin.client": ("AdminClient",),
-    "txnstore.clients.admin.configs": (
-        "RESOURCE_ANY",
-        "RESOURCE_BROKER",
-        "RESOURCE_GROUP",
-        "RESOURCE_TOPIC",
-        "RESOURCE_TRANSACTIONAL_ID",
-        "RESOURCE_UNKNOWN",
-        "AlterConfigOpType",
-        "ConfigEntry",
-        "ConfigResource",
-        "ConfigSource",
-        "ResourceType",
-    ),
-    "txnstore.clients.admin.groups": (
-        "ConsumerGroupDescription",
-        "ConsumerGroupListing",
-        "ListConsumerGroupsResult",
-        "MemberAssignment",
-        "MemberDescription",
-    ),
-    "txnstore.clients.admin.records": (
-        "DeletedRecords",
-        "EarliestSpec",
-        "LatestSpec",
-        "ListOffsetsResultInfo",
-        "MaxTimestampSpec",
-        "OffsetSpec",
-        "TimestampSpec",
-    ),
-    "txnstore.clients.admin.topics": ("DescribeClusterResult", "NewPartitions", "NewTopic", "TopicDescription"),
-    "txnstore.clients.admin.transactions": (
-        "AbortTransactionSpec",
-        "HangingTransaction",
-        "OpenTransactionListing",
-        "PendingOffsetsListing",
-        "PartitionProducerState",
-        "ProducerIdAndEpoch",
-        "ProducerState",
-        "TransactionDescription",
-        "TransactionListing",
-    ),
-    "txnstore.clients.admin.unsupported": (
-        "AclBinding",
-        "AclBindingFilter",
-        "AclOperation",
-        "AclPermissionType",
-        "ResourcePatternType",
-        "ScramCredentialInfo",
-        "ScramMechanism",
-        "UserScramCredentialAlteration",
-        "UserScramCredentialDeletion",
-        "UserScramCredentialsDescription",
-        "UserScramCredentialUpsertion",
-    ),
-    "txnstore.clients.model.errors": ("KafkaError", "KafkaException"),
-    "txnstore.clients.model.metadata": (
-        "BrokerMetadata",
-        "ClusterMetadata",
-        "GroupMember",
-        "GroupMetadata",
-        "PartitionMetadata",
-        "TopicMetadata",
-    ),
-    "txnstore.transactions.protocol": ("TransactionState",),
-}
-_MODULES: Final = {name: module for module, names in _NAMES.items() for name in names}
+#: Where they are, what is cheap to import first: a name is taken from the first one that has it.
+_MODULES: Final = (
+    "txnstore.clients.model.errors",
+    "txnstore.clients.model.metadata",
+    "txnstore.transactions.protocol",
+    "txnstore.clients.admin.configs",
+    "txnstore.clients.admin.topics",
+    "txnstore.clients.admin.records",
+    "txnstore.clients.admin.groups",
+    "txnstore.clients.admin.unsupported",
+    "txnstore.clients.admin.transactions",
+    "txnstore.clients.admin.client",
+)
 
 
 def __getattr__(name: str) -> Any:
     """Import what is asked for first (PEP 562)."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_late(_MODULES[name]), name)
-    return found
+    for module in _MODULES if name in __all__ else ():
+        if hasattr(found := import_late(module), name):
+            return globals().setdefault(name, getattr(found, name))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
