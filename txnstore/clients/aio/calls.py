@@ -13,7 +13,7 @@ import inspect
 import queue
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
@@ -208,6 +208,22 @@ class AsyncCalls:
 
         callback.jobs.put(job)
         return await outcome
+
+
+def forwarding(
+    client: str, method: Callable[Concatenate[Any, _Parameters], _Result]
+) -> Callable[Concatenate[Any, _Parameters], Coroutine[Any, Any, _Result]]:
+    """Return a method of a client for asyncio that makes this call of the blocking one, which is its attribute."""
+
+    async def call(self: Any, /, *arguments: _Parameters.args, **keywords: _Parameters.kwargs) -> _Result:
+        # As it is now: somebody may have wrapped it.
+        bound: Callable[_Parameters, _Result] = getattr(getattr(self, client), method.__name__)
+        result: _Result = await self._call(bound, *arguments, **keywords)
+        return result
+
+    functools.update_wrapper(call, method)
+    call.__qualname__ = f"AIO{method.__qualname__}"
+    return call
 
 
 async def _call(function: Callable[..., Any], arguments: tuple[Any, ...], callback: _RunningCallback) -> Any:

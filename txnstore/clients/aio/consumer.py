@@ -9,12 +9,11 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from typing import Any, Final, Generic, ParamSpec, Self, TypeVar
 
-from txnstore.clients.aio.calls import AsyncCalls
+from txnstore.clients.aio.calls import AsyncCalls, forwarding
 from txnstore.clients.connection import OfOneProcess
 from txnstore.clients.consumer.consumer import Consumer
 from txnstore.clients.consumer.whole_transactions import MESSAGES_MAX, ConsumedTransaction
 from txnstore.clients.model.message import Message
-from txnstore.clients.model.metadata import ClusterMetadata
 from txnstore.clients.model.serializers import (
     ConsumeError,
     Converter,
@@ -170,9 +169,7 @@ class AIOConsumer(OfOneProcess):
         given = {name: self._rebalance_callback(function) for name, function in callbacks.items() if function}
         await self._call(self._consumer.subscribe, topics, **given)
 
-    async def unsubscribe(self) -> None:
-        """As `Consumer.unsubscribe`."""
-        await self._call(self._consumer.unsubscribe)
+    unsubscribe = forwarding("_consumer", Consumer.unsubscribe)
 
     async def assign(self, partitions: list[TopicPartition]) -> None:
         """As `Consumer.assign`."""
@@ -182,17 +179,13 @@ class AIOConsumer(OfOneProcess):
         """As `Consumer.unassign`."""
         await self._change(self._consumer.unassign)
 
-    async def incremental_assign(self, partitions: list[TopicPartition]) -> None:
-        """As `Consumer.incremental_assign`."""
-        await self._call(self._consumer.incremental_assign, partitions)
+    incremental_assign = forwarding("_consumer", Consumer.incremental_assign)
 
     async def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
         """As `Consumer.incremental_unassign`."""
         await self._change(self._consumer.incremental_unassign, partitions)
 
-    async def assignment(self) -> list[TopicPartition]:
-        """As `Consumer.assignment`."""
-        return await self._call(self._consumer.assignment)
+    assignment = forwarding("_consumer", Consumer.assignment)
 
     async def commit(
         self,
@@ -220,59 +213,19 @@ class AIOConsumer(OfOneProcess):
         answered: list[TopicPartition] | None = await connection.run_sync(functools.partial(self._commit_on, commit))
         return answered
 
-    async def store_offsets(self, message: Message | None = None, offsets: list[TopicPartition] | None = None) -> None:
-        """As `Consumer.store_offsets`."""
-        await self._call(self._consumer.store_offsets, message, offsets)
-
-    async def committed(self, partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
-        """As `Consumer.committed`."""
-        return await self._call(self._consumer.committed, partitions, timeout)
-
-    async def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """As `Consumer.position`."""
-        return await self._call(self._consumer.position, partitions)
-
-    async def seek(self, partition: TopicPartition) -> None:
-        """As `Consumer.seek`."""
-        await self._call(self._consumer.seek, partition)
-
-    async def pause(self, partitions: list[TopicPartition]) -> None:
-        """As `Consumer.pause`."""
-        await self._call(self._consumer.pause, partitions)
-
-    async def resume(self, partitions: list[TopicPartition]) -> None:
-        """As `Consumer.resume`."""
-        await self._call(self._consumer.resume, partitions)
-
-    async def get_watermark_offsets(
-        self, partition: TopicPartition, timeout: float = -1, cached: bool = False
-    ) -> tuple[int, int] | None:
-        """As `Consumer.get_watermark_offsets`."""
-        return await self._call(self._consumer.get_watermark_offsets, partition, timeout, cached)
-
-    async def offsets_for_times(self, partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
-        """As `Consumer.offsets_for_times`."""
-        return await self._call(self._consumer.offsets_for_times, partitions, timeout)
-
-    async def consumer_group_metadata(self) -> Any:
-        """As `Consumer.consumer_group_metadata`."""
-        return await self._call(self._consumer.consumer_group_metadata)
-
-    async def memberid(self) -> str | None:
-        """As `Consumer.memberid`."""
-        return await self._call(self._consumer.memberid)
-
-    async def list_topics(self, topic: str | None = None, timeout: float = -1) -> ClusterMetadata:
-        """As `Consumer.list_topics`."""
-        return await self._call(self._consumer.list_topics, topic, timeout)
-
-    async def cluster_id(self, timeout: float = -1) -> str:
-        """As `Consumer.cluster_id`."""
-        return await self._call(self._consumer.cluster_id, timeout)
-
-    async def set_sasl_credentials(self, username: str, password: str) -> None:
-        """As `Consumer.set_sasl_credentials`."""
-        await self._call(self._consumer.set_sasl_credentials, username, password)
+    store_offsets = forwarding("_consumer", Consumer.store_offsets)
+    committed = forwarding("_consumer", Consumer.committed)
+    position = forwarding("_consumer", Consumer.position)
+    seek = forwarding("_consumer", Consumer.seek)
+    pause = forwarding("_consumer", Consumer.pause)
+    resume = forwarding("_consumer", Consumer.resume)
+    get_watermark_offsets = forwarding("_consumer", Consumer.get_watermark_offsets)
+    offsets_for_times = forwarding("_consumer", Consumer.offsets_for_times)
+    consumer_group_metadata = forwarding("_consumer", Consumer.consumer_group_metadata)
+    memberid = forwarding("_consumer", Consumer.memberid)
+    list_topics = forwarding("_consumer", Consumer.list_topics)
+    cluster_id = forwarding("_consumer", Consumer.cluster_id)
+    set_sasl_credentials = forwarding("_consumer", Consumer.set_sasl_credentials)
 
     async def close(self) -> None:
         """Leave the group, as `Consumer.close` does, and end the threads; again: wait until that is done.

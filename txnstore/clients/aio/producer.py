@@ -10,11 +10,10 @@ from collections.abc import Callable, Collection, Coroutine
 from concurrent.futures import Executor, Future
 from typing import Any, Final, Generic, ParamSpec, Self, TypeVar
 
-from txnstore.clients.aio.calls import AsyncCalls
+from txnstore.clients.aio.calls import AsyncCalls, forwarding
 from txnstore.clients.connection import OfOneProcess
 from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.model.message import Message
-from txnstore.clients.model.metadata import ClusterMetadata
 from txnstore.clients.model.serializers import (
     Converter,
     Key,
@@ -25,7 +24,6 @@ from txnstore.clients.model.serializers import (
     serialized,
     take_converters_async,
 )
-from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.clients.producer.arguments import check_same_writers, writer_ids_of
 from txnstore.clients.producer.producer import Producer
 from txnstore.deadline import check_timeout
@@ -155,13 +153,8 @@ class AIOProducer(OfOneProcess):
         """Give up messages as `Producer.purge` does; their futures raise."""
         await self._call(self._producer.purge, in_queue, in_flight, blocking)
 
-    async def list_topics(self, topic: str | None = None, timeout: float = -1) -> ClusterMetadata:
-        """As `Producer.list_topics`."""
-        return await self._call(self._producer.list_topics, topic, timeout)
-
-    async def cluster_id(self, timeout: float = -1) -> str:
-        """As `Producer.cluster_id`."""
-        return await self._call(self._producer.cluster_id, timeout)
+    list_topics = forwarding("_producer", Producer.list_topics)
+    cluster_id = forwarding("_producer", Producer.cluster_id)
 
     async def init_transactions(self, timeout: float = -1) -> None:
         """As `Producer.init_transactions`; cancelled, it goes on as `commit_transaction` does."""
@@ -172,11 +165,7 @@ class AIOProducer(OfOneProcess):
         """As `Producer.begin_transaction`."""
         await self._call(self._begin)
 
-    async def send_offsets_to_transaction(
-        self, positions: list[TopicPartition], group_metadata: Any, timeout: float = -1
-    ) -> None:
-        """As `Producer.send_offsets_to_transaction`."""
-        await self._call(self._producer.send_offsets_to_transaction, positions, group_metadata, timeout)
+    send_offsets_to_transaction = forwarding("_producer", Producer.send_offsets_to_transaction)
 
     async def commit_transaction(self, timeout: float = -1, *, writers: Collection[int] | None = None) -> None:
         """Deliver what was produced, so that the futures are done, then as `Producer.commit_transaction`.
@@ -202,9 +191,7 @@ class AIOProducer(OfOneProcess):
         committed = await self._call(self._producer.commit_transaction_async)
         return asyncio.wrap_future(committed, loop=self._calls.loop)
 
-    async def transaction_token(self, timeout: float = -1) -> bytes:
-        """As `Producer.transaction_token`."""
-        return await self._call(self._producer.transaction_token, timeout)
+    transaction_token = forwarding("_producer", Producer.transaction_token)
 
     async def report_writer(self, timeout: float = -1) -> int:
         """Deliver what was produced, so that the futures are done, then as `Producer.report_writer`."""
@@ -237,9 +224,7 @@ class AIOProducer(OfOneProcess):
             await self.flush(timeout)
             await self._resumable("abort", self._producer.abort_transaction, timeout)
 
-    async def set_sasl_credentials(self, username: str, password: str) -> None:
-        """As `Producer.set_sasl_credentials`."""
-        await self._call(self._producer.set_sasl_credentials, username, password)
+    set_sasl_credentials = forwarding("_producer", Producer.set_sasl_credentials)
 
     async def close(self) -> None:
         """Close as `Producer.close` does and end the threads; no future stays pending.  Again: wait until that is done.
