@@ -9,10 +9,20 @@ from typing import Annotated, Final
 import typer
 
 from txnstore.cli.options import FORMS, Schema, Url, complete_topic, examples, opened, parse_time, patient_limits
-from txnstore.cli.output import TRY_AGAIN_LATER, CommandFailed, duration_text, error_text, exit_code, hint, say
+from txnstore.cli.output import (
+    TRY_AGAIN_LATER,
+    CommandFailed,
+    duration_text,
+    error_text,
+    exit_code,
+    hint,
+    records_were,
+    say,
+)
 from txnstore.cli.progress import progress_bar
 from txnstore.clients.model.errors import KafkaException
 from txnstore.db.names import DEFAULT_SCHEMA
+from txnstore.late_import import import_late
 
 EXPORT_EXAMPLES: Final = examples(
     "txnstore export orders --parquet orders.parquet",
@@ -79,7 +89,7 @@ def export(
     since_ms, before_ms = _time(since), _time(before)
     if since_ms is not None and before_ms is not None and before_ms < since_ms:
         raise typer.BadParameter(f"{before} is before --since {since}", param_hint="--before")
-    archiving = _archiving()
+    archiving = _needing_pyarrow("archiving")
     selection = archiving.RecordSelection(
         partitions or (), from_offset, until_offset, since_ms=since_ms, before_ms=before_ms
     )
@@ -94,7 +104,7 @@ def export(
             raise CommandFailed(f"{parquet}: {error.strerror or error}") from None
     for number, (start, end) in done.contents.ranges.items():
         say(f"{topic}-{number}: offsets {start} to {end - 1}" if start < end else f"{topic}-{number}: nothing")
-    hint(f"{_records(done.record_count)} written to {parquet}")
+    hint(f"{records_were(done.record_count)} written to {parquet}")
 
 
 def load(
@@ -119,7 +129,7 @@ def load(
     on where it was; once it is complete, it writes nothing. A topic that would delete some for their age is refused;
     one that is made for them keeps them.
     """
-    loading = _loading()
+    loading = _needing_pyarrow("loading")
     settings = {"bootstrap.servers": url, "txnstore.schema": schema}
     with opened(url, schema) as cluster, progress_bar("loading") as bar:
         try:
@@ -129,7 +139,7 @@ def load(
         except KafkaException as error:
             raise CommandFailed(f"{error_text(error)}; {_way_on(error, topic)}", code=exit_code(error)) from None
     before = f"; {done.record_count_before} by earlier calls" if done.record_count_before else ""
-    hint(f"{_records(done.record_count)} written to {done.topic}{before}")
+    hint(f"{records_were(done.record_count)} written to {done.topic}{before}")
     if done.outlived_ms is not None:
         hint(
             f"{done.topic} was made with retention.ms=-1: some records are older than"
@@ -148,21 +158,8 @@ def _way_on(error: KafkaException, topic: str | None) -> str:
     return "once that is mended, the same command goes on"
 
 
-def _archiving() -> ModuleType:
+def _needing_pyarrow(name: str) -> ModuleType:
     try:
-        from txnstore.moving import archiving
+        return import_late(f"txnstore.moving.{name}")
     except ImportError:
         raise CommandFailed(_MISSING) from None
-    return archiving
-
-
-def _loading() -> ModuleType:
-    try:
-        from txnstore.moving import loading
-    except ImportError:
-        raise CommandFailed(_MISSING) from None
-    return loading
-
-
-def _records(count: int) -> str:
-    return "1 record was" if count == 1 else f"{count} records were"

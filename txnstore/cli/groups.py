@@ -16,11 +16,11 @@ from txnstore.cli.options import FORMS, Json, Schema, Url, complete_group, examp
 from txnstore.cli.output import (
     Column,
     CommandFailed,
+    each_described,
     hint,
     list_text,
     say,
     show_facts,
-    show_json,
     show_rows,
     tell_and_exit,
 )
@@ -228,12 +228,7 @@ def describe(
     """
     with opened(url, schema) as cluster:
         found = _described_all(cluster, groups)
-    if as_json:
-        show_json(found)
-        return
-    for number, facts in enumerate(found):
-        if number:
-            say("")
+    for facts in each_described(found, as_json=as_json):
         show_facts(facts, [column._replace(heading=column.heading.lower()) for column in _FACTS])
         if facts["members"]:
             say("")

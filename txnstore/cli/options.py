@@ -179,13 +179,15 @@ def reached(cluster: Cluster, left_out: list[TxnStoreError]) -> Iterator[Store]:
             yield store
 
 
-def key_values(texts: list[str]) -> dict[str, str]:
-    """Return texts of the form KEY=VALUE as a dict."""
-    pairs = {}
+def key_values(texts: list[str], *, form: str = "KEY=VALUE", once: bool = False) -> dict[str, str]:
+    """Return texts of this form as a dict; with `once` none may be given twice, else the last value counts."""
+    pairs: dict[str, str] = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise typer.BadParameter(f"{text!r} is not KEY=VALUE", param_hint="--config")
+            raise typer.BadParameter(f"{text!r} is not {form}", param_hint="--config")
+        if once and key in pairs:
+            raise typer.BadParameter(f"{key} was given twice", param_hint="--config")
         pairs[key] = value
     return pairs
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
@@ -138,6 +138,17 @@ def show_facts(facts: Row, columns: Sequence[Column]) -> None:
         say(f"{column.heading + ':':<{width + 1}} {_text(column, facts)}")
 
 
+def each_described(found: Sequence[Row], *, as_json: bool) -> Iterator[Row]:
+    """Yield what people are shown one by one, a blank line between; with `as_json` print all, and yield nothing."""
+    if as_json:
+        show_json(found)
+        return
+    for number, facts in enumerate(found):
+        if number:
+            say("")
+        yield facts
+
+
 def show_json(value: Any) -> None:
     """Print a value as JSON that no terminal takes for a command."""
     sys.stdout.write(json_text(value, indent=2) + "\n")
@@ -186,6 +197,11 @@ def size_text(size_bytes: int | None) -> str:
 def list_text(values: Sequence[Any]) -> str:
     """Return several values in one cell."""
     return ", ".join(map(str, values)) or _NOTHING
+
+
+def records_were(count: int) -> str:
+    """Return the beginning of a sentence about so many records."""
+    return "1 record was" if count == 1 else f"{count} records were"
 
 
 def _text(column: Column, row: Row) -> str:

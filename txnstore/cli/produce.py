@@ -11,7 +11,7 @@ from typing import Annotated, Any, BinaryIO, Final, NamedTuple
 import typer
 
 from txnstore.cli.options import Schema, Url, complete_topic, examples, key_values, opened
-from txnstore.cli.output import CommandFailed, error_text, exit_code, hint
+from txnstore.cli.output import CommandFailed, error_text, exit_code, hint, records_were
 from txnstore.cli.progress import ProgressBar, progress_bar
 from txnstore.cli.records import InputRecord, NotARecord, Parse, line_parser, parse_json_line, unescape
 from txnstore.clients.model.errors import KafkaError, KafkaException
@@ -213,7 +213,7 @@ class _Writing:
             raise CommandFailed(text, code=exit_code(KafkaException(failed.error))) from None
         except (CommandFailed, KafkaException) as error:
             raise CommandFailed(f"{error_text(error)}; {self._given_up()}", code=exit_code(error)) from None
-        hint(f"{_records(self._reports.delivered)} written to {self._topic}")
+        hint(f"{records_were(self._reports.delivered)} written to {self._topic}")
 
     def _read(self, name: str, source: BinaryIO, bar: ProgressBar) -> None:
         read_bytes = 0
@@ -297,7 +297,7 @@ class _Writing:
                     return "it is not known whether it was committed"
             return _NOTHING_COMMITTED
         producer.flush(_CALL_SECONDS)
-        written, failed = f"{_records(self._reports.delivered)} written", self._reports.failed
+        written, failed = f"{records_were(self._reports.delivered)} written", self._reports.failed
         # Records of other partitions go on while one fails: what was written may stand behind it.
         return f"{written}, and {failed} {'was' if failed == 1 else 'were'} not" if failed else f"{written} before"
 
@@ -341,7 +341,3 @@ def _sources(files: list[str], stack: ExitStack) -> list[tuple[str, BinaryIO, in
             reason = error.strerror if isinstance(error, OSError) else "this is not a path"
             raise CommandFailed(f"{name}: {reason}") from None
     return sources
-
-
-def _records(count: int) -> str:
-    return "1 record was" if count == 1 else f"{count} records were"

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 import typer
 from sqlalchemy import Connection, bindparam, func, select
 
-from txnstore.cli.options import Json, Schema, Url, complete_topic, examples, opened
+from txnstore.cli.options import Json, Schema, Url, complete_topic, examples, key_values, opened
 from txnstore.cli.output import (
     Column,
+    each_described,
     headline,
     hint,
     list_text,
     say,
     show_facts,
-    show_json,
     show_rows,
     size_text,
     tell_and_exit,
@@ -221,7 +220,7 @@ def create(
     schema: Schema = DEFAULT_SCHEMA,
 ) -> None:
     """Create topics: all of them, or none if something is wrong with one."""
-    texts = _known(_pairs(config or ()))
+    texts = _known(key_values(config or [], form="NAME=VALUE", once=True))
 
     def work(connection: Connection) -> list[str]:
         count = partitions or read_store_settings(connection)["num.partitions"]
@@ -259,12 +258,7 @@ def describe(topics: _Topics, *, as_json: Json = False, url: Url = None, schema:
             lambda connection: [describe_topic(cluster, connection, topic) for topic in topics]
         )
         columns = _PARTITION_COLUMNS if cluster.is_alone else (*_PARTITION_COLUMNS, Column("database", "DATABASE"))
-    if as_json:
-        show_json(found)
-        return
-    for number, facts in enumerate(found):
-        if number:
-            say("")
+    for facts in each_described(found, as_json=as_json):
         show_facts(facts, _FACTS)
         show_rows(facts["partitions"], columns, as_json=False)
 
@@ -289,7 +283,7 @@ def alter(
     schema: Schema = DEFAULT_SCHEMA,
 ) -> None:
     """Give a topic more partitions or other settings: everything that was asked for, or nothing."""
-    changes: dict[str, str | None] = {**_known(_pairs(config or ()))}
+    changes: dict[str, str | None] = {**_known(key_values(config or [], form="NAME=VALUE", once=True))}
     for name in reset or ():
         if name in changes:
             raise typer.BadParameter(f"{name} is both set and reset", param_hint="--reset")
@@ -353,16 +347,3 @@ def _known(config: dict[str, str]) -> dict[str, str]:
         return known_topic_config("", config, logger)
     finally:
         logger.removeHandler(handler)
-
-
-def _pairs(texts: Sequence[str]) -> dict[str, str]:
-    """Return NAME=VALUE as a dict."""
-    pairs: dict[str, str] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--config")
-        if name in pairs:
-            raise typer.BadParameter(f"{name} was given twice", param_hint="--config")
-        pairs[name] = value
-    return pairs

@@ -28,6 +28,7 @@ from txnstore.cli.output import (
     Column,
     CommandFailed,
     duration_text,
+    each_described,
     hint,
     list_text,
     say,
@@ -202,12 +203,7 @@ def describe(
     """Describe the newest transaction of transactional ids."""
     with opened(url, schema) as cluster:
         found = [cluster.at_coordinator(name, partial(_described_at, name)) for name in transactional_ids]
-    if as_json:
-        show_json(found)
-        return
-    for number, facts in enumerate(found):
-        if number:
-            say("")
+    for facts in each_described(found, as_json=as_json):
         show_facts(facts, _FACTS)
 
 
