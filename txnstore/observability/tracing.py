@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from txnstore.clients.aio.calls import AsyncCalls
@@ -203,12 +204,12 @@ class _Clients:
         self._onlooker = Onlooker()
         for owner, name, around in (
             (Producer, "produce", self._around_produce),
-            (Producer, "commit_transaction", self._around_commit),
+            (Producer, "commit_transaction", partial(self._around_end, "commit")),
             (Producer, "commit_transaction_async", self._around_commit_async),
-            (Producer, "abort_transaction", self._around_abort),
-            (Consumer, "poll", self._around_poll),
-            (Consumer, "consume", self._around_consume),
-            (Consumer, "consume_transaction", self._around_transaction),
+            (Producer, "abort_transaction", partial(self._around_end, "abort")),
+            (Consumer, "poll", partial(self._around_read, "poll")),
+            (Consumer, "consume", partial(self._around_read, "consume")),
+            (Consumer, "consume_transaction", partial(self._around_read, "consume_transaction")),
             (Consumer, "commit", self._around_consumer_commit),
             (AsyncCalls, "run", _in_the_callers_context),
         ):
@@ -273,21 +274,14 @@ class _Clients:
             if len(sent) < LINKS_MAX:
                 sent.append(span.get_span_context())
 
-    def _around_commit(self, original: Callable[..., None], producer: Producer, *rest: Any, **keywords: Any) -> None:
+    def _around_end(
+        self, name: str, original: Callable[..., None], producer: Producer, *rest: Any, **keywords: Any
+    ) -> None:
         tracing = self._tracing_of(producer)
         if tracing is None:
             original(producer, *rest, **keywords)
             return
-        with self._ending(tracing, producer, "commit"):
-            original(producer, *rest, **keywords)
-        self._sent.pop(producer, None)
-
-    def _around_abort(self, original: Callable[..., None], producer: Producer, *rest: Any, **keywords: Any) -> None:
-        tracing = self._tracing_of(producer)
-        if tracing is None:
-            original(producer, *rest, **keywords)
-            return
-        with self._ending(tracing, producer, "abort"):
+        with self._ending(tracing, producer, name):
             original(producer, *rest, **keywords)
         self._sent.pop(producer, None)
 
@@ -335,31 +329,14 @@ class _Clients:
         finally:
             span.end()
 
-    def _around_poll(
-        self, original: Callable[..., Message | None], consumer: Consumer, *rest: Any, **keywords: Any
-    ) -> Message | None:
+    def _around_read(
+        self, name: str, original: Callable[..., Any], consumer: Consumer, *rest: Any, **keywords: Any
+    ) -> Any:
         began_ns = time.time_ns()
-        message = original(consumer, *rest, **keywords)
-        if message is not None:
-            self._received(consumer, "poll", (message,), began_ns)
-        return message
-
-    def _around_consume(
-        self, original: Callable[..., list[Message]], consumer: Consumer, *rest: Any, **keywords: Any
-    ) -> list[Message]:
-        began_ns = time.time_ns()
-        messages = original(consumer, *rest, **keywords)
-        self._received(consumer, "consume", messages, began_ns)
-        return messages
-
-    def _around_transaction(
-        self, original: Callable[..., ConsumedTransaction | None], consumer: Consumer, *rest: Any, **keywords: Any
-    ) -> ConsumedTransaction | None:
-        began_ns = time.time_ns()
-        transaction = original(consumer, *rest, **keywords)
-        if transaction is not None:
-            self._received(consumer, "consume_transaction", transaction.messages, began_ns)
-        return transaction
+        found = original(consumer, *rest, **keywords)
+        if messages := _messages_in(found):
+            self._received(consumer, name, messages, began_ns)
+        return found
 
     def _received(self, consumer: Consumer, name: str, messages: Sequence[Message], began_ns: int) -> None:
         """Make a span of a call that has handed out records; of one that has not, there is nothing to tell."""
@@ -412,6 +389,13 @@ async def _in_the_callers_context(
             context.detach(token)
 
     return await original(calls, in_context, *rest, **keywords)
+
+
+def _messages_in(found: Message | Sequence[Message] | ConsumedTransaction | None) -> Sequence[Message]:
+    """Return the messages that a call has handed out."""
+    if isinstance(found, ConsumedTransaction):
+        return found.messages
+    return (found,) if isinstance(found, Message) else found or ()
 
 
 def _copied(headers: Any) -> Headers | None:
