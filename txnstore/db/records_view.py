@@ -23,6 +23,16 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
+#: Expressions that are the same on both databases; `finished` is how the transaction of a batch has ended.
+STATUS: Final = """CASE
+        WHEN NOT batch.is_transactional OR finished.outcome = 1 THEN 'committed'
+        WHEN finished.outcome = 0 THEN 'aborted'
+        ELSE 'open'
+    END"""
+CODEC: Final = """CASE batch.codec
+        WHEN 0 THEN 'none' WHEN 1 THEN 'gzip' WHEN 2 THEN 'snappy' WHEN 3 THEN 'lz4' WHEN 4 THEN 'zstd'
+    END"""
+
 #: The columns of the view, in order, and what each holds.
 RECORDS_COLUMNS: Final[Mapping[str, str]] = MappingProxyType(
     {

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from txnstore.db.names import identifier, literal
-from txnstore.db.records_view import RECORDS_COLUMNS
+from txnstore.db.records_view import CODEC, RECORDS_COLUMNS, STATUS
 
 _CREATE: Final = """\
 CREATE VIEW {schema}.records AS
@@ -41,14 +41,8 @@ SELECT
     batch.producer_id,
     batch.producer_epoch,
     batch.is_transactional,
-    CASE
-        WHEN NOT batch.is_transactional OR finished.outcome = 1 THEN 'committed'
-        WHEN finished.outcome = 0 THEN 'aborted'
-        ELSE 'open'
-    END AS status,
-    CASE batch.codec
-        WHEN 0 THEN 'none' WHEN 1 THEN 'gzip' WHEN 2 THEN 'snappy' WHEN 3 THEN 'lz4' WHEN 4 THEN 'zstd'
-    END AS codec,
+    {status} AS status,
+    {codec} AS codec,
     batch.base_offset AS batch_base_offset,
     batch.last_offset AS batch_last_offset,
     batch.max_timestamp_ms AS batch_max_timestamp_ms,
@@ -88,7 +82,7 @@ def _position(positions: str, index: str) -> str:
 
 def create_view(schema: str) -> str:
     """Return the statement that makes the view in `schema`, where the tables are."""
-    text = _CREATE.replace("{schema}", identifier(schema))
+    text = _CREATE.replace("{status}", STATUS).replace("{codec}", CODEC).replace("{schema}", identifier(schema))
     for what in ("key", "value"):
         positions = f"opened.{what}_positions"
         text = text.replace(f"{{{what}_start}}", _position(positions, "record.number - 1"))

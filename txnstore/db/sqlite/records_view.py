@@ -28,6 +28,7 @@ from __future__ import annotations
 from typing import Final
 
 from txnstore.db.names import SQLITE_PREFIX
+from txnstore.db.records_view import CODEC, STATUS
 
 #: How many records make a chunk.  Opening a chunk takes a copy of its batch and about as long as copying 64 KiB takes;
 #: opening a record takes a copy of its chunk.  The sum is least at the square root of this number.
@@ -92,14 +93,8 @@ def _opened_batches(prefix: str) -> str:
             batch.producer_id,
             batch.producer_epoch,
             batch.is_transactional,
-            CASE
-                WHEN NOT batch.is_transactional OR finished.outcome = 1 THEN 'committed'
-                WHEN finished.outcome = 0 THEN 'aborted'
-                ELSE 'open'
-            END AS status,
-            CASE batch.codec
-                WHEN 0 THEN 'none' WHEN 1 THEN 'gzip' WHEN 2 THEN 'snappy' WHEN 3 THEN 'lz4' WHEN 4 THEN 'zstd'
-            END AS codec,
+            {STATUS} AS status,
+            {CODEC} AS codec,
             {_CHUNK_SIZE} AS chunk_size,
             length(CAST('[' AS BLOB)) AS character_bytes,
             CAST(batch.offset_deltas AS BLOB) AS offset_deltas,
