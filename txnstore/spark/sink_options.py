@@ -9,7 +9,6 @@ whose name is nearly that of a missing column is refused as a misspelling.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -35,7 +34,7 @@ from txnstore.errors import InvalidConfiguration, InvalidRequest, InvalidTopic, 
 from txnstore.log.columns import Codec, require_codec
 from txnstore.log.topics import check_topic_name
 from txnstore.model import NAME_BYTES_MAX
-from txnstore.spark.options import Side, read_options
+from txnstore.spark.options import Side, read_options, whole_number
 from txnstore.spark.sink_coordination import TIMEOUT_MS_DEFAULT
 from txnstore.spark.stores import StoreAddress, store_address
 from txnstore.transactions.coordinator import TRANSACTIONAL_ID_LENGTH_MAX, check_transactional_id
@@ -55,8 +54,6 @@ _PRODUCER_KEYS: Final = (
 #: id has to fit, too, in what its versions are remembered under.
 _APP_ID_LENGTH_MAX: Final = TRANSACTIONAL_ID_LENGTH_MAX - 300
 _APP_ID_BYTES_MAX: Final = NAME_BYTES_MAX - 300
-_VERSION_MAX: Final = 2**63 - 1
-_WHOLE_NUMBER: Final = re.compile(r"[0-9]{1,19}")
 #: The types that each column may have, by its name, and how the documentation spells them.
 _TYPES: Final[Mapping[str, tuple[tuple[type[DataType], ...], str]]] = MappingProxyType(
     {
@@ -167,23 +164,21 @@ def _check_name(option: str, name: str) -> None:
 
 
 def _application(values: Mapping[str, str], *, is_stream: bool) -> tuple[str | None, int | None]:
-    app_id, version = values.get("txnAppId"), values.get("txnVersion")
-    if app_id is None and version is None:
+    app_id = values.get("txnAppId")
+    if app_id is None and "txnVersion" not in values:
         return None, None
     if is_stream:
         raise InvalidConfiguration(
             "txnAppId and txnVersion are for batch writes, also inside foreachBatch: a stream's batches have numbers"
         )
-    if not app_id or version is None:
+    if not app_id or "txnVersion" not in values:
         raise InvalidConfiguration("txnAppId and txnVersion make a write idempotent together: give both, or neither")
     _check_name("txnAppId", app_id)
     if len(app_id) > _APP_ID_LENGTH_MAX:
         raise InvalidConfiguration(f"txnAppId has at most {_APP_ID_LENGTH_MAX} characters, not {len(app_id)}")
     if (size := len(app_id.encode())) > _APP_ID_BYTES_MAX:
         raise InvalidConfiguration(f"txnAppId has at most {_APP_ID_BYTES_MAX} bytes of UTF-8, not {size}")
-    if not _WHOLE_NUMBER.fullmatch(version.strip()) or int(version) > _VERSION_MAX:
-        raise InvalidConfiguration(f"txnVersion is a whole number from 0 to {_VERSION_MAX}, not {version[:80]!r}")
-    return app_id, int(version)
+    return app_id, whole_number(values, "txnVersion", at_least=0)
 
 
 @dataclass(frozen=True, slots=True)
