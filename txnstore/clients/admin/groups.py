@@ -85,8 +85,7 @@ class ConsumerGroupListing:
         if type is not None:
             self.type: ConsumerGroupType = member_of(ConsumerGroupType, type)
 
-    def __repr__(self) -> str:
-        return with_fields(self)
+    __repr__ = with_fields
 
 
 class ListConsumerGroupsResult:
@@ -96,8 +95,7 @@ class ListConsumerGroupsResult:
         self.valid = valid
         self.errors = errors
 
-    def __repr__(self) -> str:
-        return with_fields(self)
+    __repr__ = with_fields
 
 
 class MemberAssignment:
@@ -106,8 +104,7 @@ class MemberAssignment:
     def __init__(self, topic_partitions: list[TopicPartition] | None) -> None:
         self.topic_partitions: list[TopicPartition] = [] if topic_partitions is None else topic_partitions
 
-    def __repr__(self) -> str:
-        return with_fields(self)
+    __repr__ = with_fields
 
 
 class MemberDescription:
@@ -138,8 +135,7 @@ class MemberDescription:
         self.target_assignment = target_assignment
         self.group_instance_id = group_instance_id
 
-    def __repr__(self) -> str:
-        return with_fields(self)
+    __repr__ = with_fields
 
 
 class ConsumerGroupDescription:
@@ -180,8 +176,7 @@ class ConsumerGroupDescription:
         self.type: ConsumerGroupType = member_of(ConsumerGroupType, type)
         self.coordinator = coordinator
 
-    def __repr__(self) -> str:
-        return with_fields(self)
+    __repr__ = with_fields
 
 
 # --- arguments, in confluent-kafka's words ----------------------------------------------------------------------------

@@ -145,8 +145,7 @@ class DeletedRecords:
     def __init__(self, low_watermark: int) -> None:
         self.low_watermark = low_watermark
 
-    def __repr__(self) -> str:
-        return with_fields(self)
+    __repr__ = with_fields
 
 
 # --- arguments, in confluent-kafka's words ----------------------------------------------------------------------------

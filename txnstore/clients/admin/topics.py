@@ -167,8 +167,7 @@ class TopicDescription:
         self.partitions = partitions
         self.authorized_operations = authorized_operations
 
-    def __repr__(self) -> str:
-        return with_fields(self)
+    __repr__ = with_fields
 
 
 # --- arguments --------------------------------------------------------------------------------------------------------

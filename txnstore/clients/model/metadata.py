@@ -152,8 +152,7 @@ class Node:
         self.port = port
         self.rack = rack
 
-    def __repr__(self) -> str:
-        return with_fields(self)
+    __repr__ = with_fields
 
     def __str__(self) -> str:
         rack = f"(Rack - {self.rack})" if self.rack else ""
@@ -175,8 +174,7 @@ class TopicPartitionInfo:
         self.replicas = replicas
         self.isr = isr
 
-    def __repr__(self) -> str:
-        return with_fields(self)
+    __repr__ = with_fields
 
 
 class TopicCollection:
@@ -198,8 +196,7 @@ class ConsumerGroupTopicPartitions:
         self.group_id = group_id
         self.topic_partitions = topic_partitions
 
-    def __repr__(self) -> str:
-        return with_fields(self)
+    __repr__ = with_fields
 
 
 class Uuid:
