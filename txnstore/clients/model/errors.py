@@ -7,6 +7,7 @@ below zero are a client's own; their names begin with an underscore.  105 is Kaf
 from __future__ import annotations
 
 import builtins
+import functools
 import operator
 from typing import Final, NamedTuple, SupportsIndex
 
@@ -286,6 +287,7 @@ _CODE_MAX = 2**31 - 1
 HANDLE_CLOSED_TEXT: Final = "Handle has been closed"
 
 
+@functools.total_ordering
 class KafkaError(ErrorCodes):
     """An error code with its text and with what it means for the client; it compares like its code.
 
@@ -365,25 +367,9 @@ class KafkaError(ErrorCodes):
         code = _code_of(other)
         return NotImplemented if code is None else self._code == code
 
-    def __ne__(self, other: object) -> bool:
-        code = _code_of(other)
-        return NotImplemented if code is None else self._code != code
-
     def __lt__(self, other: KafkaError | int) -> bool:
         code = _code_of(other)
         return NotImplemented if code is None else self._code < code
-
-    def __le__(self, other: KafkaError | int) -> bool:
-        code = _code_of(other)
-        return NotImplemented if code is None else self._code <= code
-
-    def __gt__(self, other: KafkaError | int) -> bool:
-        code = _code_of(other)
-        return NotImplemented if code is None else self._code > code
-
-    def __ge__(self, other: KafkaError | int) -> bool:
-        code = _code_of(other)
-        return NotImplemented if code is None else self._code >= code
 
     def __reduce__(self) -> tuple[type[KafkaError], tuple[int, builtins.str | None, bool, bool, bool]]:
         return type(self), (self._code, self._reason, self._fatal, self._retriable, self._txn_requires_abort)
