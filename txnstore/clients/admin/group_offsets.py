@@ -10,10 +10,8 @@ from txnstore import model
 from txnstore.clients.admin.calls import Call, write
 from txnstore.clients.admin.records import public_partition
 from txnstore.clients.model.errors import KafkaError, kafka_error_of
-from txnstore.clients.model.metadata import (
-    ConsumerGroupTopicPartitions,
-)
-from txnstore.clients.model.topic_partition import OFFSET_INVALID, TopicPartition
+from txnstore.clients.model.metadata import ConsumerGroupTopicPartitions
+from txnstore.clients.model.topic_partition import TopicPartition, with_committed
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.errors import (
     GroupSubscribedToTopic,
@@ -125,7 +123,7 @@ def find(
             offset, error = None, UnstableOffsetCommit(f"an open transaction holds an offset of partition {key}")
         elif wanted is None and offset is None:
             continue
-        found.append(_with_offset(partition, offset, error))
+        found.append(with_committed(partition, offset).with_error(_kafka_error(error)))
     return ConsumerGroupTopicPartitions(group_id, found)
 
 
@@ -222,23 +220,6 @@ def _answer(
         for partition in sorted(request.topic_partitions or ())
     ]
     return ConsumerGroupTopicPartitions(request.group_id, partitions)
-
-
-def _with_offset(
-    partition: TopicPartition, offset: OffsetAndMetadata | None, error: TxnStoreError | None
-) -> TopicPartition:
-    if offset is None:
-        found = TopicPartition(partition.topic, partition.partition, OFFSET_INVALID)
-    else:
-        found = TopicPartition(
-            partition.topic,
-            partition.partition,
-            offset.offset,
-            offset.metadata,
-            offset.leader_epoch,
-            offset_in_transaction=offset.offset_in_transaction,
-        )
-    return found.with_error(_kafka_error(error))
 
 
 def _kafka_error(error: TxnStoreError | None) -> KafkaError | None:

@@ -16,7 +16,7 @@ from txnstore.clients.consumer.arguments import ConsumerOptions
 from txnstore.clients.consumer.assigned_partition import AssignedPartition
 from txnstore.clients.consumer.subscription import Subscription
 from txnstore.clients.model.errors import KafkaError, kafka_error_of
-from txnstore.clients.model.topic_partition import OFFSET_INVALID, TopicPartition
+from txnstore.clients.model.topic_partition import TopicPartition, with_committed
 from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.clients.worker import Worker
 from txnstore.db.store import Store
@@ -259,22 +259,10 @@ class OffsetCommits:
 
         self._directory.again_if_unknown({partition.topic for partition in partitions}, ask)
         committed = {partition: found.offsets.get(key) for key, partition in ids.items()} if found else {}
-        answered = []
-        for partition in partitions:
-            offset = committed.get(partition)
-            if offset is None:
-                answer = TopicPartition(partition.topic, partition.partition, OFFSET_INVALID)
-            else:
-                answer = TopicPartition(
-                    partition.topic,
-                    partition.partition,
-                    offset.offset,
-                    offset.metadata,
-                    offset.leader_epoch,
-                    offset_in_transaction=offset.offset_in_transaction,
-                )
-            answered.append(answer.with_error(errors.get(partition)))
-        return answered
+        return [
+            with_committed(partition, committed.get(partition)).with_error(errors.get(partition))
+            for partition in partitions
+        ]
 
     def _ids(
         self, partitions: Sequence[TopicPartition]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, SupportsIndex
 
 if TYPE_CHECKING:
     from txnstore.clients.model.errors import KafkaError
+    from txnstore.model import OffsetAndMetadata
 
 
 #: Logical offsets, in `TopicPartition.offset`: the end of the log, its beginning, the committed one, and no offset.
@@ -170,6 +171,20 @@ class TopicPartition:
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         self._topic, self._partition, self._offset, self._metadata, self._leader_epoch, self._error, *within = state
         self._offset_in_transaction = within[0] if within else None
+
+
+def with_committed(partition: TopicPartition, committed: OffsetAndMetadata | None) -> TopicPartition:
+    """Return the partition with what is committed for it; None: nothing."""
+    if committed is None:
+        return TopicPartition(partition.topic, partition.partition, OFFSET_INVALID)
+    return TopicPartition(
+        partition.topic,
+        partition.partition,
+        committed.offset,
+        committed.metadata,
+        committed.leader_epoch,
+        offset_in_transaction=committed.offset_in_transaction,
+    )
 
 
 def _checked(number: SupportsIndex, bits: int) -> int:
