@@ -152,13 +152,13 @@ def no_folder(tmp_path, monkeypatch):
 
 def folder_of_somebody_else(tmp_path, monkeypatch):
     # A stand-in for os.access: the superuser may write anywhere.
-    monkeypatch.setattr(sqlite_facts, "_may", lambda path, mode: not path.is_dir())
+    monkeypatch.setattr(sqlite_facts, "may_access", lambda path, mode: not path.is_dir())
     return f"sqlite:///{tmp_path}/store.db"
 
 
 def file_of_somebody_else(tmp_path, monkeypatch):
     url = sqlite_store(tmp_path)
-    monkeypatch.setattr(sqlite_facts, "_may", lambda path, mode: path.is_dir())
+    monkeypatch.setattr(sqlite_facts, "may_access", lambda path, mode: path.is_dir())
     return url
 
 

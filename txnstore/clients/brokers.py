@@ -53,7 +53,7 @@ def reads_at_leaders(cluster: Cluster, store: Store, connection: Connection) -> 
             if leader == store.database_id:
                 found |= work(connection, own)
             else:
-                found |= repaired(cluster, leader, partial(_read, partial(_with_ids, work, own)))
+                found |= repaired(cluster, leader, partial(Store.read, work=partial(_with_ids, work, own)))
         return found
 
     return read
@@ -63,10 +63,6 @@ def _with_ids(
     work: Callable[[Connection, list[int]], dict[int, Any]], partition_ids: list[int], connection: Connection
 ) -> dict[int, Any]:
     return work(connection, partition_ids)
-
-
-def _read(work: Callable[[Connection], dict[int, Any]], store: Store) -> dict[int, Any]:
-    return store.read(work)
 
 
 #: The broker that is the controller: the only one of a cluster of one.
@@ -136,8 +132,8 @@ def broker_address(url: DatabaseUrl) -> tuple[str, int]:
     """
     if url.kind == "sqlite":
         return _LOCAL, 0
-    host = url.url.host or _first(url.url.query.get("host"))
-    port = url.url.port or _first(url.url.query.get("port"))
+    host = url.url.host or url.option("host")
+    port = url.url.port or url.option("port")
     if host.count(":") == 1:
         # SQLAlchemy's form of several servers: ?host=one:5432&host=two:5432; an IPv6 address has more colons.
         name, _, behind = host.rpartition(":")
@@ -147,7 +143,3 @@ def broker_address(url: DatabaseUrl) -> tuple[str, int]:
     host = _LOCAL if not host or host.startswith(("/", "@")) else host.partition(",")[0]
     number = str(port).partition(",")[0]
     return host, int(number) if number.isdecimal() else _PORT_POSTGRESQL
-
-
-def _first(value: str | tuple[str, ...] | None) -> str:
-    return (value if isinstance(value, str) else value[0]) if value else ""

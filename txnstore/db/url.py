@@ -81,6 +81,11 @@ class DatabaseUrl:
         """Whether it is an SQLite database in the memory of its connection, which nobody else can open."""
         return self.kind == "sqlite" and self.url.database in (None, ":memory:")
 
+    def option(self, name: str) -> str:
+        """Return an option of the URL, the first where it comes several times; empty where it does not come."""
+        value = self.url.query.get(name)
+        return (value if isinstance(value, str) else value[0]) if value else ""
+
     def __str__(self) -> str:
         """Return the URL with the password, and every option that may hold one, left out."""
         if self.is_in_memory and self.url.database:

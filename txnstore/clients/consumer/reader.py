@@ -697,7 +697,7 @@ class PartitionLookups:
         by_leader = cluster.by_leader(wanted_all, lambda item: item[1])
         offsets: dict[int, int] = {}
         for leader, wanted in by_leader.items():
-            offsets.update(repaired(cluster, leader, partial(_read, partial(find, wanted))))
+            offsets.update(repaired(cluster, leader, partial(Store.read, work=partial(find, wanted))))
         return [
             partition.with_error(errors[index])
             if index in errors
@@ -715,10 +715,6 @@ class PartitionLookups:
             return topic.partition_id(partition.partition)
         except UnknownTopicOrPartition:
             raise _unknown_partition() from None
-
-
-def _read(work: Callable[[Connection], Result], store: Store) -> Result:
-    return store.read(work)
 
 
 def _unknown_partition() -> KafkaException:

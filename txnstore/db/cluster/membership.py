@@ -231,8 +231,8 @@ def label_of_address(url: DatabaseUrl) -> str:
     """Return what a database is called unless another one has that name: host:port/name, or the name of the file."""
     if url.kind == "sqlite":
         return (url.url.database or ":memory:").rstrip("/").rpartition("/")[2]
-    host = url.url.host or _first(url.url.query.get("host")) or "localhost"
-    port = url.url.port or _first(url.url.query.get("port")) or _POSTGRESQL_PORT
+    host = url.url.host or url.option("host") or "localhost"
+    port = url.url.port or url.option("port") or _POSTGRESQL_PORT
     if host.startswith(("/", "@")):
         host = "localhost"
     return f"{host}:{port}/{url.url.database}"
@@ -406,7 +406,3 @@ def _row(database_id: int, label: str, store_uuid: str, *, coordinates: bool) ->
         "coordinates": coordinates,
         "catalogue_version": 0,
     }
-
-
-def _first(value: str | tuple[str, ...] | None) -> str:
-    return (value if isinstance(value, str) else value[0]) if value else ""

@@ -510,7 +510,7 @@ def _check_path(path: Path) -> None:
             raise InvalidUrl(f"the folder of the SQLite file {str(path)!r} is not a folder")
         if not stat.S_ISREG(path.stat().st_mode):
             raise InvalidUrl(f"{str(path)!r} is not a file: an SQLite store is one regular file")
-        if not _may(path, os.R_OK):
+        if not may_access(path, os.R_OK):
             raise PermissionDenied(f"this user may not read the SQLite file {str(path)!r}")
     except FileNotFoundError:
         if path.is_symlink():
@@ -518,7 +518,7 @@ def _check_path(path: Path) -> None:
             raise InvalidUrl(f"{str(path)!r} is a symbolic link to a file that does not exist") from None
         if not path.parent.exists():
             raise InvalidUrl(f"the folder of the SQLite file {str(path)!r} does not exist; create it first") from None
-        if not _may(path.parent, os.W_OK):
+        if not may_access(path.parent, os.W_OK):
             raise PermissionDenied(f"this user may not make the SQLite file {str(path)!r}") from None
     except PermissionError:
         raise PermissionDenied(f"this user may not look for the SQLite file {str(path)!r}") from None
@@ -538,7 +538,7 @@ def _check_names(path: str) -> None:
         )
 
 
-def _may(path: Path, mode: int) -> bool:
+def may_access(path: Path, mode: int) -> bool:
     """Return whether this user may read or write; SQLite would say that it cannot open the file, and not why."""
     return os.access(path, mode, effective_ids=os.access in os.supports_effective_ids)
 
@@ -562,7 +562,7 @@ def _why_unwritable(error: BaseException | None, path: str) -> StoreReadOnly | N
             " nothing was changed"
         )
     for kind, place in (("folder", folder), *(("file", Path(path + ending)) for ending in ("", "-wal", "-shm"))):
-        if place.exists() and not _may(place, os.W_OK):
+        if place.exists() and not may_access(place, os.W_OK):
             return StoreReadOnly(
                 f"this user may not write to the {kind} {str(place)!r}, as SQLite must, for the write-ahead log that it"
                 " keeps beside a file: grant that right, or put the file elsewhere; nothing was changed"

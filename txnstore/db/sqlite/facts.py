@@ -17,7 +17,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from txnstore.db.names import SQLITE_PREFIX
-from txnstore.db.sqlite.backend import SQLiteBackend
+from txnstore.db.sqlite.backend import SQLiteBackend, may_access
 from txnstore.db.sqlite.mounts import file_system_of, other_names, read_mounts
 from txnstore.db.sqlite.planted import ADDED
 from txnstore.db.url import DatabaseUrl
@@ -120,7 +120,7 @@ def _read_place(facts: SQLiteFacts, path: Path) -> None:
     facts.folder_exists = folder.is_dir()
     if not facts.folder_exists:
         return
-    facts.may_write_folder = _may(folder, os.W_OK | os.X_OK)
+    facts.may_write_folder = may_access(folder, os.W_OK | os.X_OK)
     if hasattr(os, "statvfs"):
         place = os.statvfs(folder)
         facts.free_bytes = place.f_bavail * place.f_frsize
@@ -139,7 +139,7 @@ def _read_file(facts: SQLiteFacts, path: Path) -> None:
         facts.damage = "it is not a regular file"
         return
     facts.size_bytes, facts.other_names = found.st_size, other_names(path)
-    facts.may_write_file = _may(path, os.W_OK)
+    facts.may_write_file = may_access(path, os.W_OK)
     log = Path(f"{path}-wal")
     facts.log_bytes = log.stat().st_size if log.exists() else 0
 
@@ -204,7 +204,3 @@ def _mode_in_header(path: str) -> str:
         return "unknown"
     # https://www.sqlite.org/fileformat.html#file_format_version_numbers
     return "wal" if header[18] == 2 else "delete"  # noqa: PLR2004 - the number of the format
-
-
-def _may(path: Path, mode: int) -> bool:
-    return os.access(path, mode, effective_ids=os.access in os.supports_effective_ids)
