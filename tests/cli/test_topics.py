@@ -85,6 +85,8 @@ def test_a_topic_is_described(answer, done):
     lines = done("topics", "describe", "orders", "orders").splitlines()
     assert lines[0] == "topic:   orders"
     assert lines.count("topic:   orders") == 2
+    assert lines[lines.index("topic:   orders", 1) - 1] == ""
+    assert lines.count("") == 1
 
 
 def test_a_topic_gets_partitions_and_settings(done, answer):

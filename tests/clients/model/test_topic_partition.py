@@ -14,7 +14,9 @@ from txnstore.clients.model.topic_partition import (
     OFFSET_INVALID,
     OFFSET_STORED,
     TopicPartition,
+    with_committed,
 )
+from txnstore.model import OffsetAndMetadata
 
 
 def everything(partition):
@@ -86,6 +88,13 @@ def test_partition_and_offset_can_be_set():
     with pytest.raises(TypeError):
         partition.offset = "x"  # type: ignore[assignment]
     assert partition.offset == 5
+
+
+def test_what_is_committed_for_a_partition_comes_whole():
+    found = with_committed(TopicPartition("t", 1), OffsetAndMetadata(7, 3, "note", 2))
+    assert (found.topic, found.partition, found.offset) == ("t", 1, 7)
+    assert (found.leader_epoch, found.metadata, found.offset_in_transaction) == (3, "note", 2)
+    assert with_committed(TopicPartition("t", 1, 9), None).offset == OFFSET_INVALID
 
 
 @pytest.mark.parametrize("name", ["topic", "metadata", "leader_epoch", "error", "nonsense"])
