@@ -698,6 +698,11 @@ OF_FACTS = [
         "prepared-transactions-used-up",
         "all 1 of max_prepared_transactions are in use",
     ),
+    (
+        {"prepared": [postgresql_facts.PreparedTransaction("a", "b", None, 10**6)]},
+        "prepared-transactions",
+        "'a' of a role that was dropped, in the database b",
+    ),
 ]
 
 

@@ -486,6 +486,55 @@ def test_a_member_of_the_role_that_prepared_it_may_end_it(sqlite_bank, other_ser
             admin.execute("DROP ROLE owner_of_branches, operator")
 
 
+@pytest.mark.parametrize("commit", [False, True])
+def test_a_branch_whose_role_has_been_dropped_is_left_to_a_superuser(bank, other_server, commit):
+    """DROP ROLE does not mind what the role has prepared, and nobody is its member afterwards."""
+    other_server.create_role("short_lived", "secret")
+    other_server.create_role("upkeep", "secret")
+    table = bank.tables[0]
+    with other_server.connect("checking") as admin:
+        admin.execute("GRANT ALL ON account TO short_lived")
+        admin.execute("GRANT short_lived TO upkeep")
+    try:
+        with closing(type(table)(other_server.url("checking", "short_lived", "secret")).connect()) as driver:
+            transfer = bank.transfer()
+            transfer.branches.enlist(driver)
+            driver.execute("INSERT INTO account VALUES ('a', 0)")
+            transfer.prepare()
+            transfer.decide(commit=commit)
+        with other_server.connect("checking") as admin:
+            admin.execute("DROP OWNED BY short_lived")
+            admin.execute("DROP ROLE short_lived")
+        (gid,) = table.our_gids()
+        recovered = recover_branches(bank.store, other_server.url("checking", "upkeep", "secret"))
+        with pytest.raises(PermissionDenied, match=r"has been dropped: only a superuser may end it"):
+            raise_failed(recovered)
+        assert (recovered.ended_count, [row.gid for row in bank.rows()]) == (0, [gid])
+        bank.recover()
+        assert table.balances() == ({"a": 0} if commit else {})
+        assert (table.our_gids(), bank.rows()) == ([], [])
+    finally:
+        other_server.drop_role("upkeep")
+
+
+@pytest.mark.parametrize("commit", [False, True])
+def test_what_is_in_progress_by_its_number_has_not_ended(sqlite_bank, monkeypatch, commit):
+    bank, transfer = sqlite_bank, sqlite_bank.prepared()
+    transfer.decide(commit=commit)
+    transfer.die()
+    with monkeypatch.context() as patch:
+        # Its number says otherwise.
+        patch.setattr(recovery, "end_prepared", lambda *_, **__: ServerAnswer(AnswerKind.REFUSED, "42704"))
+        for table in bank.tables:
+            recovered = recover_branches(bank.store, table.url)
+            assert recovered.ended_count == 0
+            with pytest.raises(BranchUnfinished, match="how it has ended is not known: it is in progress"):
+                raise_failed(recovered)
+    assert len(bank.rows()) == 2
+    bank.recover()
+    bank.assert_whole(transfer.name, committed=commit)
+
+
 def test_what_is_no_participant_is_refused(sqlite_bank, no_vote_server):
     with pytest.raises(InvalidUrl, match="not a PostgreSQL database"):
         recover_branches(sqlite_bank.store, "sqlite:///shop.db")

@@ -383,8 +383,9 @@ def _snapshots(facts: PostgreSQLFacts) -> Iterator[str]:
 def _prepared(facts: PostgreSQLFacts) -> Iterator[str]:
     for one in known(facts.prepared):
         if one.age_seconds > LONG_SECONDS:
+            owner = one.owner or "a role that was dropped"
             yield (
-                f"{one.gid!r} of {one.owner}, in the database {one.database}, is prepared for"
+                f"{one.gid!r} of {owner}, in the database {one.database}, is prepared for"
                 f" {seconds_text(one.age_seconds)}"
             )
 

@@ -212,9 +212,12 @@ class _Recovery:
             self._forget_ended(branch, commit=branch.commit, has_voted=branch.commit)
 
     def _forget_ended(self, branch: RegisteredBranch, *, commit: bool, has_voted: bool) -> None:
-        otherwise = has_ended_otherwise(
-            self._driver, branch.transaction_xid8, commit=commit, timeout_seconds=END_TIMEOUT_SECONDS
-        )
+        try:
+            otherwise = has_ended_otherwise(
+                self._driver, branch.transaction_xid8, commit=commit, timeout_seconds=END_TIMEOUT_SECONDS
+            )
+        except BranchUnfinished as error:
+            raise _left(branch.gid, self._database.label, str(error)) from None
         self._done.forgotten.append(branch.gid)
         label = self._database.label
         if otherwise and not has_voted:
@@ -302,4 +305,8 @@ def _abort_if_over(store: Store, branch: RegisteredBranch, connection: Connectio
 def _error_of(answer: ServerAnswer, gid: str, label: str) -> TxnStoreError:
     if answer.sqlstate == INSUFFICIENT_PRIVILEGE:
         return PermissionDenied(f"the branch {gid} in {label} is left as it is: {answer.detail}")
-    return BranchUnfinished(f"the branch {gid} in {label} is left as it is for now ({answer.told}); try again")
+    return _left(gid, label, answer.told)
+
+
+def _left(gid: str, label: str, why: str) -> BranchUnfinished:
+    return BranchUnfinished(f"the branch {gid} in {label} is left as it is for now ({why}); try again")

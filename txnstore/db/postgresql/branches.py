@@ -32,6 +32,7 @@ UNDEFINED_OBJECT: Final = "42704"
 #: Of a prepared transaction: somebody else is ending it at this moment.
 NOT_IN_PREREQUISITE_STATE: Final = "55000"
 DIVISION_BY_ZERO: Final = "22012"
+NUMERIC_VALUE_OUT_OF_RANGE: Final = "22003"
 #: Of a transaction id: it lies in the future.
 INVALID_PARAMETER_VALUE: Final = "22023"
 
@@ -81,8 +82,8 @@ class PreparedBranch:
     """A prepared transaction as its server lists it."""
 
     gid: str
-    owner: str
-    """The role that prepared it; it and superusers may end it."""
+    owner: str | None
+    """The role that prepared it; it and superusers may end it.  None: it has been dropped since."""
 
 
 #: By connection, for as long as it lives: what does not change meanwhile is asked once.
@@ -164,13 +165,15 @@ def end_statement(driver: Driver, gid: str, *, commit: bool) -> Statement:
 def check_end_statement(driver: Driver, transaction_id: str, *, commit: bool) -> Statement:
     """Return what is refused (22012) if the database transaction of this id has ended, and otherwise than this.
 
-    And (22023) if the server has not come to this id yet.
+    And (22003) if it is in progress, as a prepared one is, and (22023) if the server has not come to this id yet.
     """
     assert _TRANSACTION_ID.fullmatch(transaction_id)
     other = "aborted" if commit else "committed"
+    # 99999 is out of the range of smallint.
     text = (
-        f"SELECT 1 / COALESCE((pg_catalog.pg_xact_status('{transaction_id}'::pg_catalog.xid8)"
-        f" OPERATOR(pg_catalog.<>) '{other}')::int, 1)"
+        f"SELECT 1 / (CASE WHEN status OPERATOR(pg_catalog.=) '{other}' THEN 0"  # noqa: S608 - ours
+        " WHEN status OPERATOR(pg_catalog.=) 'in progress' THEN 99999 ELSE 1 END)::smallint"
+        f" FROM pg_catalog.pg_xact_status('{transaction_id}'::pg_catalog.xid8) AS status"
     )
     return Statement(driver, text, "SELECT 1")
 
@@ -190,6 +193,8 @@ def has_ended_otherwise(driver: Driver, transaction_id: str, *, commit: bool, ti
     if found.sqlstate == INVALID_PARAMETER_VALUE:
         # Not even begun there: a standby that knew nothing of it has taken over.
         return commit
+    if found.sqlstate == NUMERIC_VALUE_OUT_OF_RANGE:
+        raise BranchUnfinished("how it has ended is not known: it is in progress")
     if found.sqlstate != DIVISION_BY_ZERO:
         raise BranchUnfinished(f"how it has ended is not known: {found.told}")
     return True
@@ -272,10 +277,14 @@ def _end_prepared_now(driver: PostgreSQLConnection, gid: str, *, commit: bool, t
     (answer,) = exchange([statement], timeout_seconds)
     if answer.sqlstate != INSUFFICIENT_PRIVILEGE:
         return answer
-    owner = next((branch.owner for branch in list_prepared(driver, gid) if branch.gid == gid), None)
-    if owner is None:
+    found = next((branch for branch in list_prepared(driver, gid) if branch.gid == gid), None)
+    if found is None:
         # Somebody else was quicker.
         return ServerAnswer(AnswerKind.REFUSED, UNDEFINED_OBJECT)
+    owner = found.owner
+    if owner is None:
+        detail = "the role that prepared it has been dropped: only a superuser may end it"
+        return ServerAnswer(AnswerKind.REFUSED, INSUFFICIENT_PRIVILEGE, detail)
     set_role = Statement(driver, SQL("SET ROLE {}").format(Identifier(owner)).as_string(driver), "SET")
     if exchange([set_role], timeout_seconds)[0].kind is not AnswerKind.DONE:
         detail = f"only the role {owner!r}, which prepared it, its members and superusers may end this branch"

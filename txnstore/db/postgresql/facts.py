@@ -199,7 +199,9 @@ class PreparedTransaction:
 
     gid: str
     database: str
-    owner: str
+    owner: str | None
+    """None: the role has been dropped since."""
+
     age_seconds: int
 
 
