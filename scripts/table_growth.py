@@ -33,7 +33,7 @@ GROWTH: Final[Mapping[str, str]] = MappingProxyType(
         "transaction_writers": _WITH_TRANSACTION,
         "transaction_writer_partitions": _WITH_TRANSACTION,
         "transaction_groups": _WITH_TRANSACTION,
-        "transaction_branches": "Goes once the branch has ended in its database.",
+        "transaction_branches": "Goes once the branch has ended in its database, a commit as was decided.",
         "transaction_log": "After `txnstore.transaction.log.retention.ms`, once its transaction is complete.",
         "pending_markers": "Goes as the marker is written.",
         "groups": "Once it has no members and no offsets.",

@@ -489,10 +489,16 @@ def _make_transactions() -> None:
         _column(
             "transaction_xid8", String, "The number of its transaction there; by it the server tells how that ended."
         ),
-        _column("outcome", Int16, "What was decided: 0 abort, 1 commit; NULL if nothing has been decided.", null=True),
+        _column(
+            "outcome",
+            Int16,
+            "What was decided: 0 abort, 1 commit, 2 commit, and its database did not know of one, which was told; NULL"
+            " if nothing has been decided.",
+            null=True,
+        ),
         _column("registered_ms", Int64, "When the branch was registered, which is before it could vote."),
         PrimaryKeyConstraint("gid", name="transaction_branches_pk"),
-        _check("transaction_branches_outcome", "outcome BETWEEN 0 AND 1"),
+        _check("transaction_branches_outcome", "outcome BETWEEN 0 AND 2"),
         comment="Branches of transactions in other databases, which vote; a row is deleted once its branch has ended.",
     )
     _index("transaction_branches", "transaction_branches_transaction", "transactional_id")

@@ -202,27 +202,32 @@ def told(caplog):
     return [(fields["event"], fields["transactional_id"]) for fields in found]
 
 
-@pytest.mark.parametrize("how", ["an administrator", "a failover"])
+@pytest.mark.parametrize("how", ["an administrator", "a failover", "so long ago that its server forgot"])
 @pytest.mark.parametrize("commit", [False, True])
-def test_a_branch_that_has_not_ended_as_was_decided_is_told_of_once(bank, commit, how, caplog):
+def test_a_branch_that_has_not_ended_as_was_decided_is_told_of_once_and_kept_if_it_is_a_commit(
+    bank, commit, how, caplog
+):
     transfer = bank.prepared()
     (gid,) = bank.tables[1].our_gids()
-    is_lost = how == "a failover"
-    bank.tables[1].watching.execute(f"{'ROLLBACK' if commit or is_lost else 'COMMIT'} PREPARED '{gid}'")
-    if is_lost:
+    is_unknown = how != "an administrator"
+    bank.tables[1].watching.execute(f"{'ROLLBACK' if commit or is_unknown else 'COMMIT'} PREPARED '{gid}'")
+    if is_unknown:
         # A standby that had not heard of the vote has taken over: it has not come to the transaction's number yet.
+        number = "99999999999" if how == "a failover" else "0"
         begun = update(transaction_branches).where(transaction_branches.c.gid == gid)
-        bank.store.write(lambda connection: connection.execute(begun.values(transaction_xid8="99999999999")))
+        bank.store.write(lambda connection: connection.execute(begun.values(transaction_xid8=number)))
     transfer.decide(commit=commit)
     transfer.die()
-    with pytest.raises(BranchEndedOtherwise, match=r"/savings somebody else .*a failover") if commit else nullcontext():
+    with pytest.raises(BranchEndedOtherwise, match=r"/savings: somebody else .* failover") if commit else nullcontext():
         bank.recover()
     # Whether it has voted is not known by now of one that was decided to abort.
-    events = ["branch_ended_otherwise"] if commit else ["branch_perhaps_committed"] * (not is_lost)
-    assert told(caplog) == [(event, transfer.name) for event in events]
-    assert bank.rows() == []
-    bank.recover()
-    assert bank.is_in(transfer.name) == [commit, commit, not commit and not is_lost]
+    events = ["branch_ended_otherwise"] if commit else ["branch_perhaps_committed"] * (not is_unknown)
+    kept = [(gid, True, True)] * commit
+    for _ in range(2):
+        assert told(caplog) == [(event, transfer.name) for event in events]
+        assert [(row.gid, row.commit, row.is_missing) for row in bank.rows()] == kept
+        assert [done.ended_count for done in bank.recover()] == [0, 0]
+    assert bank.is_in(transfer.name) == [commit, commit, not commit and not is_unknown]
 
 
 @pytest.mark.parametrize("commit", [False, True])
@@ -239,7 +244,53 @@ def test_a_branch_that_somebody_ends_otherwise_at_the_same_moment_is_told_of(sql
     for table in bank.tables:
         with pytest.raises(BranchEndedOtherwise):
             raise_failed(recover_branches(bank.store, table.url))
+    assert len(bank.rows()) == 2 * commit
+    bank.recover()
+
+
+@pytest.mark.parametrize("is_past", [False, True])
+def test_a_copy_of_the_database_that_voted_loses_no_decision_to_commit(bank, monkeypatch, is_past):
+    """As the same server has copied it before the vote: with its identity, and nothing prepared."""
+    transfer = left_decided(bank)
+    numbers = {row.gid: row.transaction_xid8 for row in bank.rows()}
+
+    def number(of):
+        for gid, number in of.items():
+            row = update(transaction_branches).where(transaction_branches.c.gid == gid)
+            row = row.values(transaction_xid8=number)
+            bank.store.write(lambda connection, row=row: connection.execute(row))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(recovery, "list_prepared", lambda *_: [])
+        number(dict.fromkeys(numbers, "99999999999"))
+        with pytest.raises(BranchEndedOtherwise, match="or is a copy of the one that voted"):
+            bank.recover()
+        if is_past:
+            # The copy has come to the number meanwhile, for a transaction of its own.
+            ((committed,),) = bank.tables[0].watching.execute("SELECT pg_current_xact_id()::text")
+            number(dict.fromkeys(numbers, committed))
+        assert [done.ended_count for done in bank.recover()] == [0, 0]
+    number(numbers)
+    assert [len(done.committed) for done in bank.recover()] == [1, 1]
+    bank.assert_whole(transfer.name, committed=True)
     assert bank.rows() == []
+
+
+def test_of_several_looks_at_once_one_tells_what_is_missing(sqlite_bank, monkeypatch, caplog):
+    bank, transfer = sqlite_bank, left_decided(sqlite_bank)
+    for table in bank.tables:
+        table.watching.execute(f"ROLLBACK PREPARED '{table.our_gids()[0]}'")
+    real = postgresql_branches.has_ended_otherwise
+
+    def let_another_look_first(driver, number, **how):
+        monkeypatch.undo()
+        with pytest.raises(BranchEndedOtherwise):
+            bank.recover()
+        return real(driver, number, **how)
+
+    monkeypatch.setattr(recovery, "has_ended_otherwise", let_another_look_first)
+    assert [done.ended_count for done in bank.recover()] == [0, 0]
+    assert told(caplog) == [("branch_ended_otherwise", transfer.name)] * 2
 
 
 def test_a_branch_that_its_producer_ends_and_forgets_at_the_same_moment_is_not_told_of(bank, monkeypatch, caplog):
@@ -305,6 +356,7 @@ def test_a_branch_of_which_the_server_does_not_say_how_it_has_ended_is_not_forgo
     assert len(bank.rows()) == 2
     with pytest.raises(BranchEndedOtherwise):
         bank.recover()
+    assert len(bank.rows()) == 2
 
 
 def test_the_same_database_by_another_name_is_the_same(bank):

@@ -404,7 +404,10 @@ def find_hanging(
     name="branches", epilog=examples("txnstore transactions branches", "txnstore transactions branches --json")
 )
 def branches(*, as_json: Json = False, url: Url = None, schema: Schema = DEFAULT_SCHEMA) -> None:
-    """List the parts of transactions in other databases that are not known to have ended."""
+    """List the parts of transactions in other databases that are not known to have ended.
+
+    One that is `missing` was to commit, and its database did not know of one.
+    """
     left_out: LeftOut = {}
     with opened(url, schema) as cluster:
         found = [branch for _, branches in cluster.read_all(all_branches, left_out) for branch in branches]
@@ -721,6 +724,6 @@ def _branch_row(branch: RegisteredBranch) -> dict[str, Any]:
         "gid": branch.gid,
         "transactional_id": branch.transactional_id,
         "database": branch.database_label,
-        "outcome": {None: "open", True: "commit", False: "abort"}[branch.commit],
+        "outcome": "missing" if branch.is_missing else {None: "open", True: "commit", False: "abort"}[branch.commit],
         "registered_ms": branch.registered_ms,
     }

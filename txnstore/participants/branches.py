@@ -368,21 +368,24 @@ class Branches:
         if answer.kind is not AnswerKind.DONE and answer.sqlstate != UNDEFINED_OBJECT:
             branch.trouble = answer.told
             return False
+        is_kept = False
         if answer.kind is not AnswerKind.DONE and branch.state is _S.PREPARED and not branch.is_forgotten:
             try:
                 if has_ended_otherwise(driver, branch.transaction_id, commit=commit, timeout_seconds=timeout_seconds):
                     # The server that has taken the vote knows its number; another one may have given it out again.
                     is_sure = commit or driver is branch.driver
                     self._ended_otherwise[branch.database.label] = is_sure
+                    # A copy of that server may have answered in its place: without its row it would be rolled back.
+                    is_kept = commit
             except BranchUnfinished as error:
                 branch.trouble = str(error)
                 return False
-        self._ended(branch)
+        self._ended(branch, is_kept=is_kept)
         return True
 
-    def _ended(self, branch: Branch) -> None:
+    def _ended(self, branch: Branch, *, is_kept: bool = False) -> None:
         # One in doubt may still come to be prepared: its row stays for the next look.
-        if branch.state not in (_S.ENLISTED, _S.IN_DOUBT):
+        if not is_kept and branch.state not in (_S.ENLISTED, _S.IN_DOUBT):
             self._ended_gids.append(branch.gid)
         branch.move(_S.ENDED)
 

@@ -44,6 +44,7 @@ from txnstore.transactions.branch_rows import (
     forget_branches,
     has_branches,
     known_branches,
+    mark_missing,
 )
 from txnstore.transactions.protocol import TransactionState
 from txnstore.transactions.transaction import abort_if_timed_out
@@ -218,8 +219,11 @@ class _Recovery:
             )
         except BranchUnfinished as error:
             raise _left(branch.gid, self._database.label, str(error)) from None
-        self._done.forgotten.append(branch.gid)
         label = self._database.label
+        if otherwise and commit:
+            self._tell_missing(branch)
+            return
+        self._done.forgotten.append(branch.gid)
         if otherwise and not has_voted:
             _log.warning(
                 "the transaction of %r is decided: abort; its branch in %s is not prepared, and there a transaction of"
@@ -234,15 +238,28 @@ class _Recovery:
                 },
             )
         elif otherwise:
-            error = BranchEndedOtherwise(
-                f"the transaction of {branch.transactional_id[:80]!r} is decided: {'commit' if commit else 'abort'};"
-                f" but in {label} somebody else has ended its branch, or a failover has lost it, and not as was"
-                " decided: what it wrote there has to be put right by hand"
-            )
             # Told once: its row is all that is left of it.
-            fields = {"event": "branch_ended_otherwise", "database": label, "transactional_id": branch.transactional_id}
-            _log.error("%s", error, extra=fields)
-            raise error
+            raise self._ended_otherwise(
+                branch,
+                f"the transaction of {branch.transactional_id[:80]!r} is decided: abort; but in {label} somebody else"
+                " has committed its branch: what it wrote there has to be put right by hand",
+            )
+
+    def _tell_missing(self, branch: RegisteredBranch) -> None:
+        """Tell once of a branch that was to commit, and keep its row: this may not be the database that voted."""
+        if self._store.write(lambda connection: mark_missing(connection, branch.gid)):
+            raise self._ended_otherwise(
+                branch,
+                f"the transaction of {branch.transactional_id[:80]!r} is decided: commit; but its branch {branch.gid}"
+                f" is not known to have committed in {self._database.label}: somebody else has ended its branch the"
+                " other way, a failover has lost it, or its server does not remember, or is a copy of the one that"
+                " voted. See whether what it wrote is there, and put it right by hand",
+            )
+
+    def _ended_otherwise(self, branch: RegisteredBranch, told: str) -> BranchEndedOtherwise:
+        fields = {"database": self._database.label, "transactional_id": branch.transactional_id}
+        _log.error("%s", told, extra={"event": "branch_ended_otherwise", **fields})
+        return BranchEndedOtherwise(told)
 
     def _standing(self, branch: RegisteredBranch) -> Standing:
         standing = _standing_by_outcome(branch)

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import Connection, Row, bindparam, delete, exists, select, update
+from sqlalchemy import Connection, Row, bindparam, delete, exists, or_, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from txnstore.db.identity import check_not_standby
@@ -23,6 +23,8 @@ from txnstore.transactions import rows
 
 _ABORT: Final = 0
 _COMMIT: Final = 1
+#: Decided to commit, and missing in its database.
+_MISSING: Final = 2
 
 # DO NOTHING: a registration whose answer was lost is repeated.
 _INSERT: Final = (
@@ -43,8 +45,15 @@ _BY_GID: Final = select(transaction_branches).where(transaction_branches.c.gid.i
 _BY_DATABASE: Final = (
     select(transaction_branches)
     .where(transaction_branches.c.database_identity == bindparam("of_identity"))
+    .where(or_(transaction_branches.c.outcome.is_(None), transaction_branches.c.outcome != _MISSING))
     .order_by(transaction_branches.c.registered_ms)
     .limit(bindparam("count_max"))
+)
+_MARK_MISSING: Final = (
+    update(transaction_branches)
+    .where(transaction_branches.c.gid == bindparam("of_gid"))
+    .where(transaction_branches.c.outcome == _COMMIT)
+    .values(outcome=_MISSING)
 )
 _ALL: Final = select(transaction_branches).order_by(transaction_branches.c.registered_ms, transaction_branches.c.gid)
 _HAS_BRANCHES: Final = select(exists(select(transaction_branches.c.gid)))
@@ -73,6 +82,9 @@ class RegisteredBranch:
     """What was decided; None: nothing yet."""
 
     registered_ms: int = -1
+
+    is_missing: bool = False
+    """It was to commit, and its database did not know of one: that was told, and only who finds it prepared ends it."""
 
 
 def insert_branches(connection: Connection, branches: Iterable[RegisteredBranch]) -> None:
@@ -155,9 +167,17 @@ def check_sees_branches(store: Store, connection: Connection, gid: str) -> None:
 
 
 def branches_in_database(connection: Connection, database_identity: str, count_max: int) -> list[RegisteredBranch]:
-    """Return the branches of a database, the oldest first."""
+    """Return the branches of a database but for those that are missing there, the oldest first."""
     found = connection.execute(_BY_DATABASE, {"of_identity": database_identity, "count_max": count_max})
     return [_branch(row) for row in found]
+
+
+def mark_missing(connection: Connection, gid: str) -> bool:
+    """Note that a branch that was decided to commit is missing in its database; return whether nobody has before.
+
+    Its row stays: it may have been looked for in the wrong place, and all the rest would be rolled back without it.
+    """
+    return connection.execute(_MARK_MISSING, {"of_gid": gid}).rowcount == 1
 
 
 def all_branches(connection: Connection) -> list[RegisteredBranch]:
@@ -184,6 +204,7 @@ def _branch(row: Row[tuple[object, ...]]) -> RegisteredBranch:
         row.database_label,
         row.database_identity,
         row.transaction_xid8,
-        None if row.outcome is None else row.outcome == _COMMIT,
+        None if row.outcome is None else row.outcome in (_COMMIT, _MISSING),
         row.registered_ms,
+        row.outcome == _MISSING,
     )

@@ -165,14 +165,15 @@ def end_statement(driver: Driver, gid: str, *, commit: bool) -> Statement:
 def check_end_statement(driver: Driver, transaction_id: str, *, commit: bool) -> Statement:
     """Return what is refused (22012) if the database transaction of this id has ended, and otherwise than this.
 
-    And (22003) if it is in progress, as a prepared one is, and (22023) if the server has not come to this id yet.
+    One that is too old to be known counts as aborted.  Refused as well is (22003) one in progress, as a prepared one
+    is, and (22023) an id that the server has not come to yet.
     """
     assert _TRANSACTION_ID.fullmatch(transaction_id)
-    other = "aborted" if commit else "committed"
+    if_committed, if_not = (1, 0) if commit else (0, 1)
     # 99999 is out of the range of smallint.
     text = (
-        f"SELECT 1 / (CASE WHEN status OPERATOR(pg_catalog.=) '{other}' THEN 0"  # noqa: S608 - ours
-        " WHEN status OPERATOR(pg_catalog.=) 'in progress' THEN 99999 ELSE 1 END)::smallint"
+        f"SELECT 1 / (CASE WHEN status OPERATOR(pg_catalog.=) 'committed' THEN {if_committed}"  # noqa: S608 - numbers
+        f" WHEN status OPERATOR(pg_catalog.=) 'in progress' THEN 99999 ELSE {if_not} END)::smallint"
         f" FROM pg_catalog.pg_xact_status('{transaction_id}'::pg_catalog.xid8) AS status"
     )
     return Statement(driver, text, "SELECT 1")
@@ -181,8 +182,8 @@ def check_end_statement(driver: Driver, transaction_id: str, *, commit: bool) ->
 def has_ended_otherwise(driver: Driver, transaction_id: str, *, commit: bool, timeout_seconds: float) -> bool:
     """Return whether the database transaction of this id, which is not prepared any more, has not ended as was decided.
 
-    False also where the server does not know it any more.  True proves nothing of an abort if it was perhaps not
-    prepared: a server that crashes before that may have forgotten its number, and give it to another transaction.
+    Where the server does not know it (any more), it has not committed.  True proves nothing of an abort if it was
+    perhaps not prepared: a server that crashes before that may have forgotten its number, and give it to another one.
 
     Raises:
         BranchUnfinished: it does not say.
@@ -191,7 +192,7 @@ def has_ended_otherwise(driver: Driver, transaction_id: str, *, commit: bool, ti
     if found.kind is AnswerKind.DONE:
         return False
     if found.sqlstate == INVALID_PARAMETER_VALUE:
-        # Not even begun there: a standby that knew nothing of it has taken over.
+        # Not even begun there: a standby that knew nothing of it has taken over, or this is a copy of the server.
         return commit
     if found.sqlstate == NUMERIC_VALUE_OUT_OF_RANGE:
         raise BranchUnfinished("how it has ended is not known: it is in progress")

@@ -117,12 +117,18 @@ transaction_branches: Final = table(
     column("database_label", String, "The database that votes, for people: host:port/name, without credentials."),
     column("database_identity", String, "The same database, as its server identifies it: system identifier:oid."),
     column("transaction_xid8", String, "The number of its transaction there; by it the server tells how that ended."),
-    column("outcome", Int16, "What was decided: 0 abort, 1 commit; NULL if nothing has been decided.", null=True),
+    column(
+        "outcome",
+        Int16,
+        "What was decided: 0 abort, 1 commit, 2 commit, and its database did not know of one, which was told; NULL if"
+        " nothing has been decided.",
+        null=True,
+    ),
     column("registered_ms", Int64, "When the branch was registered, which is before it could vote."),
     PrimaryKeyConstraint("gid", name="transaction_branches_pk"),
     Index(StoreName("transaction_branches_transaction"), "transactional_id"),
     Index(StoreName("transaction_branches_database"), "database_identity"),
-    check("transaction_branches_outcome", "outcome BETWEEN 0 AND 1"),
+    check("transaction_branches_outcome", "outcome BETWEEN 0 AND 2"),
     comment="Branches of transactions in other databases, which vote; a row is deleted once its branch has ended.",
 )
 
