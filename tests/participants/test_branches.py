@@ -329,7 +329,7 @@ def test_no_room_for_another_prepared_transaction_is_a_vote_against_it(sqlite_ba
         try:
             driver = table.connect()
             other.branches.enlist(driver)
-            with pytest.raises(TransactionAbortable, match=r"53200.*max_prepared_transactions"):
+            with pytest.raises(TransactionAbortable, match=r"53200.*; perhaps all of its max_prepared_transactions"):
                 other.prepare()
             other.abort()
             driver.close()

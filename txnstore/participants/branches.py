@@ -67,7 +67,11 @@ ADVICE: Final[dict[str, str]] = {
         "a transaction with LISTEN or NOTIFY, temporary tables, WITH HOLD cursors or exported snapshots cannot be"
         f" prepared: leave these out of it, or {OUTBOX_INSTEAD}"
     ),
-    "53200": "all of its max_prepared_transactions are in use: end those that were left behind (txnstore maintain)",
+    # Also of a full table of locks, and of memory; what tells them apart is in the server's own language.
+    "53200": (
+        "perhaps all of its max_prepared_transactions are in use: end those that were left behind (txnstore maintain"
+        " --participant)"
+    ),
     "55000": f"its max_prepared_transactions is 0: {OUTBOX_INSTEAD}",
 }
 OWN_END: Final = (
