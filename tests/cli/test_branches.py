@@ -89,6 +89,45 @@ def test_recover_does_not_ask_to_be_repeated_for_what_has_ended_otherwise(run, u
     assert ended.code == 1
     assert "somebody else has ended its branch" in ended.err
     assert run("transactions", "recover", "--participant", other).code == 0
+    (row,) = json.loads(run("transactions", "branches", "--json").out)
+    assert (row["gid"], row["outcome"]) == (gid, "missing")
+
+
+def test_forget_is_for_what_is_prepared_nowhere_and_takes_force_if_it_was_to_commit(run, done, url, other):
+    import psycopg
+
+    prepare(url, other, "yes", commit=True)
+    (row,) = json.loads(done("transactions", "branches", "--json"))
+    refused = run("transactions", "forget", row["gid"], "--force", "--participant", other)
+    assert (refused.code, refused.out) == (1, "")
+    assert "is prepared in" in refused.err
+    with psycopg.connect(connection_string(other), autocommit=True) as connection:
+        connection.execute(f"ROLLBACK PREPARED '{row['gid']}'")
+    refused = run("transactions", "forget", row["gid"])
+    assert refused.code == 1
+    assert "is decided to commit" in refused.err
+    away = "postgresql://bank:secret@127.0.0.1:1/bank"
+    ended = run("transactions", "forget", row["gid"], "--force", "--participant", away)
+    assert (ended.code, ended.out) == (0, f"the branch {row['gid']} is forgotten\n")
+    assert "not asked whether it is prepared there: " in ended.err
+    assert "secret" not in ended.err
+    unknown = run("transactions", "forget", row["gid"], "--force")
+    assert (unknown.code, unknown.err) == (1, f"txnstore: no branch {row['gid']} is known\n")
+
+
+@pytest.mark.usefixtures("two_databases")
+def test_forget_finds_the_branch_in_whichever_database_knows_it(txnstore, tmp_path):
+    from sqlalchemy import insert
+
+    from txnstore.db.schema import transaction_branches
+
+    texts = ("transactional_id", "database_label", "database_identity", "transaction_xid8")
+    numbers = {"producer_id": 4, "producer_epoch": 0, "registered_ms": 1, "outcome": 0}
+    branch = {"gid": "txnstore_1", **dict.fromkeys(texts, "of nobody"), **numbers}
+    with open_store(f"sqlite:///{tmp_path}/second.db") as second:
+        second.write(lambda connection: connection.execute(insert(transaction_branches), branch))
+    assert txnstore("transactions", "forget", "txnstore_1").out == "the branch txnstore_1 is forgotten\n"
+    assert json.loads(txnstore("transactions", "branches", "--json").out) == []
 
 
 @pytest.mark.parametrize(
@@ -101,7 +140,7 @@ def test_recover_does_not_ask_to_be_repeated_for_what_has_ended_otherwise(run, u
 )
 def test_recover_asks_to_be_repeated_only_where_that_may_cure_everything(run, monkeypatch, failed, code):
     found = iter([RecoveredBranches("db", failed=errors) for errors in failed])
-    monkeypatch.setattr("txnstore.cli.transactions.recover_branches", lambda *_: next(found))
+    monkeypatch.setattr("txnstore.cli.branches.recover_branches", lambda *_: next(found))
     ended = run("transactions", "recover", "--participant", "postgresql://a/a", "--participant", "postgresql://b/b")
     assert (ended.code, ended.err.count("txnstore: ")) == (code, sum(map(len, failed)))
 
@@ -112,7 +151,7 @@ def test_recover_names_the_database_of_an_error_that_does_not(run, monkeypatch):
             raise InvalidRequest("max_prepared_transactions is 0")
         return RecoveredBranches("first")
 
-    monkeypatch.setattr("txnstore.cli.transactions.recover_branches", refuse)
+    monkeypatch.setattr("txnstore.cli.branches.recover_branches", refuse)
     urls = ["postgresql://a:secret@h/first", "postgresql://a:secret@h/second"]
     ended = run("transactions", "recover", *(f"--participant={url}" for url in urls))
     assert (ended.code, ended.out.startswith("first: ")) == (1, True)
@@ -144,7 +183,7 @@ def test_recover_begins_before_the_last_database_of_the_store_is_found(txnstore,
         return RecoveredBranches("db")
 
     monkeypatch.setattr(Cluster, "own", find)
-    monkeypatch.setattr("txnstore.cli.transactions.recover_branches", recover)
+    monkeypatch.setattr("txnstore.cli.branches.recover_branches", recover)
     assert txnstore("transactions", "recover", "--participant", "postgresql://a/a").code == 0
     assert steps == ["found 1", "recovered 1", "found 2", "recovered 2"]
 
@@ -171,7 +210,7 @@ def test_recover_tells_all_that_it_finds_if_a_database_of_the_store_refuses(
 
     monkeypatch.setattr(Cluster, "own", find)
     monkeypatch.setattr(
-        "txnstore.cli.transactions.recover_branches",
+        "txnstore.cli.branches.recover_branches",
         lambda _, participant, __: RecoveredBranches(participant, failed=failed),
     )
     participants = ["postgresql://a/a", "postgresql://b/b"]
@@ -185,7 +224,7 @@ def test_recover_tells_all_that_it_finds_if_a_database_of_the_store_refuses(
 def test_recover_does_not_ask_to_be_repeated_for_a_database_that_no_url_of_the_list_leads_to(
     txnstore, txnstore_sqlite_url, monkeypatch
 ):
-    monkeypatch.setattr("txnstore.cli.transactions.recover_branches", lambda *_: RecoveredBranches("db"))
+    monkeypatch.setattr("txnstore.cli.branches.recover_branches", lambda *_: RecoveredBranches("db"))
     arguments = ("transactions", "recover", "--participant", "postgresql://a/a")
     assert txnstore(*arguments).code == 0
     ended = txnstore(*arguments, "--url", txnstore_sqlite_url)

@@ -196,6 +196,17 @@ def test_rows_of_what_has_ended_are_forgotten_but_not_those_of_other_databases(b
     assert [row.database_label.rpartition("/")[2] for row in bank.rows()] == ["savings"]
 
 
+def test_rows_that_have_to_stay_keep_no_younger_one_from_being_forgotten(bank, monkeypatch):
+    monkeypatch.setattr(recovery, "FOUND_MAX", 2)
+    staying = [bank.written() for _ in range(3)]
+    for transfer in staying:
+        transfer.branches._register(transfer.producer, list(transfer.branches._branches), 60_000)
+    for _ in range(3):
+        bank.written().commit()
+    assert [len(done.forgotten) for done in bank.recover()] == [3, 3]
+    assert {row.transactional_id for row in bank.rows()} == {transfer.name for transfer in staying}
+
+
 def told(caplog):
     """Return what the log says of branches, and of whose."""
     found = [vars(record) for record in caplog.records if vars(record).get("event", "").startswith("branch_")]

@@ -1,4 +1,4 @@
-"""The commands about transactions: who writes, what holds up readers, how to end it, and branches elsewhere."""
+"""The commands about transactions: who writes, what holds up readers, and how to end it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,15 @@ from typing import Annotated, Any, Final
 import typer
 from sqlalchemy import Connection
 
+from txnstore.cli import branches
 from txnstore.cli.options import (
-    PARTICIPANTS_VARIABLE,
     Json,
-    Participants,
     Schema,
     Url,
-    about,
     complete_topic,
     complete_transactional_id,
     examples,
     opened,
-    reached,
 )
 from txnstore.cli.output import (
     Column,
@@ -42,12 +39,10 @@ from txnstore.clients.brokers import BROKER_ID, broker_id_of, reads_at_leaders
 from txnstore.db.cluster.cluster import Cluster, LeftOut, repaired
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.store import Store
-from txnstore.errors import TxnStoreError
 from txnstore.log.partition_rows import producers_of_partition
 from txnstore.log.sequences import ProducerInPartition
 from txnstore.log.topics import get_topic
 from txnstore.model import ClientProcess, ProducerIdentity
-from txnstore.participants.recovery import RecoveredBranches, recover_branches
 from txnstore.transactions.administration import (
     LostOffsets,
     OpenInPartition,
@@ -56,7 +51,6 @@ from txnstore.transactions.administration import (
     drop_lost_offsets,
     offsets_held_elsewhere,
 )
-from txnstore.transactions.branch_rows import RegisteredBranch, all_branches
 from txnstore.transactions.coordinator import TransactionCoordinator, check_transactional_id
 from txnstore.transactions.listing import (
     HANGING_MARGIN_MS,
@@ -70,6 +64,7 @@ from txnstore.transactions.open_transactions import HeldOffsets, OpenTransaction
 from txnstore.transactions.protocol import STORED, TransactionState
 
 app: Final = typer.Typer(name="transactions", no_args_is_help=True, help="List, describe and abort transactions.")
+app.add_typer(branches.app)
 
 _MINUTE_MS: Final = 60_000
 #: As Kafka's: the timeout is for a producer that will never write.
@@ -129,14 +124,6 @@ _OPEN_COLUMNS: Final = (
 
 #: Only where a group waits.
 _GROUP_COLUMN: Final = Column("group", "GROUP")
-
-_BRANCH_COLUMNS: Final = (
-    Column("gid", "GID"),
-    Column("transactional_id", "TRANSACTIONAL ID"),
-    Column("database", "DATABASE"),
-    Column("outcome", "OUTCOME"),
-    Column("registered_ms", "REGISTERED", time_text),
-)
 
 _Topic = Annotated[str, typer.Argument(metavar="TOPIC", autocompletion=complete_topic, help="The topic.")]
 _Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask first.")]
@@ -400,58 +387,6 @@ def find_hanging(
     tell_and_exit(left_out.values())
 
 
-@app.command(
-    name="branches", epilog=examples("txnstore transactions branches", "txnstore transactions branches --json")
-)
-def branches(*, as_json: Json = False, url: Url = None, schema: Schema = DEFAULT_SCHEMA) -> None:
-    """List the parts of transactions in other databases that are not known to have ended.
-
-    One that is `missing` was to commit, and its database did not know of one.
-    """
-    left_out: LeftOut = {}
-    with opened(url, schema) as cluster:
-        found = [branch for _, branches in cluster.read_all(all_branches, left_out) for branch in branches]
-    show_rows([_branch_row(branch) for branch in found], _BRANCH_COLUMNS, as_json=as_json)
-    tell_and_exit(left_out.values())
-
-
-@app.command(name="recover", epilog=examples("txnstore transactions recover --participant postgresql://bank@db2/bank"))
-def recover(
-    *,
-    participants: Participants = None,
-    as_json: Json = False,
-    url: Url = None,
-    schema: Schema = DEFAULT_SCHEMA,
-) -> None:
-    """Commit or roll back what is prepared in other databases, as decided; exit with 75 if some of it is left.
-
-    Exit with 1 if some of it was ended otherwise by somebody else, or trying again will not end it.
-    """
-    if not participants:
-        raise typer.BadParameter(f"which database? Give --participant, or set {PARTICIPANTS_VARIABLE}")
-    found: list[RecoveredBranches] = []
-    refused: list[TxnStoreError] = []
-    with opened(url, schema) as cluster:
-        for store in reached(cluster, refused):
-            for participant in participants:
-                try:
-                    with about(participant, participants):
-                        found.append(recover_branches(store, participant, cluster))
-                except TxnStoreError as refusal:
-                    # What the others say is shown all the same.
-                    refused.append(refusal)
-    if as_json:
-        show_json([_recovered(each) for each in found])
-    else:
-        for each in found:
-            say(
-                f"{each.database_label}: {len(each.committed)} committed, {len(each.rolled_back)} rolled back,"
-                f" {len(each.forgotten)} ended before, {len(each.open)} still open"
-            )
-    # What has ended otherwise is told of once: a user who tries again would take the next 0 for the end of it all.
-    tell_and_exit([error for each in found for error in each.failed] + refused)
-
-
 def _producers(connection: Connection, partition_ids: list[int]) -> dict[int, list[ProducerInPartition]]:
     return {number: list(producers_of_partition(connection, number)) for number in partition_ids}
 
@@ -706,24 +641,3 @@ def _compiled(pattern: str | None) -> re.Pattern[str] | None:
         return re.compile(pattern)
     except re.error as error:
         raise typer.BadParameter(f"this is not a regular expression: {error}", param_hint="--pattern") from None
-
-
-def _recovered(each: RecoveredBranches) -> dict[str, Any]:
-    return {
-        "database": each.database_label,
-        "committed": each.committed,
-        "rolled_back": each.rolled_back,
-        "ended_before": each.forgotten,
-        "open": each.open,
-        "failed": [str(error) for error in each.failed],
-    }
-
-
-def _branch_row(branch: RegisteredBranch) -> dict[str, Any]:
-    return {
-        "gid": branch.gid,
-        "transactional_id": branch.transactional_id,
-        "database": branch.database_label,
-        "outcome": "missing" if branch.is_missing else {None: "open", True: "commit", False: "abort"}[branch.commit],
-        "registered_ms": branch.registered_ms,
-    }

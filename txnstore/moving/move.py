@@ -334,7 +334,8 @@ def _close(source: Store, target: Store, arriving: Move) -> Move:
         if branches:
             raise InvalidRequest(
                 f"transactions of {source.url} have branches in other databases; end them first with"
-                f" `txnstore maintain --once --participant URL`: {_listed(branches)}"
+                " `txnstore maintain --once --participant URL`, or, where a database is gone for good, give them up"
+                f" with `txnstore transactions forget GID`: {_listed(branches)}"
             )
         return closed
 

@@ -354,7 +354,10 @@ class Branches:
         try:
             # Under the same name: a server that was replaced, or the next one of several, knows nothing of it.
             if look_at_database(driver).identity != branch.database.identity:
-                branch.trouble = "another database answers there now"
+                branch.trouble = (
+                    "another database answers there now; if the one that voted is gone for good, `txnstore transactions"
+                    f" forget {branch.gid}` gives the branch up"
+                )
                 return
             answer = end_prepared(driver, branch.gid, commit=commit, timeout_seconds=timeout_seconds)
             self._take_end(branch, driver, answer, commit, timeout_seconds)

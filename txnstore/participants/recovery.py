@@ -23,6 +23,7 @@ from txnstore.db.postgresql.branches import (
     INSUFFICIENT_PRIVILEGE,
     UNDEFINED_OBJECT,
     connect_participant,
+    database_of_prepared,
     end_prepared,
     has_ended_otherwise,
     list_prepared,
@@ -32,7 +33,14 @@ from txnstore.db.postgresql.connections import PostgreSQLConnection
 from txnstore.db.postgresql.exchange import AnswerKind, ServerAnswer
 from txnstore.db.store import Store
 from txnstore.db.url import DatabaseUrl, parse_url
-from txnstore.errors import BranchEndedOtherwise, BranchUnfinished, InvalidRequest, PermissionDenied, TxnStoreError
+from txnstore.errors import (
+    BranchEndedOtherwise,
+    BranchUnfinished,
+    InvalidRequest,
+    InvalidUrl,
+    PermissionDenied,
+    TxnStoreError,
+)
 from txnstore.participants.branch_rules import CURES, Cure, Standing, gid_prefix
 from txnstore.transactions import rows
 from txnstore.transactions.branch_rows import (
@@ -51,7 +59,7 @@ from txnstore.transactions.transaction import abort_if_timed_out
 
 _log = logging.getLogger(__name__)
 
-#: How many rows of the coordinator one look finds; what is left is found by the next one.
+#: How many rows of the coordinator are read, or deleted, at once.
 FOUND_MAX: Final = 500
 #: How long the database may take to end one branch.
 END_TIMEOUT_SECONDS: Final = 10.0
@@ -132,6 +140,87 @@ def recover_in_cluster(store: Store, cluster: Cluster | None) -> int:
     return ended_count
 
 
+def forget_branch(
+    store: Store,
+    gid: str,
+    participants: Sequence[str | DatabaseUrl] = (),
+    cluster: Cluster | None = None,
+    *,
+    force: bool = False,
+) -> list[TxnStoreError]:
+    """Delete what `store` knows of a branch that nobody can end any more, for its database is gone or has lost it.
+
+    The servers of `store`, of its cluster and of `participants` are asked whether it is prepared; returned is why some
+    did not say.  If it is prepared elsewhere, who finds it there afterwards rolls it back.
+
+    Raises:
+        InvalidRequest: it is not known, or prepared; its transaction is open, or decided to commit without `force`.
+        InvalidUrl: one of `participants` is not the URL of a PostgreSQL database.
+        StoreCopied: the store is a copy.
+        PermissionDenied: row-level security may hide its transaction from this role.
+        TxnStoreError: the store cannot be reached.
+    """
+    check_original(store)
+    # Before anybody is asked: what is decided later is prepared meanwhile.
+    store.read(partial(_check_forgettable, store, gid, force=force))
+    left_out: LeftOut = {}
+    others = several(cluster)
+    members = [store] if others is None else list(others.stores(left_out))
+    urls = [member.url for member in members if member.backend.keeps_prepared]
+    unasked = list(left_out.values())
+    for url in (*urls, *(parse_url(each) if isinstance(each, str) else each for each in participants)):
+        try:
+            database = _database_of_prepared(url, gid)
+        except InvalidUrl:
+            raise
+        except TxnStoreError as error:
+            unasked.append(error)
+            continue
+        if database is not None:
+            raise InvalidRequest(
+                f"the branch {gid} is prepared in {database}: `txnstore transactions recover --participant URL` ends it"
+            )
+
+    def work(connection: Connection) -> None:
+        # Nobody decides it meanwhile.
+        rows.lock_row(connection, _known_branch(connection, gid).transactional_id)
+        _check_forgettable(store, gid, connection, force=force)
+        forget_branches(connection, [gid])
+
+    store.write(work)
+    return unasked
+
+
+def _known_branch(connection: Connection, gid: str) -> RegisteredBranch:
+    found = branches_by_gid(connection, [gid]).get(gid)
+    if found is None:
+        raise InvalidRequest(f"no branch {gid} is known")
+    return found
+
+
+def _check_forgettable(store: Store, gid: str, connection: Connection, *, force: bool) -> None:
+    branch = _known_branch(connection, gid)
+    standing = _standing_of(store, branch, connection)
+    if standing is Standing.OPEN:
+        transactional_id = branch.transactional_id[:80]
+        raise InvalidRequest(
+            f"the transaction of the branch {gid} is open: `txnstore transactions abort {transactional_id}` ends it"
+        )
+    if standing is Standing.COMMITTED and not force:
+        raise InvalidRequest(
+            f"the transaction of the branch {gid} is decided to commit, and nothing shows that the branch has, in"
+            f" {branch.database_label}: recover it there, or see that what it wrote is there; --force forgets it"
+        )
+
+
+def _database_of_prepared(url: DatabaseUrl, gid: str) -> str | None:
+    driver = connect_participant(url)
+    try:
+        return database_of_prepared(driver, gid)
+    finally:
+        driver.close()
+
+
 def raise_failed(recovered: RecoveredBranches) -> None:
     """Return if nothing failed.
 
@@ -163,9 +252,7 @@ class _Recovery:
         later was prepared in between.  And it may be presumed aborted if the coordinator does not know it *after* it
         was seen prepared: it is made known before.
         """
-        before = self._store.read(
-            lambda connection: branches_in_database(connection, self._database.identity, FOUND_MAX)
-        )
+        before = self._registered()
         prepared = [branch.gid for branch in list_prepared(self._driver, gid_prefix(self._store.store_uuid))]
         is_prepared = set(prepared)
         try:
@@ -180,9 +267,25 @@ class _Recovery:
         for branch in before:
             if branch.gid not in is_prepared:
                 self._attempt(partial(self._cure_unprepared, branch))
-        if self._done.forgotten:
-            self._store.write(lambda connection: forget_branches(connection, self._done.forgotten))
+        for first in range(0, len(self._done.forgotten), FOUND_MAX):
+            ended = self._done.forgotten[first : first + FOUND_MAX]
+            self._store.write(partial(forget_branches, gids=ended))
         return self._done
+
+    def _registered(self) -> list[RegisteredBranch]:
+        # All: those that cannot be cured would keep others from it.
+        found: list[RegisteredBranch] = []
+        while True:
+            after_gid = found[-1].gid if found else ""
+            page = partial(
+                branches_in_database,
+                database_identity=self._database.identity,
+                after_gid=after_gid,
+                count_max=FOUND_MAX,
+            )
+            found += (read := self._store.read(page))
+            if len(read) < FOUND_MAX:
+                return found
 
     def _attempt(self, cure: Callable[[], None]) -> None:
         try:
@@ -253,7 +356,8 @@ class _Recovery:
                 f"the transaction of {branch.transactional_id[:80]!r} is decided: commit; but its branch {branch.gid}"
                 f" is not known to have committed in {self._database.label}: somebody else has ended its branch the"
                 " other way, a failover has lost it, or its server does not remember, or is a copy of the one that"
-                " voted. See whether what it wrote is there, and put it right by hand",
+                " voted. See whether what it wrote is there, and put it right by hand; then"
+                f" `txnstore transactions forget {branch.gid} --force`",
             )
 
     def _ended_otherwise(self, branch: RegisteredBranch, told: str) -> BranchEndedOtherwise:

@@ -46,7 +46,8 @@ _BY_DATABASE: Final = (
     select(transaction_branches)
     .where(transaction_branches.c.database_identity == bindparam("of_identity"))
     .where(or_(transaction_branches.c.outcome.is_(None), transaction_branches.c.outcome != _MISSING))
-    .order_by(transaction_branches.c.registered_ms)
+    .where(transaction_branches.c.gid > bindparam("after_gid"))
+    .order_by(transaction_branches.c.gid)
     .limit(bindparam("count_max"))
 )
 _MARK_MISSING: Final = (
@@ -166,9 +167,12 @@ def check_sees_branches(store: Store, connection: Connection, gid: str) -> None:
     check_sees_all(store, connection, (transaction_branches, transactions), judgement)
 
 
-def branches_in_database(connection: Connection, database_identity: str, count_max: int) -> list[RegisteredBranch]:
-    """Return the branches of a database but for those that are missing there, the oldest first."""
-    found = connection.execute(_BY_DATABASE, {"of_identity": database_identity, "count_max": count_max})
+def branches_in_database(
+    connection: Connection, database_identity: str, after_gid: str, count_max: int
+) -> list[RegisteredBranch]:
+    """Return the next page of the branches of a database but for those that are missing there, by gid."""
+    page = {"of_identity": database_identity, "after_gid": after_gid, "count_max": count_max}
+    found = connection.execute(_BY_DATABASE, page)
     return [_branch(row) for row in found]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -63,6 +63,10 @@ _WAIT_FOR_STANDBYS: Final = (
 _PREPARED: Final = (
     "SELECT gid, owner::text FROM pg_catalog.pg_prepared_xacts"
     " WHERE database = pg_catalog.current_database() AND pg_catalog.starts_with(gid, %s) ORDER BY prepared"
+)
+_DATABASE_OF_PREPARED: Final = (
+    "SELECT pg_catalog.pg_is_in_recovery(),"
+    " (SELECT database::text FROM pg_catalog.pg_prepared_xacts WHERE gid OPERATOR(pg_catalog.=) %s)"
 )
 
 
@@ -260,6 +264,20 @@ def list_prepared(driver: PostgreSQLConnection, prefix: str) -> list[PreparedBra
         raise StoreUnavailable(_DOES_NOT_ANSWER.format(error.sqlstate or type(error).__name__)) from None
 
 
+def database_of_prepared(driver: PostgreSQLConnection, gid: str) -> str | None:
+    """Return in which database of the server there is something prepared under this gid; None: in none.
+
+    Raises:
+        InvalidRequest: it is a standby, which does not say.
+        StoreUnavailable: the connection broke.
+    """
+    is_standby, database = _ask(driver, _DATABASE_OF_PREPARED, [gid])
+    label = f"{driver.info.host or 'localhost'}:{driver.info.port}"
+    if is_standby:
+        raise InvalidRequest(f"{label} is a standby: connect to its primary")
+    return None if database is None else f"{label}/{database}"
+
+
 def end_prepared(driver: PostgreSQLConnection, gid: str, *, commit: bool, timeout_seconds: float) -> ServerAnswer:
     """Commit or roll back a prepared branch on a connection of our own, as the role that prepared it if need be.
 
@@ -315,11 +333,11 @@ def _look(driver: Driver) -> ParticipatingDatabase:
     return ParticipatingDatabase(label, f"{system_identifier}:{oid}")
 
 
-def _ask(driver: Driver, question: str) -> tuple[Any, ...]:
+def _ask(driver: Driver, question: str, values: Sequence[str] | None = None) -> tuple[Any, ...]:
     try:
         # Not the connection's own factories: rows and cursors may be of any kind there.
         with psycopg.Cursor(driver, row_factory=tuple_row) as cursor:
-            row = cursor.execute(question).fetchone()
+            row = cursor.execute(question, values).fetchone()
     except psycopg.Error as error:
         raise StoreUnavailable(_DOES_NOT_ANSWER.format(error.sqlstate or type(error).__name__)) from None
     assert row is not None
