@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ from sqlalchemy import insert, update
 
 import txnstore
 from tests.clients.steps import PATIENCE_SECONDS
+from tests.relay.refusing_broker import refusing_broker
 from tests.relay.store_side import make_topic, read
 from tests.tools.silent_port import silent_port
 from txnstore import cli
@@ -35,6 +37,7 @@ from txnstore.relay.options import check_leaders, relay_id_from, relay_id_to, st
 from txnstore.relay.positions import RelayPosition, begin_relay_positions, read_relay_positions
 
 SECRET = "Hunter2SecretWord"
+_SASL = ("sasl.mechanism=PLAIN", "sasl.username=u", f"sasl.password={SECRET}")
 
 
 @pytest.fixture
@@ -215,6 +218,30 @@ def test_an_address_where_nobody_is_is_said_and_may_pass(
     assert f"the Kafka cluster at {address}" in err
 
 
+@pytest.mark.parametrize("direction", ["--to", "--from"])
+@pytest.mark.parametrize(
+    ("settings", "to_others", "code", "said"),
+    [
+        ([*_SASL, "security.protocol=sasl_plaintext"], b"", 1, "who is that?"),
+        (["security.protocol=ssl"], b"HTTP/1.1 400 Bad Request", 1, "SSL handshake failed"),
+        # So does one that has just gone down.
+        (["security.protocol=ssl"], b"", 75, "Disconnected"),
+    ],
+    ids=["password", "no TLS", "breaks off"],
+)
+def test_a_broker_that_refuses_the_settings_ends_the_relay_as_what_stays_wrong(
+    relay, txnstore_sqlite_url, confluent_kafka, monkeypatch, direction, settings, to_others, code, said
+):
+    monkeypatch.setattr("txnstore.relay.kafka_cluster.ANSWER_SECONDS", 1.0)
+    given = [part for setting in settings for part in ("-X", setting)]
+    with refusing_broker(to_others) as address:
+        exit_code, out, err = relay(txnstore_sqlite_url, direction, address, *given)
+    assert (exit_code, out) == (code, "")
+    assert f"the Kafka cluster at {address}" in err
+    assert said in err
+    assert SECRET not in err
+
+
 @pytest.fixture
 def ended(monkeypatch):
     """The codes with which the process would have been ended; the relay, which asks Kafka, then has its answer."""
@@ -347,6 +374,8 @@ def test_a_setting_that_librdkafka_does_not_know_is_said(relay, txnstore_sqlite_
         ("TOPIC_AUTHORIZATION_FAILED", "RelayFailed"),
         ("_TIMED_OUT", "KafkaUnavailable"),
         ("_ALL_BROKERS_DOWN", "KafkaUnavailable"),
+        ("_AUTHENTICATION", "KafkaUnavailable"),
+        ("SASL_AUTHENTICATION_FAILED", "KafkaUnavailable"),
         ("COORDINATOR_NOT_AVAILABLE", "KafkaUnavailable"),
         ("CONCURRENT_TRANSACTIONS", "KafkaUnavailable"),
     ],
@@ -360,31 +389,73 @@ def test_an_error_of_kafka_is_of_one_of_three_kinds(stand_in, name, kind):
 
 
 class _SilentAdmin:
-    """Hears nothing, and says to who polls why."""
+    """Hears nothing but what is `told` to who polls, once it has given its `answers`."""
 
-    def __init__(self, settings):
+    def __init__(self, settings, told=(), answers=()):
         self._tell = settings["error_cb"]
+        self._told = told
+        self._answers = iter(answers)
 
     def list_topics(self, timeout):
+        for answer in self._answers:
+            return answer
         raise txnstore.KafkaException(txnstore.KafkaError(txnstore.KafkaError._TRANSPORT))
 
     def poll(self, timeout):
-        self._tell(txnstore.KafkaError(txnstore.KafkaError._AUTHENTICATION, "a:1: the password is wrong"))
-        self._tell(txnstore.KafkaError(txnstore.KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down"))
-        return 2
+        for name, text in self._told:
+            self._tell(txnstore.KafkaError(getattr(txnstore.KafkaError, name), text))
+        return len(self._told)
 
 
-def test_why_there_is_no_connection_is_said():
-    library = SimpleNamespace(
-        KafkaError=txnstore.KafkaError,
-        KafkaException=txnstore.KafkaException,
-        admin=SimpleNamespace(AdminClient=_SilentAdmin),
-    )
-    cluster = KafkaCluster("a:1", {}, library=library)
-    with pytest.raises(KafkaUnavailable, match=r"the Kafka cluster at a:1: .* \(a:1: the password is wrong\)$"):
+@pytest.fixture
+def silent_cluster():
+    """Make a cluster that does not answer, for these reasons."""
+
+    def make(*told, answers=()):
+        library = SimpleNamespace(
+            KafkaError=txnstore.KafkaError,
+            KafkaException=txnstore.KafkaException,
+            admin=SimpleNamespace(AdminClient=partial(_SilentAdmin, told=told, answers=answers)),
+        )
+        return KafkaCluster("a:1", {}, library=library)
+
+    return make
+
+
+_NOBODY = ("_TRANSPORT", "b:1: nobody is there")
+_ALL_DOWN = ("_ALL_BROKERS_DOWN", "2/2 brokers are down")
+
+
+@pytest.mark.parametrize("name", ["_AUTHENTICATION", "_SSL"])
+@pytest.mark.parametrize("nobody_first", [True, False])
+def test_settings_that_a_broker_refuses_are_no_trouble_that_passes(silent_cluster, name, nobody_first):
+    refused = (name, "a:1: the password is wrong")
+    told = (_NOBODY, refused) if nobody_first else (refused, _NOBODY)
+    with pytest.raises(RelayFailed, match=r"the Kafka cluster at a:1: .* \(a:1: the password is wrong\)$") as raised:
+        silent_cluster(*told, _ALL_DOWN).cluster_id()
+    assert not raised.value.may_pass
+
+
+def test_why_there_is_no_connection_is_said(silent_cluster):
+    cluster = silent_cluster(_NOBODY, _ALL_DOWN)
+    with pytest.raises(KafkaUnavailable, match=r"the Kafka cluster at a:1: .* \(b:1: nobody is there\)$"):
         cluster.cluster_id()
     # A broker's own error needs no other reason.
-    assert "password" not in str(cluster.error(txnstore.KafkaError(15), "shop-0"))
+    assert "nobody" not in str(cluster.error(txnstore.KafkaError(15), "shop-0"))
+
+
+@pytest.mark.parametrize("name", ["_AUTHENTICATION", "_SSL"])
+def test_a_connection_that_breaks_off_is_trouble_that_passes(silent_cluster, name):
+    with pytest.raises(KafkaUnavailable, match="Disconnected"):
+        silent_cluster((name, "a:1: handshake failed: Disconnected")).cluster_id()
+
+
+def test_a_broker_that_does_not_know_its_users_yet_ends_no_relay_that_has_worked(silent_cluster):
+    cluster = silent_cluster(("_AUTHENTICATION", "a:1: no such user"), answers=[SimpleNamespace(cluster_id="x")])
+    assert cluster.cluster_id() == "x"
+    for _ in range(2):
+        with pytest.raises(KafkaUnavailable, match="no such user"):
+            cluster.topics()
 
 
 def test_a_topic_that_lives_elsewhere_is_refused(store):

@@ -98,7 +98,6 @@ _PERMANENT: Final = (
     "MSG_SIZE_TOO_LARGE",
     "POLICY_VIOLATION",
     "RECORD_LIST_TOO_LARGE",
-    "SASL_AUTHENTICATION_FAILED",
     "TOPIC_AUTHORIZATION_FAILED",
     "TOPIC_EXCEPTION",
     "TRANSACTIONAL_ID_AUTHORIZATION_FAILED",
@@ -108,6 +107,11 @@ _PERMANENT: Final = (
     "_UNKNOWN_TOPIC",
     "_UNSUPPORTED_FEATURE",
 )
+
+#: What wrong settings lead to; for a moment also a broker that has just started, for it may not know its users yet.
+_REFUSED: Final = ("_AUTHENTICATION", "_SSL")
+#: What librdkafka says of a connection that breaks off on the way there: nobody has refused anything.
+_BROKEN_OFF: Final = "Disconnected"
 
 #: What the operator may not know of an error.
 _HINTS: Final = {
@@ -161,7 +165,8 @@ class KafkaCluster:
         self.library = load_confluent_kafka() if library is None else library
         self._settings = settings
         #: Why there is no connection, for example: librdkafka's calls only say that there is none.
-        self._trouble = ""
+        self._trouble: Any = None
+        self._has_answered = False
         self._admin: Any = None
         with self.translated("the settings of the Kafka clients"):
             common = client_settings(bootstrap, settings)
@@ -188,22 +193,36 @@ class KafkaCluster:
         if error.code() in [getattr(kinds, name) for name in _FENCED]:
             return RelayFenced(f"{what}: another relay of this name has taken over; this one ends")
         text += _HINTS.get(error.name(), "")
-        if error.code() in [getattr(kinds, name) for name in _PERMANENT if hasattr(kinds, name)]:
+        if self._is_one_of(error, _PERMANENT):
             return RelayFailed(text)
-        return KafkaUnavailable(text + self._why(error))
+        trouble = self._last_trouble()
+        # A broker says by itself why it came to an error; librdkafka does not.
+        if trouble is None or error.code() >= 0:
+            return KafkaUnavailable(text)
+        text += f" ({trouble.str()})"
+        is_refused = self._is_refusal(trouble) and not self._has_answered
+        return RelayFailed(text) if is_refused else KafkaUnavailable(text)
 
-    def _why(self, error: Any) -> str:
-        """Return what is known of why it came to an error that is librdkafka's own; a broker says why by itself."""
+    def _is_refusal(self, trouble: Any) -> bool:
+        return self._is_one_of(trouble, _REFUSED) and _BROKEN_OFF not in trouble.str()
+
+    def _is_one_of(self, error: Any, names: Sequence[str]) -> bool:
+        # Older versions of the package do not know all of them.
+        return error.code() in [getattr(self.library.KafkaError, name, None) for name in names]
+
+    def _last_trouble(self) -> Any:
         if self._admin is not None:
             # Calls error_cb.
             self._admin.poll(0)
-        trouble, self._trouble = self._trouble, ""
-        return f" ({trouble})" if trouble and error.code() < 0 else ""
+        trouble, self._trouble = self._trouble, None
+        return trouble
 
     def _note_trouble(self, error: Any) -> None:
-        # That all brokers are down comes after why each of them is.
-        if error.code() != self.library.KafkaError._ALL_BROKERS_DOWN:
-            self._trouble = error.str()
+        # That all brokers are down comes after why each of them is; and of several, one that is down says least.
+        if error.code() == self.library.KafkaError._ALL_BROKERS_DOWN:
+            return
+        if self._trouble is None or self._is_refusal(error) or not self._is_refusal(self._trouble):
+            self._trouble = error
 
     def in_slices(
         self, call: Callable[[float], Result], timeout_seconds: float, is_stopped: Callable[[], bool]
@@ -223,13 +242,16 @@ class KafkaCluster:
                     raise
 
     def cluster_id(self) -> str:
-        """Return the identity of the cluster.
+        """Return the identity of the cluster; this is what a relay asks first.
 
         Raises:
+            RelayFailed: it refuses the credentials, or there is no TLS with it.
             KafkaUnavailable: it cannot be reached.
         """
         with self.translated(f"the Kafka cluster at {self.bootstrap}"):
-            return str(self._admin.list_topics(timeout=ANSWER_SECONDS).cluster_id)
+            cluster_id = str(self._admin.list_topics(timeout=ANSWER_SECONDS).cluster_id)
+        self._has_answered = True
+        return cluster_id
 
     def topics(self, names: Sequence[str] | None = None) -> dict[str, KafkaTopic]:
         """Return those of the topics that exist, by name; by default all but Kafka's own.
