@@ -71,16 +71,17 @@ def test_what_a_relay_to_kafka_is_about_to_ship_is_not_copied_back(store, stand_
     """It has created the topic in Kafka, and has no position there yet."""
     make_topic(store, "shop")
     put(store, "shop", numbered(3))
-    create_topic = KafkaCluster.create_topic
+    create_topics = KafkaCluster.create_topics
     refused = []
 
     def look_at_once(*arguments):
-        create_topic(*arguments)
+        errors = create_topics(*arguments)
         with pytest.raises(RelayFailed, match="topic shop: another relay copies it in the other direction") as raised:
             copy(store, stand_in.cluster(), name="two")
         refused.append(str(raised.value))
+        return errors
 
-    monkeypatch.setattr(KafkaCluster, "create_topic", look_at_once)
+    monkeypatch.setattr(KafkaCluster, "create_topics", look_at_once)
     assert ship(store, stand_in.cluster(), name="one") == 3
     cluster_id = stand_in.cluster().cluster_id()
     assert [said.partition(" --forget ")[2] for said in refused] == [f"{relay_id_to(cluster_id, 'one')} --topic shop"]

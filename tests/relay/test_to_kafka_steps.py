@@ -72,13 +72,13 @@ def test_what_does_not_fit_into_kafka_is_in_the_way_of_nobody(store, stand_in):
 def test_a_topic_that_kafka_refuses_is_shipped_once_it_takes_it_or_forgotten_by_the_command_that_the_error_names(
     store, stand_in, monkeypatch
 ):
-    def refuse(_, name, __):
-        raise RelayFailed(f"creating topic {name} in Kafka: Topic authorization failed")
+    def refuse(_, counts, __):
+        return {name: RelayFailed(f"creating topic {name} in Kafka: Topic authorization failed") for name in counts}
 
     make_topic(store, "shop")
     put(store, "shop", numbered(2))
     with monkeypatch.context() as patched:
-        patched.setattr(KafkaCluster, "create_topic", refuse)
+        patched.setattr(KafkaCluster, "create_topics", refuse)
         for name in ("one", "two"):
             with pytest.raises(
                 RelayFailed, match=r"shop in Kafka: Topic authorization failed\. Started again"

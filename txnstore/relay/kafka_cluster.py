@@ -9,8 +9,10 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from txnstore.relay.errors import KafkaUnavailable, RelayFailed, RelayFenced
@@ -281,19 +283,47 @@ class KafkaCluster:
             for name, description in described.items()
         }
 
-    def create_topic(self, name: str, partition_count: int) -> None:
-        """Create a topic with the cluster's own defaults, unless somebody else has done so meanwhile.
+    def partition_counts(self, names: Sequence[str]) -> tuple[dict[str, int], dict[str, Exception]]:
+        """Return how many partitions those of the topics have that exist, and why that is not known of others.
 
         Raises:
-            RelayFailed, KafkaUnavailable: the cluster does not create it.
+            KafkaUnavailable: the cluster cannot be reached.
         """
-        new = self.library.admin.NewTopic(name, num_partitions=partition_count, replication_factor=-1)
-        with self.translated(f"creating topic {name} in Kafka"):
-            try:
-                self._admin.create_topics([new], operation_timeout=ANSWER_SECONDS)[name].result(ANSWER_SECONDS * 2)
-            except self.library.KafkaException as exception:
-                if exception.args[0] != self.library.KafkaError.TOPIC_ALREADY_EXISTS:
-                    raise
+        with self.translated(f"the Kafka cluster at {self.bootstrap}"):
+            listed = self._admin.list_topics(timeout=ANSWER_SECONDS).topics
+        there = {name: listed[name] for name in names if name in listed}
+        counts = {name: len(topic.partitions) for name, topic in there.items() if topic.error is None}
+        errors = {
+            name: self.error(topic.error, f"topic {name} in Kafka")
+            for name, topic in there.items()
+            if topic.error is not None
+        }
+        return counts, errors
+
+    def create_topics(self, partition_counts: Mapping[str, int], wait_seconds: float) -> dict[str, Exception]:
+        """Create topics with the cluster's own defaults; return what is in the way of which.
+
+        Those that somebody else has created meanwhile are there; others may be there later than they are waited for.
+
+        Raises:
+            RelayFailed, KafkaUnavailable: nothing can be asked for.
+        """
+        create = partial(self.library.admin.NewTopic, replication_factor=-1)
+        new = [create(name, num_partitions=count) for name, count in partition_counts.items()]
+        with self.translated("creating topics in Kafka"):
+            futures = self._admin.create_topics(new, operation_timeout=ANSWER_SECONDS, request_timeout=ANSWER_SECONDS)
+        done, _ = wait(futures.values(), wait_seconds)
+        errors: dict[str, Exception] = {}
+        for name, future in futures.items():
+            what = f"creating topic {name} in Kafka"
+            if future not in done:
+                errors[name] = KafkaUnavailable(f"{what}: no answer in time")
+            elif isinstance(error := future.exception(), self.library.KafkaException):
+                if error.args[0] != self.library.KafkaError.TOPIC_ALREADY_EXISTS:
+                    errors[name] = self.error(error.args[0], what)
+            else:
+                future.result()
+        return errors
 
     def producer(self, transactional_id: str) -> Any:
         """Return a producer of transactions."""

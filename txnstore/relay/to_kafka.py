@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Final
@@ -23,13 +23,13 @@ from txnstore.clients.overdue_help import OverdueHelp
 from txnstore.db.backend import Waiter
 from txnstore.db.identity import check_original
 from txnstore.db.store import Store
-from txnstore.errors import OffsetOutOfRange, UnknownTopicOrPartition
+from txnstore.errors import InvalidConfiguration, OffsetOutOfRange, UnknownTopicOrPartition
 from txnstore.log.bounds import Bounds, read_bounds
 from txnstore.log.fetch import Page, fetch
 from txnstore.log.topics import Topic, find_topics, list_topics
 from txnstore.model import IsolationLevel, PartitionName
 from txnstore.relay.errors import Failing, KafkaUnavailable, Patience, RelayFailed, RelayFenced, may_pass
-from txnstore.relay.kafka_cluster import TRANSACTION_TIMEOUT_MS, KafkaCluster, is_own
+from txnstore.relay.kafka_cluster import ANSWER_SECONDS, TRANSACTION_TIMEOUT_MS, KafkaCluster, is_own
 from txnstore.relay.options import (
     IsStopped,
     OnGap,
@@ -328,10 +328,23 @@ def _pair(partition: PartitionName) -> tuple[str, int]:
     return partition.topic, partition.partition
 
 
+def _find_each(connection: Connection, names: Sequence[str]) -> tuple[list[Topic], dict[str, Exception]]:
+    found: list[Topic] = []
+    errors: dict[str, Exception] = {}
+    for name in names:
+        try:
+            found += find_topics(connection, [name])
+        except InvalidConfiguration as error:
+            errors[name] = InvalidConfiguration(f"its settings in the store cannot be read: {error}")
+    return found, errors
+
+
 #: How long turns are waited for, together, before it looks for news of partitions that have none.
 _ROUND_SECONDS: Final = 0.1
 #: How often the relay looks for new topics and partitions.
 LOOK_AGAIN_SECONDS: Final = 5.0
+#: How long a topic that comes up is waited for until Kafka has it; after that the next look sees whether it is there.
+_CREATION_SECONDS: Final = 2.0
 #: How long it waits for news before it looks whether it is to end.
 _WAIT_MS: Final = 250
 
@@ -353,7 +366,11 @@ class ToKafka:
         self._shipped: dict[PartitionName, ShippedPartition] = {}
         self._trouble: dict[PartitionName, Patience] = {}
         self._looking = Patience("looking for news", self._patience_seconds)
+        self._asking = Patience("asking Kafka for new topics", None)
         self._looked_at: float | None = None
+        #: Why which topics are left out for now, and what is told of it.
+        self._left_out: dict[str, Exception] = {}
+        self._without: dict[str, Patience] = {}
         self._overdue = OverdueHelp(lambda: store)
         self._turns = Turns()
         self._stop = threading.Event()
@@ -419,6 +436,7 @@ class ToKafka:
         while not self._stop.is_set():
             is_busy = self._round(consumer, ends)
             if ends is not None and not len(self._turns) and self._has_reached(ends):
+                self._check_none_left_out()
                 break
             if not is_busy:
                 waiter.wait(_WAIT_MS)
@@ -428,9 +446,14 @@ class ToKafka:
 
     def _about_deleted_topics(self) -> RelayFailed | None:
         """Return which topics are gone; None if all are there."""
-        there = {topic.topic_uuid for topic in self._topics()}
+        topics, unknown = self._topics()
+        there = {topic.topic_uuid for topic in topics}
         gone = sorted(
-            {shipped.partition.topic for shipped in self._shipped.values() if shipped.topic_uuid not in there}
+            {
+                shipped.partition.topic
+                for shipped in self._shipped.values()
+                if shipped.topic_uuid not in there and shipped.partition.topic not in unknown
+            }
         )
         if not gone:
             return None
@@ -446,7 +469,7 @@ class ToKafka:
         self._finish_turns()
         try:
             if ends is None:
-                self._look(must_be_there=False)
+                self._look_again()
             reached = self._ends()
         except Exception as error:
             if not may_pass(error):
@@ -526,22 +549,33 @@ class ToKafka:
                 self._overdue.let_go(of.partition_id)
         return {id_: bounds[id_].end(IsolationLevel.READ_COMMITTED) for id_ in ids}
 
+    def _look_again(self) -> None:
+        """Look for what is new; that Kafka does not answer is in the way of nothing that is shipped already."""
+        if self._asking.is_over():
+            try:
+                self._look(must_be_there=False)
+            except KafkaUnavailable as error:
+                self._asking.met(error)
+            else:
+                self._asking.passed()
+
     def _look(self, *, must_be_there: bool) -> None:
         """Find topics and partitions that are new in the store, and have them in Kafka."""
         now = time.monotonic()
         if self._looked_at is not None and now - self._looked_at < LOOK_AGAIN_SECONDS:
             return
-        topics = self._topics()
+        topics, unknown = self._topics()
         if must_be_there:
-            missing = sorted(set(self._options.topics) - {topic.name for topic in topics})
-            if missing:
-                raise RelayFailed(f"there is no topic {', '.join(missing)} in the store")
+            gone = sorted(set(self._options.topics) - {topic.name for topic in topics} - unknown.keys())
+            if gone:
+                raise RelayFailed(f"there is no topic {', '.join(gone)} in the store")
         new = [topic for topic in topics if self._is_new(topic)]
         for topic in new:
             check_leaders(topic, self._store.database_id)
         if new:
-            there = self._fitting(new)
-            self._check_name([topic for topic in new if topic.name in there])
+            counts, errors = self._cluster.partition_counts([topic.name for topic in new])
+            self._check_fit(new, counts)
+            self._check_name([topic for topic in new if topic.name in counts])
             # Before anything of it is in Kafka, where a relay from Kafka would find it.
             try:
                 first_offsets = self._store.write(partial(self._begin, new))
@@ -550,10 +584,41 @@ class ToKafka:
                     raise
                 # One was deleted a moment after it came up. The next look does not find it.
                 return
-            self._have_in_kafka([topic for topic in new if topic.name not in there])
+            missing = [topic for topic in new if topic.name not in counts and topic.name not in errors]
+            errors |= self._created(missing, ANSWER_SECONDS * 2 if must_be_there else _CREATION_SECONDS)
             for topic in new:
-                self._add(topic, first_offsets)
+                if topic.name not in errors:
+                    self._add(topic, first_offsets)
+            unknown |= errors
+        self._leave_out(unknown, are_asked_for=must_be_there and bool(self._options.topics))
         self._looked_at = now
+
+    def _leave_out(self, errors: Mapping[str, Exception], *, are_asked_for: bool) -> None:
+        """Go on without topics in which something is wrong, and tell of them.
+
+        Raises:
+            RelayFailed: they are asked for.
+        """
+        for name in self._left_out.keys() - errors.keys():
+            del self._left_out[name]
+            self._without.pop(name).passed()
+        self._left_out.update(errors)
+        if are_asked_for:
+            self._check_none_left_out()
+        for name, error in errors.items():
+            self._without.setdefault(name, Patience(f"topic {name}", None)).met(error)
+
+    def _check_none_left_out(self) -> None:
+        """Raise RelayFailed for a topic that is left out, if there is one: rather for one that stays so."""
+        for name, error in sorted(self._left_out.items(), key=lambda item: (may_pass(item[1]), item[0])):
+            hint = ""
+            if isinstance(error, RelayFailed):
+                # Another one of this name may have it in Kafka by now, so nothing is taken back.
+                hint = (
+                    ". Started again, this relay goes on with it; if it is given up, a relay from Kafka may copy the"
+                    f" topic after: txnstore relay --forget {self._relay_id} --topic {name}"
+                )
+            raise RelayFailed(f"topic {name}: {error}{hint}", may_pass=may_pass(error))
 
     def _check_name(self, topics: Sequence[Topic]) -> None:
         """Refuse a name under which another store's relay ships one of the topics, before that relay is fenced."""
@@ -569,53 +634,44 @@ class ToKafka:
         finally:
             consumer.close()
 
-    def _topics(self) -> list[Topic]:
-        names = self._options.topics
+    def _topics(self) -> tuple[list[Topic], dict[str, Exception]]:
+        """Return the topics of the store, and why others cannot be read."""
 
-        def find(connection: Connection) -> list[Topic]:
-            # Kafka takes no records for its own topics, and one refusal would end the relay for all topics.
-            return find_topics(connection, names or [name for name in list_topics(connection) if not is_own(name)])
+        def find(connection: Connection) -> tuple[list[Topic], dict[str, Exception]]:
+            # Kafka takes no records for its own topics.
+            names = self._options.topics or [name for name in list_topics(connection) if not is_own(name)]
+            try:
+                return find_topics(connection, names), {}
+            except InvalidConfiguration:
+                return _find_each(connection, names)
 
         return self._store.read(find)
 
     def _is_new(self, topic: Topic) -> bool:
         return any(PartitionName(topic.name, number) not in self._shipped for number in range(len(topic.partition_ids)))
 
-    def _fitting(self, topics: Sequence[Topic]) -> Collection[str]:
-        """Return which of the topics Kafka has, and refuse what would not fit there."""
-        there = self._cluster.topics([topic.name for topic in topics])
+    def _check_fit(self, topics: Sequence[Topic], counts: Mapping[str, int]) -> None:
+        """Refuse what would not fit into Kafka, which has this many partitions of what it has."""
         for topic in topics:
             count = len(topic.partition_ids)
-            if topic.name in there and there[topic.name].partition_count < count:
+            if counts.get(topic.name, count) < count:
                 raise RelayFailed(
-                    f"topic {topic.name} has {count} partitions, but only {there[topic.name].partition_count} in Kafka:"
-                    " give it as many there, or choose another topic"
+                    f"topic {topic.name} has {count} partitions, but only {counts[topic.name]} in Kafka: give it as"
+                    " many there, or choose another topic"
                 )
-        return there.keys()
 
-    def _have_in_kafka(self, topics: Sequence[Topic]) -> None:
-        """Create what is missing in Kafka.
-
-        Raises:
-            RelayFailed: Kafka refuses a topic, and the relay has begun in it all the same.
-            KafkaUnavailable: it does not answer.
-        """
-        for topic in topics:
-            count = len(topic.partition_ids)
-            try:
-                self._cluster.create_topic(topic.name, count)
-            except RelayFailed as error:
-                # Another one of this name may have it in Kafka by now, so nothing is taken back.
-                raise RelayFailed(
-                    f"{error}. Started again, this relay goes on with it; if it is given up, a relay from Kafka may"
-                    f" copy the topic after: txnstore relay --forget {self._relay_id} --topic {topic.name}"
-                ) from None
+    def _created(self, topics: Sequence[Topic], wait_seconds: float) -> dict[str, Exception]:
+        """Create what is missing in Kafka; return what is in the way of which."""
+        counts = {topic.name: len(topic.partition_ids) for topic in topics}
+        errors = self._cluster.create_topics(counts, wait_seconds) if counts else {}
+        for name in counts.keys() - errors.keys():
             _log.info(
                 "topic %s was created in Kafka with %s partitions",
-                topic.name,
-                count,
-                extra={"event": "relay_topic_created", "topic": topic.name, "count": count},
+                name,
+                counts[name],
+                extra={"event": "relay_topic_created", "topic": name, "count": counts[name]},
             )
+        return errors
 
     @property
     def _patience_seconds(self) -> float | None:
