@@ -674,13 +674,69 @@ def test_a_partition_that_has_just_lost_its_leader_ends_nobody(store, stand_in, 
     assert copy(store, stand_in.cluster()) == 2
 
 
+def test_a_latest_one_goes_on_with_the_others_until_it_can_tell_where_all_of_a_topic_ends(
+    store, stand_in, leaderless, monkeypatch
+):
+    side = stand_in.side
+    side.create("shop", 2)
+    side.create("other", 1)
+    for partition in range(2):
+        side.send("shop", numbered(2), partition=partition)
+    leaderless.partitions.add(("shop", 1))
+    relay = FromKafka(store, stand_in.cluster(), RelayOptions(start=RelayStart.LATEST))
+    assign, assigned = FromKafka._assign, []
+
+    def assign_noted(asked, consumer):
+        assign(asked, consumer)
+        assigned.append(dict(asked._positions))
+
+    monkeypatch.setattr(FromKafka, "_assign", assign_noted)
+    with beside(relay.run):
+        wait_until(lambda: assigned)
+        side.send("other", numbered(2))
+        wait_until(lambda: relay.copied_count == 2)
+        # Also those with a leader, so that all begin at one time.
+        side.send("shop", numbered(1, 2), partition=0)
+        looked_at = relay._looked_at
+        wait_until(lambda: relay._looked_at > looked_at)
+        assert positions(store) == []
+        assert len(assigned) == 1
+        leaderless.partitions.clear()
+        wait_until(lambda: len(assigned) == 2)
+        for partition in range(2):
+            side.send("shop", numbered(1, 3 - partition), partition=partition)
+        wait_until(lambda: relay.copied_count == 4)
+    assert read(store, "shop") == {0: numbered(1, 3), 1: numbered(1, 2)}
+
+
+def test_a_topic_made_anew_beside_a_latest_one_that_waits_for_its_leader_is_copied_from_its_first_record(
+    store, stand_in, leaderless, monkeypatch
+):
+    side = stand_in.side
+    side.create("shop", 1)
+    leaderless.partitions.add(("shop", 0))
+    relay = FromKafka(store, stand_in.cluster(), RelayOptions(start=RelayStart.LATEST))
+    with beside(relay.run):
+        wait_until(lambda: relay._unbegun)
+        with monkeypatch.context() as patched:
+            # Between two looks.
+            patched.setattr("txnstore.relay.from_kafka.LOOK_AGAIN_SECONDS", 3_600.0)
+            side.delete("shop")
+            side.create("shop", 1)
+        with side.library.Producer(side.settings) as producer:
+            side.send("shop", numbered(3), producer=producer)
+        leaderless.partitions.clear()
+        wait_until(lambda: relay.copied_count == 3)
+    assert read(store, "shop") == {0: numbered(3)}
+
+
 def test_where_a_partition_without_a_leader_ends_is_waited_for_by_a_latest_one(store, stand_in, leaderless):
     """It would copy what was there, or leave out what came."""
     stand_in.side.create("shop", 2)
     for partition in range(2):
         stand_in.side.send("shop", numbered(2), partition=partition)
     leaderless.partitions.add(("shop", 1))
-    with pytest.raises(RelayFailed, match="shop-1 has no leader in Kafka, and --start latest begins at its end"):
+    with pytest.raises(RelayFailed, match="shop-1 cannot be read in Kafka before there is one"):
         copy(store, stand_in.cluster(), start=RelayStart.LATEST, patience_seconds=0.0)
     assert positions(store) == []
     leaderless.partitions.clear()

@@ -139,8 +139,11 @@ class FromKafka:
         self._options = options
         self._name = options.name if options.name is None else check_relay_name(options.name)
         self._relay_id = ""
-        #: None until it reads.
+        #: What Kafka has told of, and what of it is read; None until it reads.
+        self._listed: Mapping[str, KafkaTopic] = {}
         self._found: Mapping[str, KafkaTopic] | None = None
+        #: The topics of the first look in which it is to begin at ends that it could not be told of, with identities.
+        self._unbegun: Mapping[str, str] = {}
         self._topics: dict[str, Topic] = {}
         self._positions: dict[PartitionName, int] = {}
         #: They are left out until they have a leader again.
@@ -208,24 +211,26 @@ class FromKafka:
             return False
         self._looked_at = time.monotonic()
         self._tell_of_leaderless()
-        return self._cluster.topics(self._options.topics or None) != self._found
+        return self._cluster.topics(self._options.topics or None) != self._listed
 
     def _assign(self, consumer: Any) -> None:
         """Read from where the store says."""
         self._looked_at = time.monotonic()
-        found = self._cluster.topics(self._options.topics or None)
-        missing = sorted(set(self._options.topics) - found.keys())
+        listed = self._cluster.topics(self._options.topics or None)
+        missing = sorted(set(self._options.topics) - listed.keys())
         if missing:
             raise RelayFailed(f"there is no topic {', '.join(missing)} in Kafka")
-        self._topics = self._store.write(lambda connection: _have_in_store(connection, self._relay_id, found))
+        self._topics = self._store.write(lambda connection: _have_in_store(connection, self._relay_id, listed))
         for topic in self._topics.values():
             check_leaders(topic, self._store.database_id)
         known = self._store.read(lambda connection: read_relay_positions(connection, self._relay_id))
+        found = self._with_known_ends(listed, {partition.topic for partition in known})
         bounds = self._bounds(consumer, found)
-        leaderless = {PartitionName(name, number) for name, topic in found.items() for number in topic.leaderless}
+        leaderless = {PartitionName(name, number) for name, topic in listed.items() for number in topic.leaderless}
         self._check_not_forgotten(self._positions.keys() & (bounds.keys() | leaderless), known)
         # What comes up while somebody relays, or beside what was relayed, has records that nobody has seen.
-        begun = set(found) if self._found is not None else {partition.topic for partition in known}
+        seen = {partition.topic for partition in known}
+        begun = seen if self._found is None else found.keys() - self._unbegun.keys()
         new = {
             partition: RelayPosition(
                 found[partition.topic].topic_uuid, low if self._is_earliest or partition.topic in begun else high
@@ -233,7 +238,13 @@ class FromKafka:
             for partition, (low, high) in bounds.items()
             if partition not in known
         }
-        new |= self._begun_without_leader(leaderless, found, {partition.topic for partition in known})
+        if not self._is_earliest:
+            # They have come up meanwhile; the next relay would take them for some that were there.
+            new |= {
+                partition: RelayPosition(found[partition.topic].topic_uuid, 0)
+                for partition in leaderless
+                if partition.topic in found and partition.topic not in seen
+            }
         if new:
             self._store.write(lambda connection: _begin(connection, self._relay_id, new))
             known = self._store.read(lambda connection: read_relay_positions(connection, self._relay_id))
@@ -258,7 +269,7 @@ class FromKafka:
             # And of those that it could not be asked of before.
             unseen = bounds.keys() if self._found is None else self._leaderless - self._ends.keys()
             self._ends |= {partition: bounds[partition][1] for partition in bounds.keys() & unseen}
-        self._found, self._leaderless = found, leaderless
+        self._listed, self._found, self._leaderless = listed, found, leaderless
         self._tell_of_leaderless()
         # From here on: what came before, the store's work for example, was no silence of the cluster.
         self._heard_at = time.monotonic()
@@ -271,24 +282,20 @@ class FromKafka:
             ]
         )
 
-    def _begun_without_leader(
-        self, leaderless: Iterable[PartitionName], found: Mapping[str, KafkaTopic], seen: Collection[str]
-    ) -> dict[PartitionName, RelayPosition]:
-        """Return where `--start latest` begins in partitions of topics not seen before, whose ends nobody knows.
+    def _with_known_ends(self, listed: Mapping[str, KafkaTopic], begun: Collection[str]) -> dict[str, KafkaTopic]:
+        """Return the topics without those that `--start latest` cannot begin in yet: where they end, nobody knows.
 
-        Raises:
-            KafkaUnavailable: it begins at such an end.
+        One is without all of its partitions until they have leaders, for they begin at one time.  What comes up while
+        the relay runs is begun at the first record, whoever leads it.
         """
-        new = {}
-        for partition in leaderless:
-            if self._is_earliest or partition.topic in seen:
-                continue
-            if self._found is None:
-                # Later it would be taken for one that comes up meanwhile.
-                raise KafkaUnavailable(f"{partition} has no leader in Kafka, and --start latest begins at its end")
-            # It has come up meanwhile: the next relay would take it for one that was there, and begin at its end.
-            new[partition] = RelayPosition(found[partition.topic].topic_uuid, 0)
-        return new
+        if self._found is None and not self._is_earliest:
+            self._unbegun = {name: topic.topic_uuid for name, topic in listed.items() if topic.leaderless}
+        self._unbegun = {
+            name: topic_uuid
+            for name, topic_uuid in self._unbegun.items()
+            if name not in begun and name in listed and listed[name].topic_uuid == topic_uuid
+        }
+        return {name: topic for name, topic in listed.items() if not (topic.leaderless and name in self._unbegun)}
 
     @property
     def _is_earliest(self) -> bool:
