@@ -670,6 +670,13 @@ def _make_participants() -> None:
             "On SQLite: a row that was seen to be committed before this one was inserted; NULL if nobody looked.",
             null=True,
         ),
+        Column(
+            "inserted_ms",
+            Int64,
+            nullable=True,
+            server_default=ddl.insertion_time_ms(),
+            comment="When the row was inserted; how old its timestamp may be is judged by that time.",
+        ),
         _column("refusal", String, "Why the row cannot become a record; NULL while it waits to become one.", null=True),
         _column("refused_ms", Int64, "When it was refused last; NULL if never.", null=True),
         comment="Records that applications inserted in their own database transactions, and that are in no partition yet.",

@@ -608,6 +608,33 @@ def test_a_row_refused_for_its_time_says_what_makes_it_a_record(store, caller, l
     assert (record.value, abs(record.timestamp_ms - now_ms) < 60_000) == (b"v", True)
 
 
+@pytest.mark.parametrize(("older_ms", "is_taken"), [(0, True), (1_000, True), (1_001, False)])
+def test_how_old_a_row_is_is_judged_by_when_it_was_inserted(store, caller, older_ms, is_taken):
+    """However long nothing has moved rows."""
+    topic_of(store, message_timestamp_before_max_ms="1000")
+    begun_ms = time.time_ns() // 1_000_000
+    caller().insert(b"v").commit()
+    inserted_ms = store.read(lambda c: c.execute(select(outbox.c.inserted_ms)).scalar_one())
+    assert begun_ms - 60_000 < inserted_ms < begun_ms + 60_000
+    day_ago_ms = inserted_ms - 86_400_000
+    then = update(outbox).values(inserted_ms=day_ago_ms, timestamp_ms=day_ago_ms - older_ms)
+    store.write(lambda c: c.execute(then))
+    assert drain_outbox(store) == int(is_taken)
+    if is_taken:
+        assert [record.timestamp_ms for record in records(store)[0]] == [day_ago_ms - older_ms]
+    else:
+        assert refusals(store)[b"v"].startswith("its timestamp lies 1001 ms before its INSERT, more than the topic's")
+
+
+def test_a_row_without_the_time_of_its_insertion_is_judged_by_the_clock(store, caller):
+    topic_of(store, message_timestamp_before_max_ms="3600000")
+    now_ms = time.time_ns() // 1_000_000
+    caller().insert(b"old", timestamp_ms=now_ms - 7_200_000, inserted_ms=None).commit()
+    caller().insert(b"young", timestamp_ms=now_ms - 1_800_000, inserted_ms=None).commit()
+    assert drain_outbox(store) == 1
+    assert values(store) == [b"young"]
+
+
 def test_a_partition_in_another_database_is_refused_for_now(store, caller):
     topic = topic_of(store, 2)
 

@@ -124,6 +124,27 @@ def _compile_on_sqlite(element: current_transaction_id, compiler: SQLCompiler, *
     return "NULL"
 
 
+class insertion_time_ms(FunctionElement[int]):  # noqa: N801 - reads as the SQL function it stands for
+    """Milliseconds since 1970 when a row is inserted, by the database itself: as a default, whoever inserts it."""
+
+    type = BigInteger()
+    inherit_cache = True
+    name = "insertion_time_ms"
+
+
+@compiles(insertion_time_ms, "postgresql")
+def _compile_time_on_postgresql(element: insertion_time_ms, compiler: SQLCompiler, **_: Any) -> str:
+    del element, compiler
+    return "(CAST(extract(epoch from pg_catalog.clock_timestamp()) * 1000 AS BIGINT))"
+
+
+@compiles(insertion_time_ms, "sqlite")
+def _compile_time_on_sqlite(element: insertion_time_ms, compiler: SQLCompiler, **_: Any) -> str:
+    del element, compiler
+    # In days, of which 1970 began 2440587.5 after the first: 'unixepoch' knows no milliseconds in older versions.
+    return "(CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER))"
+
+
 def after_tables(kind: str, schema: str | None) -> list[Verbatim]:
     """Return what completes the tables once they are made."""
     # A store is made once and opened often: what opens it does without the views' texts.

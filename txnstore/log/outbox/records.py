@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
 from sqlalchemy import Connection, Row
@@ -119,8 +119,10 @@ def sort_rows(rows: Sequence[Row[Any]], found: Destinations, now_ms: int, random
             result.refusals.update((row[OUTBOX_ID], found.refused[name]) for row in topic_rows)
             continue
         target = _Target.of(topic, found.database_id, now_ms, random_)
+        # The append asks how old they are now; here it was judged by when each of them came.
+        judged = replace(topic, settings={**topic.settings, "message.timestamp.before.max.ms": TIMESTAMP_MS_MAX})
         for number, items in _sort_topic(target, topic_rows, result).items():
-            _encode_all(topic.partition_ids[number], topic, items, result)
+            _encode_all(topic.partition_ids[number], judged, items, result)
     return result
 
 
@@ -136,17 +138,24 @@ class _Target:
     """The partition of what may go anywhere: where this outbox reaches."""
 
     now_ms: int
+    before_max_ms: int
     earliest_ms: int
     latest_ms: int
 
     @classmethod
     def of(cls, topic: Topic, database_id: int, now_ms: int, random_: random.Random) -> Self:
         own = [number for number, leader in enumerate(topic.leaders) if leader == database_id]
-        earliest_ms, latest_ms = 0, TIMESTAMP_MS_MAX
+        before_max_ms = latest_ms = TIMESTAMP_MS_MAX
         if topic.settings["message.timestamp.type"] == "CreateTime":
-            earliest_ms = max(earliest_ms, now_ms - topic.settings["message.timestamp.before.max.ms"])
+            before_max_ms = topic.settings["message.timestamp.before.max.ms"]
             latest_ms = min(latest_ms, now_ms + topic.settings["message.timestamp.after.max.ms"])
-        return cls(topic, frozenset(own), random_.choice(own or [0]), now_ms, earliest_ms, latest_ms)
+        earliest_ms = max(0, now_ms - before_max_ms)
+        keyless = random_.choice(own or [0])
+        return cls(topic, frozenset(own), keyless, now_ms, before_max_ms, earliest_ms, latest_ms)
+
+    def took(self, timestamp_ms: int, inserted_ms: int | None) -> bool:
+        """Return whether the topic would have taken a timestamp when its row came: that it waited is not its fault."""
+        return inserted_ms is not None and max(0, inserted_ms - self.before_max_ms) <= timestamp_ms <= self.latest_ms
 
 
 def _sort_topic(target: _Target, rows: Sequence[Any], result: Sorted) -> dict[int, list[_Item]]:
@@ -154,7 +163,7 @@ def _sort_topic(target: _Target, rows: Sequence[Any], result: Sorted) -> dict[in
     keys = [row[KEY] for row in rows if row[PARTITION_NUMBER] is None and row[KEY]]
     hashed = iter(partitions_of_keys(PARTITIONER, keys, len(target.topic.partition_ids)))
     sorted_: dict[int, list[_Item]] = {}
-    for outbox_id, _, _, number, key, value, headers_text, timestamp_ms in rows:
+    for outbox_id, _, _, number, key, value, headers_text, timestamp_ms, inserted_ms in rows:
         if number is None:
             number = next(hashed) if key else target.keyless  # noqa: PLW2901 - where it goes
         if timestamp_ms is None:
@@ -165,8 +174,8 @@ def _sort_topic(target: _Target, rows: Sequence[Any], result: Sorted) -> dict[in
             why = _why_no_partition(target.topic, number)
         elif key is None and is_compacted(target.topic.settings):
             why = f"topic {target.topic.name} is compacted, and its records need a key"
-        elif not target.earliest_ms <= timestamp_ms <= target.latest_ms:
-            why = _why_no_time(target, timestamp_ms)
+        elif not (target.earliest_ms <= timestamp_ms <= target.latest_ms or target.took(timestamp_ms, inserted_ms)):
+            why = _why_no_time(target, timestamp_ms, inserted_ms)
         elif headers_text is not None:
             try:
                 headers = _headers(headers_text)
@@ -196,14 +205,18 @@ def _why_no_partition(topic: Topic, number: int) -> str:
     )
 
 
-def _why_no_time(target: _Target, timestamp_ms: int) -> str:
+def _why_no_time(target: _Target, timestamp_ms: int, inserted_ms: int | None) -> str:
     if timestamp_ms < 0:
         return f"its timestamp is {timestamp_ms}, and timestamps are milliseconds since 1970 and never below 0"
-    side, setting = ("after", "after") if timestamp_ms > target.now_ms else ("before", "before")
+    if timestamp_ms > target.latest_ms:
+        side, of = "after", f"{timestamp_ms - target.now_ms} ms after the store's time"
+    else:
+        # A store may have a clock of its own, behind the database's.
+        came_ms = target.now_ms if inserted_ms is None else min(target.now_ms, inserted_ms)
+        side, of = "before", f"{came_ms - timestamp_ms} ms before its INSERT"
     return (
-        f"its timestamp lies {abs(timestamp_ms - target.now_ms)} ms {side} the store's time, more than the topic's"
-        f" message.timestamp.{setting}.max.ms; SET timestamp_ms = NULL, refusal = NULL gives it the time at which it"
-        " becomes a record"
+        f"its timestamp lies {of}, more than the topic's message.timestamp.{side}.max.ms; SET timestamp_ms = NULL,"
+        " refusal = NULL gives it the time at which it becomes a record"
     )
 
 

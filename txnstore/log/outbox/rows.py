@@ -150,6 +150,7 @@ _TAKE: Final = (
         outbox.c.value,
         outbox.c.headers,
         outbox.c.timestamp_ms,
+        outbox.c.inserted_ms,
     )
 )
 _TAKE_LISTED: Final = _TAKE.where(_THESE)
