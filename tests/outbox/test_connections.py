@@ -140,6 +140,29 @@ def test_a_savepoint_that_is_rolled_back_leaves_nothing(store, outbox, kind):
 
 
 @only_sqlite
+@pytest.mark.parametrize("kind", [CoreKind, PlainKind], indirect=True)
+def test_another_file_that_is_attached_is_refused_for_it_commits_apart(store, outbox, kind, tmp_path):
+    driver = kind.connection.connection.driver_connection if isinstance(kind, CoreKind) else kind.connection
+    other = tmp_path / "other.db"
+    with closing(sqlite3.connect(other)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("CREATE TABLE orders (item)")
+    driver.execute(f"ATTACH '{other}' AS other")
+    with pytest.raises(
+        KafkaException, match=r"another file attached \(other\).*keep the tables in the log's own"
+    ) as told:
+        outbox.produce(kind.connection, "t", "1")
+    assert told.value.args[0].code() == KafkaError.INVALID_REQUEST
+    assert not driver.in_transaction
+    kind.connection.rollback()
+    driver.execute("DETACH other")
+    outbox.produce(kind.connection, "t", b"2")
+    kind.connection.commit()
+    outbox.sequence()
+    assert values(store) == [b"2"]
+
+
+@only_sqlite
 def test_a_savepoint_that_no_begin_was_sent_before_is_refused(store, outbox, engine):
     """Its release would commit the record, whatever the session rolls back afterwards; nothing was sent."""
     with Session(engine) as session:

@@ -20,7 +20,7 @@ from tests.outbox.conftest import engine_url, plain_connection
 from tests.outbox.steps import records, values, waiting
 from txnstore import Consumer, KafkaError, KafkaException, Outbox
 from txnstore.clients.consumer import fetcher
-from txnstore.db.callers.engines import FILES
+from txnstore.db.callers.attached_files import FILES
 from txnstore.db.opening import open_store
 from txnstore.db.store import Store
 from txnstore.errors import PermissionDenied, StoreBusy, StoreUnavailable

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sqlite3
 import threading
 
 import psycopg
@@ -239,6 +240,22 @@ def test_a_stale_generation_is_refused(worker, url, crew):
 
 
 # --- bad inputs -------------------------------------------------------------------------------------------------------
+
+
+def test_another_file_that_is_attached_is_refused_for_it_commits_apart(worker, url, tmp_path):
+    if not url.startswith("sqlite"):
+        pytest.skip("SQLite's connections have several files")
+    with contextlib.closing(sqlite3.connect(tmp_path / "other.db")) as other:
+        other.execute("PRAGMA journal_mode = WAL")
+    with calling(url, "driver") as caller:
+        caller.given.execute(f"ATTACH '{tmp_path / 'other.db'}' AS other")
+        error = error_of(worker.commit, connection=caller.given)
+        assert (error.code(), "another file attached (other)" in error.str()) == (KafkaError.INVALID_REQUEST, True)
+        assert not caller.given.in_transaction
+        caller.given.execute("DETACH other")
+        worker.commit(connection=caller.given)
+        caller.commit()
+    assert committed(worker) == 3
 
 
 @pytest.mark.variants_on_sqlite

@@ -363,6 +363,56 @@ def test_another_sqlite_file(producer, tmp_path):
     producer.abort_transaction(PATIENCE_SECONDS)
 
 
+@pytest.mark.parametrize("journal_mode", ["wal", "delete"])
+def test_another_file_that_is_attached_is_refused_for_it_commits_apart(
+    producer, url, topic, entry, tmp_path, journal_mode
+):
+    """One that is attached later, too, though its rows are there already: right before the COMMIT."""
+    if not url.startswith("sqlite"):
+        pytest.skip("SQLite's connections have several files")
+    other = tmp_path / "other.db"
+    with contextlib.closing(sqlite3.connect(other)) as connection:
+        connection.execute(f"PRAGMA journal_mode = {journal_mode}")
+        connection.execute("CREATE TABLE orders (item)")
+    for when in ("before", "meanwhile"):
+        with calling(url, "driver") as caller:
+            producer.begin_transaction()
+            if when == "meanwhile":
+                producer.enlist(caller.given)
+            caller.given.execute(f"ATTACH '{other}' AS \"the other's\"")
+            if when == "before":
+                error = error_of(producer.enlist, caller.given)
+                assert not caller.given.in_transaction, "it has begun something"
+            else:
+                caller.given.execute("INSERT INTO \"the other's\".orders VALUES ('tea')")
+                caller.write(entry)
+                producer.produce(topic, b"1")
+                error = error_of(producer.commit_transaction, PATIENCE_SECONDS)
+                assert error.txn_requires_abort()
+            assert (error.code(), "the other's" in error.str()) == (KafkaError.INVALID_REQUEST, True)
+            assert "keep the tables in the log's own file" in error.str()
+            producer.abort_transaction(PATIENCE_SECONDS)
+    with contextlib.closing(sqlite3.connect(other)) as connection:
+        assert connection.execute("SELECT count(*) FROM orders").fetchone() == (0,)
+    assert (is_there(url, entry), committed_values(url, topic)) == (False, [])
+
+
+def test_what_is_attached_in_memory_is_no_file(producer, url, topic, entry):
+    if not url.startswith("sqlite"):
+        pytest.skip("SQLite's connections have several files")
+    with calling(url, "driver") as caller:
+        caller.given.execute("ATTACH ':memory:' AS notes")
+        caller.given.execute("CREATE TEMPORARY TABLE more (item)")
+        caller.given.execute("INSERT INTO more VALUES (1)")
+        caller.given.commit()
+        producer.begin_transaction()
+        producer.enlist(caller.given)
+        caller.write(entry)
+        producer.produce(topic, b"1")
+        producer.commit_transaction(PATIENCE_SECONDS)
+    assert (is_there(url, entry), committed_values(url, topic)) == (True, [b"1"])
+
+
 def test_a_sqlite_connection_stays_on_its_thread(producer, url, topic, entry):
     if not url.startswith("sqlite"):
         pytest.skip("a connection of psycopg belongs to no thread")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
@@ -29,8 +29,6 @@ from txnstore.errors import InvalidUrl
 _SQLALCHEMYS_OWN: Final = "sqlalchemy.engine.create"
 _IN_MEMORY: Final = ("", ":memory:")
 NEEDS_FILE: Final = "the database is in its own memory, where no consumer can read it; an outbox needs a file"
-#: The files of an SQLite connection: number, name, path.
-FILES: Final = "PRAGMA database_list"
 
 #: Drivers that give what they do not know themselves to libpq, PostgreSQL's own client library.
 _LIBPQ_DRIVERS: Final = frozenset({"psycopg", "psycopg_async", "psycopg2"})
@@ -92,11 +90,6 @@ def database_of_engine(engine: Engine) -> str | None:
     with suppress(InvalidUrl):
         _, options = _given_to_driver(engine)
     return options.get("dbname") or options.get("database") or engine.url.database
-
-
-def main_file(rows: Iterable[Sequence[Any]]) -> str | None:
-    """Return the file of an SQLite connection by what it has answered to `FILES`; empty: it is in memory."""
-    return next((row[2] for row in rows if row[1] == "main"), None)
 
 
 def _given_to_driver(engine: Engine) -> tuple[list[Any], dict[str, Any]]:

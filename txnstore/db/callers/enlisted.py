@@ -30,7 +30,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from txnstore.db.backend import Durability, Stage, WholeTransaction
 from txnstore.db.callers.connections import CallersConnection
-from txnstore.db.callers.on_caller_connection import commit_whole_within, joined_connection
+from txnstore.db.callers.on_caller_connection import check_files, commit_whole_within, joined_connection
 from txnstore.db.schema import stores
 from txnstore.db.statements import HotStatement, run_on_driver
 from txnstore.db.store import CONTENTION_PAUSE_SECONDS, Store
@@ -351,6 +351,7 @@ class EnlistedConnection:
 
     def _mark_sqlite(self, connection: Connection) -> None:
         """Begin if need be, take the write lock, and leave a savepoint: with the transaction, it is gone."""
+        check_files(connection)
         wanted = _missing_synchronous(connection) if self._is_lasting else None
         if wanted is not None:
             # Within a database transaction it cannot be changed any more, and without one it is not ours to change.
@@ -391,6 +392,8 @@ class EnlistedConnection:
                     if result is None:
                         self._check_same(connection)
                 else:
+                    # One may have been attached meanwhile.
+                    check_files(connection)
                     self._check_same(connection)
                     is_ours = True
                     result = at_once(connection, None)

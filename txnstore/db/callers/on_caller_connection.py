@@ -21,12 +21,13 @@ from sqlalchemy import Connection, column, select, text
 from sqlalchemy.exc import DBAPIError
 
 from txnstore.db.backend import Stage, WholeTransaction
+from txnstore.db.callers.attached_files import check_one_commit
 from txnstore.db.callers.connections import CallersConnection, unprepared
 from txnstore.db.identity import is_own_database
 from txnstore.db.names import SQLITE_PREFIX
 from txnstore.db.postgresql import commit_function
 from txnstore.db.schema import stores
-from txnstore.db.statements import HotStatement, heard
+from txnstore.db.statements import HotStatement, heard, run_on_driver
 from txnstore.db.store import Store
 from txnstore.errors import InvalidRequest
 
@@ -64,7 +65,8 @@ def run_joined(store: Store, callers: CallersConnection, work: Callable[[Connect
     After an error the caller has to roll back: a commit would keep what `work` had done until then.
 
     Raises:
-        InvalidRequest: the connection cannot be used as it is, or is on another database than `store`.
+        InvalidRequest: the connection cannot be used as it is, or is on another database than `store`, or on more
+            SQLite files than it commits at once.
         TransactionPoisoned: the caller's database transaction has failed before.
         TxnStoreError: the database refuses; nothing of it is committed.
     """
@@ -74,6 +76,8 @@ def run_joined(store: Store, callers: CallersConnection, work: Callable[[Connect
             f"this connection is on another database than {store.url}, or its user may not read txnstore's tables"
             " there: hand over a connection to the same database"
         )
+    if callers.backend_name == "sqlite":
+        _run(store, callers, check_files)
     return _run(store, callers, work)
 
 
@@ -154,6 +158,15 @@ def _read_store_uuid(connection: Connection) -> str | None:
 def _run(store: Store, callers: CallersConnection, work: Callable[[Connection], Result]) -> Result:
     with joined_connection(store, callers) as connection:
         return work(connection)
+
+
+def check_files(connection: Connection) -> None:
+    """Refuse an SQLite connection whose files are not all committed at once.
+
+    Raises:
+        InvalidRequest: see `check_one_commit`.
+    """
+    check_one_commit(lambda statement: run_on_driver(connection, statement).rows)
 
 
 @contextmanager

@@ -21,8 +21,9 @@ from sqlalchemy.exc import DBAPIError, PendingRollbackError
 from sqlalchemy.sql.elements import TextClause
 from sqlalchemy.types import TypeEngine
 
+from txnstore.db.callers.attached_files import FILES, check_one_commit, main_file
 from txnstore.db.callers.connections import WANTED, CallersConnection, callers_connection
-from txnstore.db.callers.engines import FILES, database_of_engine, main_file
+from txnstore.db.callers.engines import database_of_engine
 from txnstore.db.names import SQLITE_PREFIX
 from txnstore.db.sqlite.committed_rows import CommittedRows
 from txnstore.db.url import DatabaseUrl
@@ -94,7 +95,7 @@ class OutboxConnection(Protocol):
         """Refuse a connection to another database than `url`, where that shows without asking a server.
 
         Raises:
-            InvalidRequest: it is another one.
+            InvalidRequest: it is another one, or does not commit it at once with another file that it has open.
             TransactionPoisoned: its database transaction has failed and can only be rolled back.
         """
         ...
@@ -164,7 +165,9 @@ class _SQLAlchemyConnection:
             return
         # The connection is asked: the process may have changed its folder since the engine was made, or the engine may
         # have a function of its own that opens another file than its URL says.
-        is_that_file = _check_file(main_file(connection.exec_driver_sql(FILES).all()), url)
+        files = connection.exec_driver_sql(FILES).all()
+        is_that_file = _check_file(main_file(files), url)
+        check_one_commit(lambda statement: connection.exec_driver_sql(statement).all(), files)
         self._may_look = is_that_file and _is_of_our_library(connection.connection.driver_connection)
 
     @_refused_once_it_has_failed()
@@ -209,7 +212,9 @@ class _DriverConnection:
             _check_name(callers.driver.info.dbname, url)
         else:
             with closing(callers.cursor()) as cursor:
-                is_that_file = _check_file(main_file(cursor.execute(FILES)), url)
+                files = cursor.execute(FILES).fetchall()
+                is_that_file = _check_file(main_file(files), url)
+                check_one_commit(lambda statement: cursor.execute(statement).fetchall(), files)
             self._may_look = is_that_file and _is_of_our_library(callers.driver)
 
     def insert(self, rows: Sequence[OutboxRow], schema: str, committed: CommittedRows | None) -> None:
