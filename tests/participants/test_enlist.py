@@ -191,6 +191,47 @@ def test_hooks_of_the_session_are_called_once_it_is_committed(producer, engines,
     assert seen == [{name: 1}]
 
 
+def test_hooks_before_the_commit_are_called_once_and_before_the_vote(url, producer, engines, tables, name):
+    """What they write and produce is part of it."""
+    seen = []
+
+    def write(session):
+        session.add(Account(name=f"{name} audited", balance=0))
+        producer.produce(topic_of(producer), "of the hook")
+        seen.append([table.balances() for table in tables])
+
+    with Session(engines[0]) as session:
+        event.listen(session, "before_commit", write)
+        event.listen(session, "after_commit", lambda _: seen.append(tables[0].balances()))
+        with producer.transaction():
+            producer.enlist(session)
+            session.add(Account(name=name, balance=1))
+    assert seen == [[{}, {}], {name: 1, f"{name} audited": 0}]
+    assert records(url, topic_of(producer)) == ["of the hook"]
+
+
+def test_a_hook_that_refuses_the_commit_leaves_nothing(url, producer, drivers, engines, tables, name):
+    def refuse(_):
+        raise ValueError("not valid")
+
+    with Session(engines[0]) as session:
+        event.listen(session, "before_commit", refuse)
+        producer.begin_transaction()
+        producer.enlist(session)
+        producer.enlist(drivers[1])
+        session.add(Account(name=name, balance=1))
+        move(drivers[1], name, 1)
+        producer.produce(topic_of(producer), name)
+        with pytest.raises(KafkaException, match=r"flushing .* \(ValueError\); nothing was committed") as caught:
+            producer.commit_transaction(TIMEOUT)
+        assert isinstance(caught.value.__cause__, ValueError)
+        assert caught.value.args[0].txn_requires_abort()
+        producer.abort_transaction(TIMEOUT)
+        assert not session.in_transaction()
+    assert_nowhere(tables)
+    assert records(url, topic_of(producer)) == []
+
+
 def test_a_hook_that_raises_keeps_no_other_connection_from_its_owner(producer, engines, tables, name):
     def fail(_):
         raise ZeroDivisionError

@@ -454,6 +454,61 @@ def test_what_a_session_cannot_flush_aborts_both(producer, url, topic, entry, en
     assert (is_there(url, entry), committed_values(url, topic)) == (False, [])
 
 
+@pytest.mark.parametrize("hook", ["after_insert", "after_flush", "before_commit"])
+def test_what_hooks_of_a_session_produce_goes_with_its_commit(producer, url, topic, entry, entries, hook):
+    engine, seen = application_engine(url), []
+
+    def produce(*_):
+        seen.append("before")
+        producer.produce(topic, b"of the hook")
+
+    with Session(engine) as session:
+        target = entries if hook == "after_insert" else session
+        event.listen(target, hook, produce)
+        event.listen(session, "after_commit", lambda _: seen.append("after"))
+        try:
+            with producer.transaction(PATIENCE_SECONDS):
+                producer.enlist(session)
+                session.add(entries(entry))
+                producer.produce(topic, b"1")
+        finally:
+            event.remove(target, hook, produce)
+        assert session.scalar(text("SELECT count(*) FROM ledger WHERE entry = :entry"), {"entry": entry}) == 1
+    engine.dispose()
+    assert committed_values(url, topic) == [b"1", b"of the hook"]
+    assert seen == ["before", "after"]
+
+
+def test_a_hook_that_refuses_says_why_and_nothing_is_committed(producer, url, topic, entry, entries):
+    engine = application_engine(url)
+
+    def refuse(_):
+        raise ValueError(f"{entry} is secret")
+
+    def produce_too_much(_):
+        producer.produce(topic, bytes(2_000_000))
+
+    for hook, told in ((refuse, "(ValueError)"), (produce_too_much, "Message size too large")):
+        with Session(engine) as session:
+            event.listen(session, "before_commit", hook)
+            producer.begin_transaction()
+            producer.enlist(session)
+            session.add(entries(entry))
+            producer.produce(topic, b"1")
+            with pytest.raises(KafkaException) as caught:
+                producer.commit_transaction(PATIENCE_SECONDS)
+            producer.abort_transaction(PATIENCE_SECONDS)
+            assert not session.in_transaction()
+        error = caught.value.args[0]
+        assert (error.code(), error.txn_requires_abort()) == (KafkaError._FAIL, True)
+        assert told in error.str()
+        assert "nothing was committed" in error.str()
+        assert entry not in error.str()
+        assert type(caught.value.__cause__) is (ValueError if hook is refuse else KafkaException)
+    engine.dispose()
+    assert (is_there(url, entry), committed_values(url, topic)) == (False, [])
+
+
 def test_a_hook_that_raises_after_the_commit_undoes_nothing(producer, url, topic, entry):
     engine = application_engine(url)
     with Session(engine) as session:

@@ -124,18 +124,7 @@ class EnlistedBranches:
     def flush(self) -> None:
         """Write what sessions of the ORM hold back, and look whether the connections are still their owners'."""
         for known in self.connections:
-            try:
-                session = known.callers.session
-                if session is not None:
-                    # As its own commit would: savepoints cannot be released once it has voted.
-                    while (savepoint := session.get_nested_transaction()) is not None:
-                        savepoint.commit()
-                    session.flush()
-            except SQLAlchemyError as error:
-                reason = f"flushing an enlisted session failed ({type(error).__name__})"
-                kafka_error = KafkaError(KafkaError._FAIL, reason, txn_requires_abort=True)
-                self._progress.fail(kafka_error)
-                raise KafkaException(kafka_error) from error
+            self._progress.flush_session(known.callers)
         self._notice_losses()
 
     def vote(self, timeout_ms: int | None = None) -> None:
@@ -460,6 +449,12 @@ class Enlistment:
         if self._offsets and self._progress.stage is _S.IN_TRANSACTION:
             self._offsets.linger()
 
+    def flush(self) -> None:
+        """Write what a session of the ORM holds back, before records are gathered: its hooks may produce some."""
+        if self._enlisted is not None:
+            self._check(self._enlisted.taken)
+            self._progress.flush_session(self._enlisted.taken.callers)
+
     # --- committing; on the caller's thread ---------------------------------------------------------------------------
 
     def _commit_enlisted(self, deadline: Deadline, writers: Collection[int] | None) -> Exception | None:
@@ -493,12 +488,8 @@ class Enlistment:
         return self._progress.wait(work, deadline.left_seconds(), resumable=True)
 
     def _begin_ending(self, enlisted: _Enlisted, writers: Collection[int] | None) -> _Ending:
+        self._check(enlisted.taken)
         try:
-            enlisted.taken.callers.check_thread()
-        except TxnStoreError as error:
-            raise KafkaException(KafkaError(KafkaError._STATE, str(error))) from error
-        try:
-            enlisted.taken.check()
             self._create_topics(enlisted)
         except TxnStoreError as error:
             self._progress.fail_and_raise(_abortable(error))  # nothing is decided yet
@@ -506,6 +497,16 @@ class Enlistment:
         with self._changed:
             self._progress.enter(_S.BEGIN_COMMIT)
         return ending
+
+    def _check(self, taken: EnlistedConnection) -> None:
+        try:
+            taken.callers.check_thread()
+        except TxnStoreError as error:
+            raise KafkaException(KafkaError(KafkaError._STATE, str(error))) from error
+        try:
+            taken.check()
+        except TxnStoreError as error:
+            self._progress.fail_and_raise(_abortable(error))
 
     def _gather(self, ending: _Ending, deadline: Deadline) -> None:
         if self._progress.work is None:

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from txnstore.clients.producer.sender import Sender
     from txnstore.clients.producer.thread import DelayedJob
     from txnstore.clients.topic_directory import TopicDirectory
+    from txnstore.db.callers.connections import CallersConnection
     from txnstore.db.cluster.cluster import Cluster
     from txnstore.db.store import Store
     from txnstore.log.append import Appended
@@ -358,6 +359,24 @@ class TransactionProgress:
         """Enter the stage of an error, and raise it."""
         self.fail(error)
         raise KafkaException(error)
+
+    def flush_session(self, callers: CallersConnection) -> None:
+        """Let an enlisted session do all that its own commit does before the COMMIT: records may still be produced.
+
+        Raises:
+            KafkaException: it has failed; the transaction has to be aborted.
+        """
+        from txnstore.db.callers.sessions import prepare_session
+
+        try:
+            prepare_session(callers)
+        except Exception as error:
+            # The texts of others may have values of rows in them; ours have none.
+            told = f": {error.args[0].str()}" if isinstance(error, KafkaException) else ""
+            reason = f"flushing an enlisted session failed ({type(error).__name__}{told}); nothing was committed"
+            kafka_error = KafkaError(KafkaError._FAIL, reason, txn_requires_abort=True)
+            self.fail(kafka_error)
+            raise KafkaException(kafka_error) from error
 
     def _enter_error(self, error: KafkaError) -> None:
         target = _S.FATAL_ERROR if error.fatal() else _S.ABORTABLE_ERROR

@@ -223,11 +223,13 @@ class ProducerTransactions:
             check_same_writers(writers, progress.writers)
             branches.finish(deadline, commit=True)
             return
+        if progress.current is None and (self._enlistment.is_active or branches.connections):
+            with self._lock:
+                progress.check_call(_C.COMMIT)
+            progress.check_writers(writers)
+            self._enlistment.flush()
+            branches.flush()
         if branches.connections:
-            if progress.current is None:
-                with self._lock:
-                    progress.check_call(_C.COMMIT)
-                branches.flush()
             progress.is_written = True
         commit = self._enlistment.commit if self._enlistment.is_active else self._commit_alone
         try:
