@@ -210,6 +210,25 @@ def test_hooks_before_the_commit_are_called_once_and_before_the_vote(url, produc
     assert records(url, topic_of(producer)) == ["of the hook"]
 
 
+def test_a_session_is_one_branch_or_none(url, producer, engines, tables, name):
+    with Session(engines[0]) as session:
+        producer.begin_transaction()
+        with pytest.raises(KafkaException, match="enlist the session itself"):
+            producer.enlist(session.connection())
+        producer.enlist(session)
+        session.add(Account(name=name, balance=-1))
+        session.execute(
+            text("INSERT INTO account VALUES (:name, 1)"), {"name": name}, bind_arguments={"bind": engines[1]}
+        )
+        producer.produce(topic_of(producer), name)
+        with pytest.raises(KafkaException, match=r"several connections \(binds\)"):
+            producer.commit_transaction(TIMEOUT)
+        producer.abort_transaction(TIMEOUT)
+        session.rollback()
+    assert_nowhere(tables)
+    assert records(url, topic_of(producer)) == []
+
+
 def test_a_hook_that_refuses_the_commit_leaves_nothing(url, producer, drivers, engines, tables, name):
     def refuse(_):
         raise ValueError("not valid")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sqlalchemy import Column, MetaData, String, Table, event, text
+from sqlalchemy import Column, MetaData, String, Table, create_engine, event, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, registry
 
@@ -452,6 +452,95 @@ def test_what_a_session_cannot_flush_aborts_both(producer, url, topic, entry, en
     assert isinstance(caught.value.__cause__, IntegrityError)
     assert entry not in error.str()
     assert (is_there(url, entry), committed_values(url, topic)) == (False, [])
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile", "in a hook"])
+def test_a_session_that_has_begun_on_two_engines_is_refused(producer, url, topic, entry, entries, tmp_path, when):
+    """It would commit them one after the other: the other one's rows could stand alone."""
+    engine, other = application_engine(url), create_engine(f"sqlite:///{tmp_path / 'other.db'}")
+    with other.begin() as connection:
+        connection.execute(text("CREATE TABLE orders (item TEXT)"))
+    with Session(engine) as session:
+
+        def write_there(*_):
+            session.execute(text("INSERT INTO orders VALUES ('tea')"), bind_arguments={"bind": other})
+
+        producer.begin_transaction()
+        if when == "before":
+            write_there()
+            error = error_of(producer.enlist, session)
+            session.rollback()
+            assert not error.txn_requires_abort()
+        else:
+            producer.enlist(session)
+            session.add(entries(entry))
+            producer.produce(topic, b"1")
+            if when == "in a hook":
+                event.listen(session, "before_commit", write_there)
+            else:
+                write_there()
+            error = error_of(producer.commit_transaction, PATIENCE_SECONDS)
+            assert error.txn_requires_abort()
+        assert (error.code(), "several connections (binds)" in error.str()) == (KafkaError.INVALID_REQUEST, True)
+        producer.abort_transaction(PATIENCE_SECONDS)
+    with other.connect() as connection:
+        assert connection.scalar(text("SELECT count(*) FROM orders")) == 0
+    other.dispose()
+    engine.dispose()
+    assert (is_there(url, entry), committed_values(url, topic)) == (False, [])
+
+
+def test_a_session_with_other_binds_that_it_does_not_use_is_like_any(producer, url, topic, entry, entries):
+    engine, other = application_engine(url), create_engine("sqlite://")
+    with Session(engine, binds={Table("orders", MetaData()): other}) as session, producer.transaction(PATIENCE_SECONDS):
+        producer.enlist(session)
+        session.begin_nested()
+        session.add(entries(entry))
+        producer.produce(topic, b"1")
+    engine.dispose()
+    assert (is_there(url, entry), committed_values(url, topic)) == (True, [b"1"])
+
+
+def test_the_connection_of_a_session_is_refused_for_what_the_session_holds_back(producer, url, topic, entry, entries):
+    engine = application_engine(url)
+    with Session(engine) as session:
+        producer.begin_transaction()
+        error = error_of(producer.enlist, session.connection())
+        assert (error.code(), "enlist the session itself" in error.str()) == (KafkaError.INVALID_REQUEST, True)
+        assert not error.txn_requires_abort()
+        producer.enlist(session)
+        session.add(entries(entry))
+        producer.produce(topic, b"1")
+        producer.commit_transaction(PATIENCE_SECONDS)
+    engine.dispose()
+    assert (is_there(url, entry), committed_values(url, topic)) == (True, [b"1"])
+
+
+@pytest.mark.parametrize("is_flushed", [True, False], ids=["flushed", "held back"])
+def test_a_session_on_an_enlisted_connection_holds_nothing_back(producer, url, topic, entry, entries, is_flushed):
+    engine = application_engine(url)
+    with engine.connect() as connection:
+        producer.begin_transaction()
+        producer.enlist(connection)
+        # It joins with a savepoint on SQLite as well: there is a BEGIN before.
+        with Session(connection, join_transaction_mode="create_savepoint") as session:
+            session.connection()
+            session.add(entries(entry))
+            producer.produce(topic, b"1")
+            if is_flushed:
+                session.flush()
+                producer.commit_transaction(PATIENCE_SECONDS)
+                session.invalidate()
+            else:
+                error = error_of(producer.commit_transaction, PATIENCE_SECONDS)
+                assert (error.code(), error.txn_requires_abort()) == (KafkaError.INVALID_REQUEST, True)
+                assert "enlist the session itself, or flush it" in error.str()
+                session.expunge_all()
+                producer.abort_transaction(PATIENCE_SECONDS)
+                session.invalidate()
+    engine.dispose()
+    both = (True, [b"1"]) if is_flushed else (False, [])
+    assert (is_there(url, entry), committed_values(url, topic)) == both
 
 
 @pytest.mark.parametrize("hook", ["after_insert", "after_flush", "before_commit"])

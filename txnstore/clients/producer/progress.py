@@ -371,10 +371,13 @@ class TransactionProgress:
         try:
             prepare_session(callers)
         except Exception as error:
-            # The texts of others may have values of rows in them; ours have none.
-            told = f": {error.args[0].str()}" if isinstance(error, KafkaException) else ""
-            reason = f"flushing an enlisted session failed ({type(error).__name__}{told}); nothing was committed"
-            kafka_error = KafkaError(KafkaError._FAIL, reason, txn_requires_abort=True)
+            if isinstance(error, TxnStoreError):
+                kafka_error = transaction_error_of(error, None)
+            else:
+                # The texts of others may have values of rows in them; ours have none.
+                told = f": {error.args[0].str()}" if isinstance(error, KafkaException) else ""
+                reason = f"flushing an enlisted session failed ({type(error).__name__}{told}); nothing was committed"
+                kafka_error = KafkaError(KafkaError._FAIL, reason, txn_requires_abort=True)
             self.fail(kafka_error)
             raise KafkaException(kafka_error) from error
 

@@ -442,8 +442,8 @@ def _check_savepoint(session: Session) -> None:
 
 def _nothing_to_give(error: SQLAlchemyError) -> InvalidRequest:
     return InvalidRequest(
-        f"this session has no connection to give ({type(error).__name__}): hand over session.connection(...) of the"
-        " right engine, or roll the session back first"
+        f"this session has no connection to give ({type(error).__name__}): give it a default bind, the engine of this"
+        " database (`Session(engine, binds=...)`), or roll it back first"
     )
 
 

@@ -31,6 +31,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from txnstore.db.backend import Durability, Stage, WholeTransaction
 from txnstore.db.callers.connections import CallersConnection
 from txnstore.db.callers.on_caller_connection import check_files, commit_whole_within, joined_connection
+from txnstore.db.callers.sessions import check_sessions, prepare_session
 from txnstore.db.schema import stores
 from txnstore.db.statements import HotStatement, run_on_driver
 from txnstore.db.store import CONTENTION_PAUSE_SECONDS, Store
@@ -122,9 +123,10 @@ class CallerGuards:
         """Take the connection: two producers would both commit it, and the first to do so would hear of a refusal.
 
         Raises:
-            InvalidRequest: another producer has it, or a coordinator of SQLAlchemy's.
+            InvalidRequest: another producer has it, or a coordinator of SQLAlchemy's; or see `check_sessions`.
         """
         check_not_two_phase(self._callers)
+        check_sessions(self._callers)
         driver = getattr(self._callers.driver, "driver_connection", self._callers.driver)
         with _guards_lock:
             others = _guards_on.get(id(driver))
@@ -265,6 +267,7 @@ class EnlistedConnection:
             SQLAlchemyError: what the session had to write was refused, or a hook of the caller's raised.
         """
         self.check()
+        prepare_session(self.callers)
 
         def commit_now() -> None:
             self._commit_now(at_once, last, is_there, time.monotonic() + timeout_seconds)

@@ -1,5 +1,6 @@
-"""A session of the ORM whose database transaction is ended by others: what it does before, as at its own commit.
+"""Sessions of the ORM whose database transaction is ended by others: which can be, and what they do before.
 
+    check_sessions(callers)                    # nothing would be committed apart, or left out
     prepare_session(callers)                   # its hooks run, and what it holds back is written
     ...                                        # others decide
     callers.session.commit()                   # what is left to do: the COMMIT, and the hooks after it
@@ -9,10 +10,49 @@ In between it runs no statement, as SQLAlchemy has it for a session that is prep
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from txnstore.errors import InvalidRequest
 
 if TYPE_CHECKING:
+    from sqlalchemy import Connection
+    from sqlalchemy.orm import Session
+
     from txnstore.db.callers.connections import CallersConnection
+
+_ENLIST_IT: Final = (
+    "what it holds back would not be written before the commit, and be missing: enlist the session itself"
+)
+
+
+def check_sessions(callers: CallersConnection) -> None:
+    """Refuse a session that has other connections as well, and the connection of one that is not handed over itself.
+
+    Raises:
+        InvalidRequest: one of both.
+    """
+    if callers.session is not None:
+        check_one_connection(callers.session)
+    elif any(_others(callers)):
+        raise InvalidRequest(
+            f"this connection is one that a Session of SQLAlchemy's has in its transaction; {_ENLIST_IT}"
+        )
+
+
+def check_one_connection(session: Session) -> None:
+    """Refuse a session whose commit would be several, one after the other.
+
+    Raises:
+        InvalidRequest: it has begun on several connections.
+    """
+    if len(set(_connections_of(session))) > 1:
+        raise InvalidRequest(
+            "this session has begun on several connections (binds), and would commit them one after the other: what"
+            " one of them has written could stand without the rest; give each engine a session of its own, and enlist"
+            " those (another PostgreSQL database votes), or write to one engine only"
+        )
 
 
 def prepare_session(callers: CallersConnection) -> None:
@@ -21,15 +61,25 @@ def prepare_session(callers: CallersConnection) -> None:
     Its `before_commit` hooks are called and what it holds back is written, also within its savepoints, which end.
 
     Raises:
+        InvalidRequest: it has begun on another connection meanwhile, or another session holds something back for the
+            connection.
         Exception: of a hook of the application's, or SQLAlchemyError: what is to be written was refused.
     """
-    session = callers.session
-    outermost = None if session is None else session.get_transaction()
-    if session is None or outermost is None:
-        return
+    if callers.session is not None:
+        _prepare(callers.session)
+        # Afterwards it begins on none.
+        check_one_connection(callers.session)
+    if any(other.new or other.dirty or other.deleted for other in _others(callers)):
+        raise InvalidRequest(f"a Session of SQLAlchemy's was given the enlisted connection; {_ENLIST_IT}, or flush it")
+
+
+def _prepare(session: Session) -> None:
     # Only who has a session has imported it.
     from sqlalchemy.orm.session import SessionTransactionState
 
+    outermost = session.get_transaction()
+    if outermost is None:
+        return
     if outermost._state is SessionTransactionState.PREPARED:  # noqa: SLF001 - it is shown nowhere else
         return
     # Savepoints cannot be released any more once their database transaction is prepared.
@@ -37,3 +87,23 @@ def prepare_session(callers: CallersConnection) -> None:
         savepoint.commit()
     # Its own commit() goes on from there.
     outermost._prepare_impl()  # noqa: SLF001 - prepare() is for two-phase sessions only
+
+
+def _others(callers: CallersConnection) -> Iterator[Session]:
+    """Give the sessions that have the connection in their transaction, but for the one that was handed over."""
+    if callers.owner is None or "sqlalchemy.orm" not in sys.modules:
+        return
+    from sqlalchemy.orm import session as orm
+
+    # Not by its values(), which fail while another thread makes a session.
+    for reference in orm._sessions.valuerefs():  # noqa: SLF001 - a connection does not know whose it is
+        found = reference()
+        if found is not None and found is not callers.session and callers.owner in _connections_of(found):
+            yield found
+
+
+def _connections_of(session: Session) -> list[Connection]:
+    outermost = session.get_transaction()
+    # By connection and by engine, in one step: it may be another thread's.
+    known = [] if outermost is None else list(outermost._connections.values())  # noqa: SLF001 - public from 2.1.7 on
+    return [connection for connection, *_ in known]
