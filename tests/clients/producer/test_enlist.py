@@ -586,6 +586,9 @@ def test_a_hook_that_refuses_says_why_and_nothing_is_committed(producer, url, to
             producer.produce(topic, b"1")
             with pytest.raises(KafkaException) as caught:
                 producer.commit_transaction(PATIENCE_SECONDS)
+            event.remove(session, "before_commit", hook)
+            # It is not asked again.
+            assert error_of(producer.commit_transaction, PATIENCE_SECONDS).str() == caught.value.args[0].str()
             producer.abort_transaction(PATIENCE_SECONDS)
             assert not session.in_transaction()
         error = caught.value.args[0]

@@ -82,9 +82,6 @@ def _prepare(session: Session) -> None:
         return
     if outermost._state is SessionTransactionState.PREPARED:  # noqa: SLF001 - it is shown nowhere else
         return
-    # Savepoints cannot be released any more once their database transaction is prepared.
-    while (savepoint := session.get_nested_transaction()) is not None:
-        savepoint.commit()
     # Its own commit() goes on from there.
     outermost._prepare_impl()  # noqa: SLF001 - prepare() is for two-phase sessions only
 
