@@ -300,6 +300,13 @@ def test_endings_of_the_owner_are_refused_within_and_not_afterwards(producer, dr
     getattr(drivers[0], ending)()
 
 
+def test_a_block_of_psycopgs_that_ends_within_is_refused(producer, drivers, tables, name):
+    with pytest.raises(KafkaException, match="belongs around"), drivers[0].transaction():
+        transfer(producer, drivers, name)
+    producer.abort_transaction(TIMEOUT)
+    assert_nowhere(tables)
+
+
 def test_a_commit_in_sql_aborts_the_rest(producer, drivers, tables, name):
 
     def commit_within():

@@ -149,6 +149,68 @@ def test_a_failed_statement_refuses_the_commit(producer, url, topic, entry):
     assert (is_there(url, entry), committed_values(url, topic)) == (False, [])
 
 
+@pytest.mark.parametrize("autocommit", [False, True])
+@pytest.mark.parametrize("end", ["its own", "an exception"])
+def test_a_block_of_psycopgs_that_ends_before_the_commit_is_refused(producer, url, topic, entry, autocommit, end):
+    """It sends its COMMIT past the connection's own methods."""
+    if url.startswith("sqlite"):
+        pytest.skip("only psycopg has it")
+
+    def fail(caller):
+        caller.given.autocommit = autocommit
+        with producer.transaction(PATIENCE_SECONDS), caller.given.transaction():
+            producer.enlist(caller.given)
+            caller.write(entry)
+            producer.produce(topic, b"1")
+            if end == "an exception":
+                raise ZeroDivisionError
+
+    with calling(url, "driver") as caller:
+        with pytest.raises(KafkaException if end == "its own" else ZeroDivisionError) as caught:
+            fail(caller)
+        if end == "its own":
+            assert caught.value.args[0].code() == KafkaError._STATE
+            assert "belongs around the producer's block or is begun after enlist()" in caught.value.args[0].str()
+        assert (is_there(url, entry), committed_values(url, topic)) == (False, [])
+        # Both go on, the connection with blocks of its own.
+        with caller.given.transaction():
+            caller.write(f"{entry} of its own")
+        caller.given.autocommit = False
+        with producer.transaction(PATIENCE_SECONDS):
+            producer.enlist(caller.given)
+            with caller.given.transaction():
+                caller.write(entry)
+            with contextlib.suppress(ZeroDivisionError), caller.given.transaction():
+                caller.write(f"{entry} of a savepoint")
+                raise ZeroDivisionError
+            producer.produce(topic, b"2")
+    assert (is_there(url, entry), committed_values(url, topic)) == (True, [b"2"])
+    assert (is_there(url, f"{entry} of its own"), is_there(url, f"{entry} of a savepoint")) == (True, False)
+
+
+def test_psycopgs_own_two_phase_calls_are_refused(producer, url, topic, entry):
+    if url.startswith("sqlite"):
+        pytest.skip("only psycopg has them")
+    with calling(url, "driver") as caller:
+        driver = caller.given
+        producer.begin_transaction()
+        driver.tpc_begin("of its own")
+        assert "its own coordinator" in error_of(producer.enlist, driver).str()
+        driver.tpc_rollback()
+        with driver.transaction(), driver.transaction():
+            assert "enlist it in the outer block" in error_of(producer.enlist, driver).str()
+        producer.enlist(driver)
+        caller.write(entry)
+        # As if it had been begun before, behind our back.
+        driver._tpc = (driver.xid(1, "of its own", "branch"), False)
+        with pytest.raises(KafkaException, match=r"tpc_prepare.*refused"):
+            driver.tpc_prepare()
+        driver._tpc = None
+        producer.produce(topic, b"1")
+        producer.commit_transaction(PATIENCE_SECONDS)
+    assert (is_there(url, entry), committed_values(url, topic)) == (True, [b"1"])
+
+
 # --- fenced ---------------------------------------------------------------------------------------------------------
 
 

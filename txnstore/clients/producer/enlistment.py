@@ -273,7 +273,7 @@ def _end_in_sqlalchemy(callers: CallersConnection, *, commit: bool) -> None:
 
 def refused_ending(ending: str) -> KafkaException:
     """Return what an enlisted connection's own `commit()` and `rollback()` raise."""
-    what = "commits it with its own, by commit" if ending == "commit" else "rolls it back with its own, by abort"
+    what = "rolls it back with its own, by abort" if ending == "rollback" else "commits it with its own, by commit"
     reason = (
         f"{ending}() of a connection that is enlisted in a producer's transaction is refused: the producer"
         f" {what}_transaction()"

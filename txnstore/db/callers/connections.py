@@ -234,7 +234,8 @@ class _PsycopgConnection(CallersConnection):
         if status == TransactionStatus.IDLE and self.driver.autocommit:
             raise InvalidRequest(
                 "this connection is in autocommit mode and no database transaction is open: open one (psycopg:"
-                " `with connection.transaction():`; SQLAlchemy: another isolation level than AUTOCOMMIT)"
+                " `with connection.transaction():`, around the producer's block if it is to be enlisted; SQLAlchemy:"
+                " another isolation level than AUTOCOMMIT)"
             )
         if status not in (TransactionStatus.IDLE, TransactionStatus.INTRANS):
             raise InvalidRequest("this connection is in the middle of a statement: finish it first")

@@ -52,6 +52,13 @@ CommitWhole = Callable[[WholeTransaction], "list[int] | None"]
 
 #: What would end the database transaction, by the names of the methods.
 ENDINGS: Final = ("commit", "rollback")
+#: The method of a psycopg connection that sends what its blocks and its own two-phase calls end with.
+_SENDER: Final = "_exec_command"
+_ENDING_COMMANDS: Final = (b"COMMIT", b"PREPARE TRANSACTION")
+_OF_A_BLOCK: Final = (
+    "the end of a transaction() block, which belongs around the producer's block or is begun after enlist(), and"
+    " tpc_prepare"
+)
 
 # The number is given out now, if the caller has written nothing yet: it tells later whether this is still the same
 # database transaction.
@@ -123,11 +130,13 @@ class CallerGuards:
         """Take the connection: two producers would both commit it, and the first to do so would hear of a refusal.
 
         Raises:
-            InvalidRequest: another producer has it, or a coordinator of SQLAlchemy's; or see `check_sessions`.
+            InvalidRequest: another producer has it, or a coordinator of SQLAlchemy's; or see `check_sessions`, and
+                `_check_blocks`.
         """
         check_not_two_phase(self._callers)
         check_sessions(self._callers)
         driver = getattr(self._callers.driver, "driver_connection", self._callers.driver)
+        _check_blocks(driver)
         with _guards_lock:
             others = _guards_on.get(id(driver))
             if others is not None and others is not self:
@@ -151,6 +160,10 @@ class CallerGuards:
                     # Noted first, and struck off last below: an interrupt in between leaves nothing behind.
                     self._guarded.append((holder, ending))
                     setattr(holder, ending, self._refusing(ending))
+        if (send := getattr(self._driver, _SENDER, None)) is not None:
+            # A rollback is let through: it is seen later, and must not hide the error that it is for.
+            self._guarded.append((self._driver, _SENDER))
+            setattr(self._driver, _SENDER, partial(self._send_or_refuse, send))
         if callers.owner is not None:
             # Whichever of SQLAlchemy's objects was asked, it comes by here.
             event.listen(callers.owner, "commit", self._on_commit)
@@ -181,6 +194,13 @@ class CallerGuards:
             raise self._refuse(ending)
 
         return refuse
+
+    def _send_or_refuse(self, send: Callable[..., Any], command: Any, *arguments: Any, **options: Any) -> Any:
+        text_of = getattr(command, "as_bytes", None)
+        sent = command if text_of is None else text_of(self._driver)
+        if isinstance(sent, bytes) and sent.startswith(_ENDING_COMMANDS):
+            raise self._refuse(_OF_A_BLOCK)
+        return send(command, *arguments, **options)
 
     def _on_commit(self, _: Connection) -> None:
         if self.at_commit is None:
@@ -495,6 +515,21 @@ def check_not_two_phase(callers: CallersConnection) -> None:
     """
     if callers.owner is not None and isinstance(callers.owner.get_transaction(), TwoPhaseTransaction):
         raise InvalidRequest("a two-phase transaction of SQLAlchemy's is committed by its own coordinator")
+
+
+def _check_blocks(driver: Any) -> None:
+    """Refuse a connection of psycopg's own two-phase calls, or in a block whose end would fail after the commit.
+
+    Raises:
+        InvalidRequest: it is one of both.
+    """
+    if getattr(driver, "_tpc", None) is not None:
+        raise InvalidRequest("a two-phase transaction (tpc_begin) is committed by its own coordinator")
+    if getattr(driver, "_num_transactions", 0) > 1:
+        raise InvalidRequest(
+            "this connection is in a transaction() block within another one, which is a savepoint and would fail at its"
+            " end, after the producer's commit: enlist it in the outer block, or leave the inner one first"
+        )
 
 
 def _missing_synchronous(connection: Connection) -> str | None:

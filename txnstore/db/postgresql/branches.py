@@ -114,7 +114,8 @@ def check_usable(driver: object) -> Driver:
         raise InvalidRequest("a statement has failed on the connection to enlist: roll it back first")
     if status == TransactionStatus.IDLE and driver.autocommit:
         raise InvalidRequest(
-            "the connection to enlist is in autocommit mode and no transaction is open on it: begin one first"
+            "the connection to enlist is in autocommit mode and no transaction is open on it: begin one first (psycopg:"
+            " `with connection.transaction():`, around the producer's block)"
         )
     if status not in (TransactionStatus.IDLE, TransactionStatus.INTRANS):
         raise InvalidRequest("the connection to enlist is in use; nothing was changed")
