@@ -10,7 +10,7 @@ from sqlalchemy import event, text
 from tests.clients.callers import ledger_of, make_ledger
 from tests.clients.membership.steps import TP
 from tests.clients.steps import PATIENCE_SECONDS, read_to_end, values
-from txnstore import Consumer, KafkaException, Producer
+from txnstore import Consumer, KafkaError, KafkaException, Producer
 from txnstore.aio import AIOConsumer
 
 pytest.importorskip("greenlet", reason="async SQLAlchemy needs greenlet, which is not installed")
@@ -82,6 +82,33 @@ def test_records_and_rows_of_an_async_connection_are_one_commit(url, async_url):
     assert values(read_to_end(url, "t"))[2:] == [b"commit_transaction"]
     # The answer to the COMMIT was understood: the connection is its owner's again, as it was.
     assert lost == []
+
+
+def test_an_async_session_that_is_ended_outside_of_run_sync_says_so_and_stays_enlisted(url, async_url):
+    """An abort that only seemed to be one would leave the rows to the session's own commit."""
+    producer = Producer({"bootstrap.servers": url, "transactional.id": "anna"})
+    producer.init_transactions(PATIENCE_SECONDS)
+
+    async def work():
+        engine = create_async_engine(async_url)
+        async with AsyncSession(engine) as session:
+            for end in (producer.abort_transaction, producer.commit_transaction):
+                producer.begin_transaction()
+                await session.run_sync(producer.enlist)
+                await session.execute(INSERT, {"entry": end.__name__})
+                producer.produce("t", end.__name__)
+                with pytest.raises(KafkaException, match="within run_sync only") as refused:
+                    end(PATIENCE_SECONDS)
+                assert refused.value.args[0].code() == KafkaError._STATE
+                with pytest.raises(KafkaException, match="enlisted"):
+                    await session.commit()
+                await session.run_sync(lambda _, end=end: end(PATIENCE_SECONDS))
+        await engine.dispose()
+
+    asyncio.run(work())
+    producer.close()
+    assert ledger_of(url) == ["commit_transaction"]
+    assert values(read_to_end(url, "t"))[2:] == [b"commit_transaction"]
 
 
 def test_an_async_connection_that_another_producer_has_enlisted_is_refused(url, async_url):

@@ -24,6 +24,7 @@ from sqlalchemy.dialects.postgresql.psycopg import AsyncAdapt_psycopg_connection
 from sqlalchemy.dialects.sqlite.aiosqlite import AsyncAdapt_aiosqlite_connection
 from sqlalchemy.exc import InvalidRequestError, PendingRollbackError, SQLAlchemyError
 from sqlalchemy.util import await_only
+from sqlalchemy.util.concurrency import in_greenlet
 
 from txnstore.errors import InvalidRequest, TransactionPoisoned
 
@@ -195,7 +196,7 @@ class CallersConnection(ABC):
         """Refuse a thread that may not use the connection.
 
         Raises:
-            InvalidRequest: SQLite: the connection belongs to another one.
+            InvalidRequest: SQLite: the connection belongs to another one; asynchronous SQLAlchemy: not in `run_sync`.
         """
 
     def _check_owner(self) -> None:
@@ -259,6 +260,9 @@ class _PsycopgConnection(CallersConnection):
 
 
 class _AdaptedPsycopgConnection(_PsycopgConnection):
+    def check_thread(self) -> None:
+        _check_greenlet(self)
+
     def cursor(self) -> Any:
         return AdaptedPsycopgCursor(self.driver)
 
@@ -349,7 +353,7 @@ class _AdaptedSQLiteConnection(_SQLiteConnection):
         return bool(self.driver.driver_connection.in_transaction)
 
     def check_thread(self) -> None:
-        return None
+        _check_greenlet(self)
 
     @property
     def is_closed(self) -> bool:
@@ -365,6 +369,14 @@ class _AdaptedSQLiteConnection(_SQLiteConnection):
 
     def cursor(self) -> Any:
         return self.driver.cursor()
+
+
+def _check_greenlet(callers: CallersConnection) -> None:
+    if not callers.is_closed and not in_greenlet():
+        raise InvalidRequest(
+            "this connection of asynchronous SQLAlchemy can be used within run_sync only: call commit_transaction() and"
+            " abort_transaction() there, as in `await session.run_sync(lambda _: producer.commit_transaction())`"
+        )
 
 
 def callers_connection(given: object) -> CallersConnection:
