@@ -416,6 +416,24 @@ def test_a_connection_in_autocommit_mode(producer, url):
         producer.abort_transaction(PATIENCE_SECONDS)
 
 
+def test_a_connection_that_is_read_only_is_refused_at_once(producer, url, topic, entry):
+    if url.startswith("sqlite"):
+        pytest.skip("an SQLite connection that may not write is refused by SQLite itself")
+    with calling(url, "driver") as caller:
+        caller.given.read_only = True
+        producer.begin_transaction()
+        error = error_of(producer.enlist, caller.given)
+        assert (error.code(), "read-only" in error.str()) == (KafkaError.INVALID_REQUEST, True)
+        assert not error.txn_requires_abort()
+        caller.rollback()
+        caller.given.read_only = None
+        producer.enlist(caller.given)
+        caller.write(entry)
+        producer.produce(topic, b"1")
+        producer.commit_transaction(PATIENCE_SECONDS)
+    assert (is_there(url, entry), committed_values(url, topic)) == (True, [b"1"])
+
+
 def test_another_sqlite_file(producer, tmp_path):
     other = sqlite3.connect(tmp_path / "other.db")
     producer.begin_transaction()

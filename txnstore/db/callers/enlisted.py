@@ -65,8 +65,8 @@ _OF_A_BLOCK: Final = (
 _NAME_OF_TRANSACTION: Final = HotStatement(
     text(
         "SELECT CAST(pg_catalog.pg_current_xact_id() AS pg_catalog.text),"
-        " pg_catalog.current_setting('transaction_isolation')"
-    ).columns(column("name"), column("isolation"))
+        " pg_catalog.current_setting('transaction_isolation'), pg_catalog.current_setting('transaction_read_only')"
+    ).columns(column("name"), column("isolation"), column("read_only"))
 )
 #: Those by which every statement sees the database as the first one of its database transaction did.
 _SNAPSHOTS: Final = ("repeatable read", "serializable")
@@ -246,7 +246,12 @@ class EnlistedConnection:
         self._guards.claim()
         with joined_connection(self._store, self.callers) as connection:
             if self.callers.backend_name == "postgresql":
-                self._name, self._isolation = _NAME_OF_TRANSACTION.row(connection)
+                self._name, self._isolation, read_only = _NAME_OF_TRANSACTION.row(connection)
+                if read_only == "on":
+                    raise InvalidRequest(
+                        "this connection is read-only, and the records are in the same database: nothing could be"
+                        " committed on it; hand over one that may write, or roll back and let this one write"
+                    )
             else:
                 self._mark_sqlite(connection)
         self._guards.set()
