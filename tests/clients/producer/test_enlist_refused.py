@@ -9,6 +9,7 @@ import sqlite3
 import threading
 from functools import partial
 
+import psycopg
 import pytest
 from sqlalchemy import delete, event, text
 from sqlalchemy.exc import IntegrityError
@@ -209,6 +210,34 @@ def test_psycopgs_own_two_phase_calls_are_refused(producer, url, topic, entry):
         producer.produce(topic, b"1")
         producer.commit_transaction(PATIENCE_SECONDS)
     assert (is_there(url, entry), committed_values(url, topic)) == (True, [b"1"])
+
+
+def test_a_constraint_that_is_deferred_to_the_commit_is_told_as_the_rows_fault(producer, any_caller, url, topic, entry):
+    with calling(url, "driver") as caller:
+        caller.given.execute("CREATE TABLE IF NOT EXISTS parents (id integer PRIMARY KEY)")
+        child = "id integer REFERENCES parents (id) DEFERRABLE INITIALLY DEFERRED"
+        caller.given.execute(f"CREATE TABLE IF NOT EXISTS children ({child})")
+        caller.commit()
+    if any_caller.is_sqlite:
+        any_caller.driver.execute("PRAGMA foreign_keys = ON")
+    producer.begin_transaction()
+    producer.enlist(any_caller.given)
+    any_caller.write(entry)
+    statement = "INSERT INTO children VALUES (7)"
+    any_caller.given.execute(statement if any_caller.kind.endswith("driver") else text(statement))
+    producer.produce(topic, b"1")
+    with pytest.raises(KafkaException) as caught:
+        producer.commit_transaction(PATIENCE_SECONDS)
+    error = caught.value.args[0]
+    assert (error.code(), error.txn_requires_abort()) == (KafkaError._FAIL, True)
+    assert "(ForeignKeyViolation)" in error.str() or "(IntegrityError)" in error.str()
+    assert "nothing was committed" in error.str()
+    assert isinstance(caught.value.__cause__, psycopg.IntegrityError | sqlite3.IntegrityError)
+    producer.abort_transaction(PATIENCE_SECONDS)
+    any_caller.write(f"{entry} of its own")
+    any_caller.commit()
+    assert (is_there(url, entry), committed_values(url, topic)) == (False, [])
+    assert is_there(url, f"{entry} of its own")
 
 
 # --- fenced ---------------------------------------------------------------------------------------------------------

@@ -86,6 +86,8 @@ _SAME_TRANSACTION: Final = HotStatement(
 #: https://www.sqlite.org/pragma.html#pragma_synchronous
 _SYNCHRONOUS_FULL: Final = 2
 _SYNCHRONOUS_EXTRA: Final = 3
+#: A constraint refuses a row; nothing is committed.
+_CONSTRAINTS: Final = (psycopg.IntegrityError, sqlite3.IntegrityError)
 # Changes nothing and takes SQLite's write lock.
 _TAKE_WRITE_LOCK: Final = HotStatement(update(stores).values(singleton=1).where(false()))
 
@@ -289,6 +291,7 @@ class EnlistedConnection:
             TransactionAbortable: the connection's snapshot is older than what it should write to.
             OutcomeUnknown: the connection broke during COMMIT.
             TxnStoreError: nothing is committed; roll back.
+            psycopg.IntegrityError, sqlite3.IntegrityError: a constraint that was deferred to the COMMIT refuses it.
             SQLAlchemyError: what the session had to write was refused, or a hook of the caller's raised.
         """
         self.check()
@@ -431,6 +434,9 @@ class EnlistedConnection:
                 stage = Stage.COMMIT
                 self._send_commit(connection, deadline)
                 self.is_committed, self.result = True, result
+        except _CONSTRAINTS:
+            self._undo()
+            raise
         except TxnStoreError as error:
             self.outcome_unknown = error.outcome_unknown
             if is_ours and not self.outcome_unknown:
@@ -472,6 +478,9 @@ class EnlistedConnection:
             try:
                 run_on_driver(connection, "COMMIT")
             except DBAPIError as error:
+                if isinstance(error.orig, _CONSTRAINTS):
+                    # Deferred to the COMMIT: rows of the application's are at fault, not the store.
+                    raise error.orig from None
                 is_open = self.callers.is_in_transaction
                 if not (self._store.backend.is_contended(error) and is_open) or time.monotonic() >= deadline:
                     raise
