@@ -185,3 +185,23 @@ def test_who_sees_a_transactional_id_may_say_that_it_has_no_such_branch(shop):
             known_branches(store, ["of nobody"], of_transactional_id="others-id")
     with open_store(shop.url("writer")) as store:
         assert known_branches(store, ["of nobody"]) == {}
+
+
+def test_who_may_not_read_the_logs_own_tables_is_told_so_and_is_no_branch(shop, make_producer):
+    stranger = f"{shop.name}_stranger"
+    shop.server.create_role(stranger, "secret")
+    try:
+        producer = make_producer("writer")
+        producer.init_transactions(PATIENCE_SECONDS)
+        producer.begin_transaction()
+        url = connection_string(shop.server.url(shop.name, stranger, "secret"))
+        with contextlib.closing(psycopg.connect(url)) as connection:
+            with pytest.raises(KafkaException, match=r"may not read txnstore\.stores.*roles grant producer") as refused:
+                producer.enlist(connection)
+            assert refused.value.args[0].code() == KafkaError.CLUSTER_AUTHORIZATION_FAILED
+            # It is its owner's as before, and the transaction goes on.
+            connection.execute("SELECT 1")
+            connection.commit()
+        producer.abort_transaction(PATIENCE_SECONDS)
+    finally:
+        shop.server.drop_role(stranger)

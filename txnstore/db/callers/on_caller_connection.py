@@ -29,7 +29,7 @@ from txnstore.db.postgresql import commit_function
 from txnstore.db.schema import stores
 from txnstore.db.statements import HotStatement, heard, run_on_driver
 from txnstore.db.store import Store
-from txnstore.errors import InvalidRequest
+from txnstore.errors import InvalidRequest, PermissionDenied
 
 Result = TypeVar("Result")
 
@@ -39,16 +39,15 @@ _HAS_TABLE: Final = {
         text(
             "SELECT EXISTS (SELECT FROM pg_catalog.pg_proc p WHERE p.pronamespace = n.oid"  # noqa: S608 - our own names
             f" AND p.proname = '{commit_function.NAME_WITHIN}' AND p.pronargs = {len(commit_function.TYPES_WITHIN)}"
-            " AND pg_catalog.has_function_privilege(p.oid, 'EXECUTE'))"
+            " AND pg_catalog.has_function_privilege(p.oid, 'EXECUTE')),"
+            " pg_catalog.has_schema_privilege(n.oid, 'USAGE') AND pg_catalog.has_table_privilege(c.oid, 'SELECT')"
             " FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
             " WHERE n.nspname = :schema AND c.relname = 'stores'"
-            " AND pg_catalog.has_schema_privilege(n.oid, 'USAGE')"
-            " AND pg_catalog.has_table_privilege(c.oid, 'SELECT')"
-        ).columns(column("has_function"))
+        ).columns(column("has_function"), column("may_read"))
     ),
     "sqlite": HotStatement(
-        text(f"SELECT 0 FROM main.sqlite_master WHERE type = 'table' AND name = '{SQLITE_PREFIX}stores'").columns(  # noqa: S608 - our own prefix
-            column("has_function")
+        text(f"SELECT 0, 1 FROM main.sqlite_master WHERE type = 'table' AND name = '{SQLITE_PREFIX}stores'").columns(  # noqa: S608 - our own prefix
+            column("has_function"), column("may_read")
         )
     ),
 }
@@ -73,8 +72,7 @@ def run_joined(store: Store, callers: CallersConnection, work: Callable[[Connect
     callers.check_usable()
     if not is_same_store(store, callers):
         raise InvalidRequest(
-            f"this connection is on another database than {store.url}, or its user may not read txnstore's tables"
-            " there: hand over a connection to the same database"
+            f"this connection is on another database than {store.url}: hand over a connection to the same database"
         )
     if callers.backend_name == "sqlite":
         _run(store, callers, check_files)
@@ -85,6 +83,7 @@ def is_same_store(store: Store, callers: CallersConnection) -> bool:
     """Return whether the connection reaches the tables of this very store; the connection must be usable.
 
     Raises:
+        PermissionDenied: it is the same database, and its role may not read them.
         TxnStoreError: the database cannot be asked, or nothing is done there any more (`Store.check_usable`).
     """
     store.check_usable()
@@ -102,6 +101,15 @@ def is_same_store(store: Store, callers: CallersConnection) -> bool:
         nonlocal has_function
         found = _HAS_TABLE[store.backend.name].row(connection, {"schema": store.schema} if is_lasting else {})
         if found is None:
+            return False
+        if not found.may_read:
+            # What is not read cannot be told from another store; but the server is asked which database it is.
+            if is_own_database(store, connection):
+                raise PermissionDenied(
+                    f"the role of this connection may not read {store.schema}.stores in {store.url}, where the log is:"
+                    " it needs the rights of a producer (`txnstore roles grant producer`; USAGE on the schema, SELECT"
+                    " on that table and more), or hand over a connection of a role that has them"
+                )
             return False
         has_function = found.has_function
         # A copy of the database has the same uuid.
