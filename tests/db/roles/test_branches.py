@@ -205,3 +205,15 @@ def test_who_may_not_read_the_logs_own_tables_is_told_so_and_is_no_branch(shop, 
         producer.abort_transaction(PATIENCE_SECONDS)
     finally:
         shop.server.drop_role(stranger)
+
+
+def test_a_store_in_the_other_database_that_its_role_may_not_read_is_no_obstacle(
+    shop, bank, make_producer, open_teller, entries
+):
+    name = f"beside a store {next(_NUMBERS)}"
+    open_store(shop.server.url(bank)).close()
+    producer, teller = make_producer("writer"), open_teller("writer")
+    producer.init_transactions(PATIENCE_SECONDS)
+    pay(producer, teller, "writer", name)
+    producer.commit_transaction(PATIENCE_SECONDS)
+    assert name in entries()
