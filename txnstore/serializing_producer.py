@@ -24,6 +24,7 @@ class SerializingProducer(Producer, Generic[Key, Value]):
     object and a `SerializationContext`, which return bytes or None.  Without one, bytes and text are taken as they
     are.  The serializers stay the caller's: closing the producer does not close them.  In their place it takes
     `key.serializer.builder` and `value.serializer.builder`; what these make is closed with the producer.
+    `produce_batch` serializes nothing: it takes bytes and text, as that of `Producer` does.
 
     Args:
         conf: the configuration; it is not changed.
@@ -80,7 +81,7 @@ class SerializingProducer(Producer, Generic[Key, Value]):
             BufferError: the queue is full: call `poll` and try again.
             KafkaException: as of `Producer.produce`.
         """
-        # The serializers never see a message that cannot be queued.
+        # Of a closed producer the serializers see nothing.
         self._check_open()
         serialized_key, serialized_value = finished(serialized(self._serializers, topic, key, value, headers))
         super().produce(

@@ -197,6 +197,19 @@ def test_many_at_a_time_are_refused(make_deserializing):
         make_deserializing().consume_transaction(0)
 
 
+def test_a_batch_is_queued_as_it_is(make_serializing, make_deserializing):
+    """As in confluent-kafka: its keys and values are bytes or text already, and stay where they are."""
+    recording = Recording()
+    producer = make_serializing({"key.serializer": recording, "value.serializer": recording})
+    assert producer.produce_batch("t", [{"key": b"account 7", "value": b"42"}, {"value": "7"}]) == 2
+    assert producer.flush(TIMEOUT_SECONDS) == 0
+    consumer = make_deserializing()
+    consumer.subscribe(["t"])
+    read = {(message.key(), message.value()) for message in (consumer.poll(TIMEOUT_SECONDS) for _ in range(2))}
+    assert read == {(b"account 7", b"42"), (None, b"7")}
+    assert recording.calls == []
+
+
 def test_the_delivery_report_comes(make_serializing):
     reports = []
     producer = make_serializing({"value.serializer": StringSerializer()})

@@ -406,7 +406,7 @@ class AsyncSerializingProducer(AIOProducer, Generic[Key, Value]):
             TypeError: the topic is not text.
             KafkaException: as of `Producer.produce`.
         """
-        # The serializers never see a message that cannot be queued.
+        # Of a closed producer the serializers see nothing.
         self._check()
         steps = serialized(self._serializers, topic, key, value, headers)
         serialized_key, serialized_value = await finished_async(steps)

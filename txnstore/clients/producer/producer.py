@@ -282,7 +282,9 @@ class Producer(OfOneProcess):
             message.pop("_error", None)
             own = message.get("callback", message.get("on_delivery"))
             try:
-                self.produce(
+                # Not a subclass's, which may have other parameters, or a serializer for what is bytes here.
+                Producer.produce(
+                    self,
                     topic,
                     message.get("value"),
                     message.get("key"),
