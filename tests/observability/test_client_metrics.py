@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from sqlalchemy import update
 
 from tests.observability.conftest import scraped
@@ -200,6 +200,35 @@ def test_a_consumer_whose_instance_came_anew_is_counted(told, make):
         first.poll(0.3)
         second.poll(0.1)
     assert told("txnstore_client_fences_total") == {("newer_instance",): 1}
+
+
+def test_counts_that_fail_change_nothing_that_the_application_is_told(told, make, monkeypatch):
+    def fails(*_):
+        raise ValueError("no such label")
+
+    for method in (Counter, "labels"), (Counter, "inc"), (Histogram, "labels"):
+        monkeypatch.setattr(*method, fails)
+    producer, heard = make(Producer, transactional_id="till"), []
+    producer.init_transactions()
+    for value in (b"a", b"b"):
+        with producer.transaction():
+            producer.produce("orders", value, on_delivery=lambda error, _: heard.append(error))
+    producer.begin_transaction()
+    producer.produce("orders", b"c")
+    producer.commit_transaction_async().result(PATIENCE_SECONDS)
+    with pytest.raises(ZeroDivisionError), producer.transaction():
+        producer.produce("orders", 1 // 0)
+    make(Producer, transactional_id="till").init_transactions()
+    with pytest.raises(KafkaException) as caught, producer.transaction():
+        producer.produce("orders", b"d")
+    assert caught.value.args[0].name() == "_FENCED"
+    assert heard == [None, None]
+    consumer = make(Consumer)
+    consumer.subscribe(["orders"])
+    messages = [consumer.poll(PATIENCE_SECONDS), *consumer.consume(2, PATIENCE_SECONDS)]
+    assert [message.value() for message in messages] == [b"a", b"b", b"c"]
+    monkeypatch.undo()
+    assert told("txnstore_client_records_produced_total") == {}
 
 
 def test_the_classes_are_their_own_before_and_after():

@@ -10,7 +10,8 @@ import time
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.propagators.textmap import TextMapPropagator
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
@@ -22,6 +23,7 @@ from txnstore.db.cluster.catalogue import change_store_settings
 from txnstore.db.opening import open_store
 from txnstore.observability import tracing
 from txnstore.observability.tracing import LINKS_MAX, TxnStoreInstrumentor, process
+from txnstore.observability.wrapping import aside
 from txnstore.serialization import StringDeserializer, StringSerializer
 
 PATIENCE_SECONDS = 60
@@ -341,6 +343,93 @@ def test_a_commit_that_fails_says_why(spans, make):
     assert commit.status.status_code is StatusCode.ERROR
     assert commit.attributes["error.type"] == "_FENCED"
     assert "txnstore.transaction.outcome" not in commit.attributes
+
+
+class Fails(SpanProcessor):
+    """Raises as spans begin, or as they end."""
+
+    def __init__(self, moment):
+        setattr(self, moment, self._fail)
+
+    def _fail(self, *_, **__):
+        raise ConnectionError("the collector is away")
+
+
+class FailingPropagator(TextMapPropagator):
+    """Raises as contexts are written into headers, or as they are read from them."""
+
+    def __init__(self, moment):
+        setattr(self, moment, self._fail)
+
+    def _fail(self, *_, **__):
+        raise ConnectionError("no context")
+
+    def inject(self, carrier, context=None, setter=None):
+        """Add nothing."""
+
+    def extract(self, carrier, context=None, getter=None):
+        return context
+
+    @property
+    def fields(self):
+        return set()
+
+
+@pytest.mark.parametrize("moment", ["on_start", "on_end", "inject", "extract"])
+def test_what_fails_beside_the_clients_changes_nothing_that_the_application_is_told(make, caplog, moment):
+    provider, propagator = TracerProvider(), None
+    if moment.startswith("on"):
+        provider.add_span_processor(Fails(moment))
+    else:
+        propagator = FailingPropagator(moment)
+    TxnStoreInstrumentor().instrument(tracer_provider=provider, propagator=propagator)
+    aside._told_seconds.clear()
+    heard = []
+    try:
+        plain, till = make(Producer), make(Producer, transactional_id="till-7")
+        plain.produce("orders", b"plain", partition=0, on_delivery=lambda error, _: heard.append(error))
+        assert plain.flush(PATIENCE_SECONDS) == 0
+        till.init_transactions()
+        for value in (b"first", b"second"):
+            with till.transaction():
+                till.produce("orders", value, partition=0, on_delivery=lambda error, _: heard.append(error))
+        till.begin_transaction()
+        till.produce("orders", b"left to the future", partition=0)
+        till.commit_transaction_async().result(PATIENCE_SECONDS)
+        till.begin_transaction()
+        till.produce("orders", b"aborted", partition=0)
+        till.abort_transaction()
+        with pytest.raises(TypeError):
+            plain.produce("orders", b"x", headers=5)
+        consumer = make(Consumer)
+        consumer.subscribe(["orders"])
+        first = consumer.poll(PATIENCE_SECONDS)
+        rest = consumer.consume(3, PATIENCE_SECONDS)
+        with process(first, tracer_provider=provider, propagator=propagator):
+            heard.append("processed")
+        assert consumer.commit(asynchronous=False)[0].offset > 0
+    finally:
+        TxnStoreInstrumentor().uninstrument()
+    assert heard == [None, None, None, "processed"]
+    assert [it.value() for it in (first, *rest)] == [b"plain", b"first", b"second", b"left to the future"]
+    # Once, however often it happens.
+    assert [(it.levelname, it.error) for it in caplog.records if it.event == "onlooker_failed"] == [
+        ("ERROR", "ConnectionError")
+    ]
+
+
+def test_a_report_reaches_the_application_though_its_span_is_interrupted(spans, make):
+    class Interrupted(SpanProcessor):
+        def on_end(self, span):
+            raise KeyboardInterrupt
+
+    spans.provider.add_span_processor(Interrupted())
+    heard = []
+    producer = make(Producer)
+    producer.produce("orders", b"a", on_delivery=lambda error, _: heard.append(error))
+    with pytest.raises(KeyboardInterrupt):
+        producer.flush(PATIENCE_SECONDS)
+    assert heard == [None]
 
 
 def test_single_clients_can_be_watched_and_the_others_are_not(make):

@@ -10,7 +10,6 @@ from concurrent.futures import Future
 from typing import Any, Final
 
 from txnstore.clients.consumer.consumer import Consumer
-from txnstore.clients.consumer.whole_transactions import ConsumedTransaction
 from txnstore.clients.membership.member import ConsumerMember, MemberStage
 from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.model.message import Message
@@ -20,7 +19,7 @@ from txnstore.clients.producer.queue import DeliveryReport, DeliveryReports
 from txnstore.observability import metric_table as table
 from txnstore.observability.metrics import family_of, instrument
 from txnstore.observability.prometheus import Collector, Counter, Family, Histogram
-from txnstore.observability.wrapping import Onlooker
+from txnstore.observability.wrapping import Onlooker, around_reading, aside
 
 #: How many topics, and groups with topics, have counts of their own; what comes later counts as `other`.
 NAMES_MAX: Final = 100
@@ -61,9 +60,9 @@ class ClientCollector(Collector):
             (DeliveryReports, "add_instead", self._around_several),
             (TransactionProgress, "fail", self._around_failure),
             (Consumer, "__init__", self._around_making(self._consumers)),
-            (Consumer, "poll", self._around_poll),
-            (Consumer, "consume", self._around_consume),
-            (Consumer, "consume_transaction", self._around_transaction),
+            (Consumer, "poll", around_reading(self._count_consumed)),
+            (Consumer, "consume", around_reading(self._count_consumed)),
+            (Consumer, "consume_transaction", around_reading(self._count_consumed)),
             (ConsumerMember, "_lose", self._around_loss),
         ):
             self._onlooker.look_at(owner, name, around)
@@ -105,7 +104,8 @@ class ClientCollector(Collector):
     def _around_making(self, made: weakref.WeakSet[Any]) -> Callable[..., None]:
         def making(original: Callable[..., None], client: Any, *arguments: Any, **keywords: Any) -> None:
             original(client, *arguments, **keywords)
-            made.add(client)
+            with aside:
+                made.add(client)
 
         return making
 
@@ -116,19 +116,22 @@ class ClientCollector(Collector):
             original(producer, *rest, **keywords)
             outcome = "committed"
         except KafkaException as error:
-            if error.args[0].code() == KafkaError._TIMED_OUT:
-                # It goes on, and the call that takes its answer counts it.
-                outcome = "unfinished"
+            with aside:
+                if error.args[0].code() == KafkaError._TIMED_OUT:
+                    # It goes on, and the call that takes its answer counts it.
+                    outcome = "unfinished"
             raise
         finally:
-            self._commits.labels(outcome).observe(time.monotonic() - began)
+            with aside:
+                self._commits.labels(outcome).observe(time.monotonic() - began)
 
     def _around_commit_async(self, original: Callable[..., Future[None]], producer: Producer) -> Future[None]:
         began = time.monotonic()
 
         def count(done: Future[None]) -> None:
             outcome = "committed" if not done.cancelled() and done.exception() is None else "failed"
-            self._commits.labels(outcome).observe(time.monotonic() - began)
+            with aside:
+                self._commits.labels(outcome).observe(time.monotonic() - began)
 
         future = original(producer)
         future.add_done_callback(count)
@@ -136,18 +139,21 @@ class ClientCollector(Collector):
 
     def _around_abort(self, original: Callable[..., None], producer: Producer, *rest: Any, **keywords: Any) -> None:
         original(producer, *rest, **keywords)
-        self._aborts.inc()
+        with aside:
+            self._aborts.inc()
 
     def _around_report(self, original: Callable[..., None], reports: DeliveryReports, report: DeliveryReport) -> None:
-        self._count(report)
+        with aside:
+            self._count(report)
         original(reports, report)
 
     def _around_several(
         self, original: Callable[..., bool], reports: DeliveryReports, several: Sequence[DeliveryReport], *rest: Any
     ) -> bool:
         is_added = original(reports, several, *rest)
-        for report in several if is_added else ():
-            self._count(report)
+        with aside:
+            for report in several if is_added else ():
+                self._count(report)
         return is_added
 
     def _count(self, report: DeliveryReport) -> None:
@@ -158,40 +164,18 @@ class ClientCollector(Collector):
     def _around_failure(self, original: Callable[..., None], progress: TransactionProgress, error: KafkaError) -> None:
         before = progress.error
         original(progress, error)
-        if progress.error is error and before is not error:
+        with aside:
             reason = _fence_reason(error)
-            if reason is not None:
+            if progress.error is error and before is not error and reason is not None:
                 self._fences.labels(reason).inc()
 
     def _around_loss(self, original: Callable[..., None], member: ConsumerMember, stage: MemberStage) -> None:
-        if stage is MemberStage.FENCED:
-            self._fences.labels("newer_instance").inc()
+        with aside:
+            if stage is MemberStage.FENCED:
+                self._fences.labels("newer_instance").inc()
         original(member, stage)
 
-    def _around_poll(
-        self, original: Callable[..., Message | None], consumer: Consumer, *rest: Any, **keywords: Any
-    ) -> Message | None:
-        message = original(consumer, *rest, **keywords)
-        if message is not None:
-            self._count_consumed(consumer, (message,))
-        return message
-
-    def _around_consume(
-        self, original: Callable[..., list[Message]], consumer: Consumer, *rest: Any, **keywords: Any
-    ) -> list[Message]:
-        messages = original(consumer, *rest, **keywords)
-        self._count_consumed(consumer, messages)
-        return messages
-
-    def _around_transaction(
-        self, original: Callable[..., ConsumedTransaction | None], consumer: Consumer, *rest: Any, **keywords: Any
-    ) -> ConsumedTransaction | None:
-        transaction = original(consumer, *rest, **keywords)
-        if transaction is not None:
-            self._count_consumed(consumer, transaction.messages)
-        return transaction
-
-    def _count_consumed(self, consumer: Consumer, messages: Iterable[Message]) -> None:
+    def _count_consumed(self, consumer: Consumer, messages: Iterable[Message], began_ns: int) -> None:
         for message in messages:
             topic = message.topic()
             if message.error() is None and topic is not None:

@@ -10,10 +10,9 @@ for message in consumer:
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,18 +20,27 @@ from typing import Any, Final, TypeVar
 
 from txnstore.clients.aio.calls import AsyncCalls
 from txnstore.clients.consumer.consumer import Consumer
-from txnstore.clients.consumer.whole_transactions import ConsumedTransaction
 from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.model.message import Message
 from txnstore.clients.model.metadata import VERSION
 from txnstore.clients.producer.producer import Producer
-from txnstore.observability.wrapping import Onlooker
+from txnstore.observability.wrapping import Onlooker, around_reading, aside
 
 try:
     from opentelemetry import context, propagate, trace
     from opentelemetry.context import Context
     from opentelemetry.propagators.textmap import Getter, Setter, TextMapPropagator
-    from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode, Tracer, TracerProvider
+    from opentelemetry.trace import (
+        INVALID_SPAN,
+        Link,
+        Span,
+        SpanContext,
+        SpanKind,
+        Status,
+        StatusCode,
+        Tracer,
+        TracerProvider,
+    )
 except ImportError:
     raise ModuleNotFoundError(
         "tracing needs the package opentelemetry-api: pip install 'txnstore[opentelemetry]'", name="opentelemetry"
@@ -162,8 +170,23 @@ def process(
         tracer_provider: where the span goes; by default to the global provider.
         propagator: how contexts are read from headers; by default as the global one does.
     """
-    tracing = _Tracing.of(tracer_provider, propagator)
     several = (messages,) if isinstance(messages, Message) else tuple(messages)
+    span: Span = INVALID_SPAN
+    with aside:
+        span = _start_process(_Tracing.of(tracer_provider, propagator), messages, several)
+    try:
+        with trace.use_span(span):
+            yield span
+    except Exception as error:
+        with aside:
+            span.set_attribute("error.type", _error_type(error))
+        raise
+    finally:
+        with aside:
+            span.end()
+
+
+def _start_process(tracing: _Tracing, messages: Message | Sequence[Message], several: Sequence[Message]) -> Span:
     parent: Context | None = None
     links = _links_to(tracing, several)
     if isinstance(messages, Message) and links:
@@ -174,14 +197,7 @@ def process(
         parent = trace.set_span_in_context(trace.NonRecordingSpan(links[0].context))
     attributes = _attributes("process", "process", _topic_of(several)) | _attributes_of_messages(several)
     name = _span_name("process", _topic_of(several))
-    with tracing.tracer.start_as_current_span(
-        name, parent, kind=SpanKind.CONSUMER, attributes=attributes, links=links
-    ) as span:
-        try:
-            yield span
-        except Exception as error:
-            span.set_attribute("error.type", _error_type(error))
-            raise
+    return tracing.tracer.start_span(name, parent, kind=SpanKind.CONSUMER, attributes=attributes, links=links)
 
 
 # --- what passes by -------------------------------------------------------------------------------------------------
@@ -207,9 +223,9 @@ class _Clients:
             (Producer, "commit_transaction", partial(self._around_end, "commit")),
             (Producer, "commit_transaction_async", self._around_commit_async),
             (Producer, "abort_transaction", partial(self._around_end, "abort")),
-            (Consumer, "poll", partial(self._around_read, "poll")),
-            (Consumer, "consume", partial(self._around_read, "consume")),
-            (Consumer, "consume_transaction", partial(self._around_read, "consume_transaction")),
+            (Consumer, "poll", around_reading(partial(self._received, "poll"))),
+            (Consumer, "consume", around_reading(partial(self._received, "consume"))),
+            (Consumer, "consume_transaction", around_reading(partial(self._received, "consume_transaction"))),
             (Consumer, "commit", self._around_consumer_commit),
             (AsyncCalls, "run", _in_the_callers_context),
         ):
@@ -223,7 +239,9 @@ class _Clients:
         self._sent.clear()
 
     def _tracing_of(self, client: Any) -> _Tracing | None:
-        return self.single.get(client, self.everyone)
+        with aside:
+            return self.single.get(client, self.everyone)
+        return None
 
     def _around_produce(  # noqa: PLR0917 - the signature is Kafka's
         self,
@@ -239,40 +257,44 @@ class _Clients:
         headers: Any = None,
     ) -> None:
         tracing = self._tracing_of(producer)
-        own = _copied(headers)
+        own = None if tracing is None else _copied(headers)
         if tracing is None or own is None or not isinstance(topic, str):
             # What is not watched, or will be refused.
             original(producer, topic, value, key, partition, callback, on_delivery, timestamp, headers)
             return
-        # A context that the application gives the record is its creation context, and stays the only one.
-        given = tracing.context_in(own)
-        attributes = _attributes("send", "send", topic) | _attributes_of_client(producer) | _body(value, key)
-        span = tracing.tracer.start_span(
-            _span_name("send", topic),
-            kind=SpanKind.PRODUCER,
-            attributes=attributes,
-            links=[Link(given)] if given is not None else (),
-        )
-        if given is None:
-            tracing.propagator.inject(own, trace.set_span_in_context(span), _SETTER)
-        callback = callback if callback is not None else on_delivery
-        if callback is None:
-            callback = producer._callbacks["on_delivery"]
-        hears = callable(callback) and not producer._configuration["delivery.report.only.error"]
-        reported = _reporting(span, callback) if hears and span.is_recording() else callback
+        span: Span = INVALID_SPAN
+        reported = None
+        with aside:
+            # A context that the application gives the record is its creation context, and stays the only one.
+            given = tracing.context_in(own)
+            attributes = _attributes("send", "send", topic) | _attributes_of_client(producer) | _body(value, key)
+            span = tracing.tracer.start_span(
+                _span_name("send", topic),
+                kind=SpanKind.PRODUCER,
+                attributes=attributes,
+                links=[Link(given)] if given is not None else (),
+            )
+            reported = _reported(producer, span, callback if callback is not None else on_delivery)
+            if given is None:
+                added: Headers = []
+                tracing.propagator.inject(added, trace.set_span_in_context(span), _SETTER)
+                headers = own + added or None
         try:
-            original(producer, topic, value, key, partition, reported, None, timestamp, own or None)
+            if reported is None:
+                original(producer, topic, value, key, partition, callback, on_delivery, timestamp, headers)
+            else:
+                original(producer, topic, value, key, partition, reported, None, timestamp, headers)
         except BaseException as error:
-            _fail(span, error)
-            span.end()
+            _end(span, error)
             raise
-        if reported is callback:
+        if reported is None:
             # Nobody is told of the delivery: a callback of ours would let the record wait for a poll.
-            span.end()
-        if producer._transactions is not None and span.get_span_context().is_valid:
-            sent = self._sent.setdefault(producer, [])
-            if len(sent) < LINKS_MAX:
-                sent.append(span.get_span_context())
+            _end(span)
+        with aside:
+            if producer._transactions is not None and span.get_span_context().is_valid:
+                sent = self._sent.setdefault(producer, [])
+                if len(sent) < LINKS_MAX:
+                    sent.append(span.get_span_context())
 
     def _around_end(
         self, name: str, original: Callable[..., None], producer: Producer, *rest: Any, **keywords: Any
@@ -281,9 +303,14 @@ class _Clients:
         if tracing is None:
             original(producer, *rest, **keywords)
             return
-        with self._ending(tracing, producer, name):
+        span = self._start_end(tracing, producer, name)
+        try:
+            # The callbacks that are served meanwhile belong to what the application does.
             original(producer, *rest, **keywords)
-        self._sent.pop(producer, None)
+        except BaseException as error:
+            _end(span, error)
+            raise
+        self._ended(span, producer, "committed" if name == "commit" else "aborted")
 
     def _around_commit_async(self, original: Callable[..., Future[None]], producer: Producer) -> Future[None]:
         tracing = self._tracing_of(producer)
@@ -293,52 +320,42 @@ class _Clients:
         try:
             future = original(producer)
         except BaseException as error:
-            _fail(span, error)
-            span.end()
+            _end(span, error)
             raise
-        self._sent.pop(producer, None)
+        with aside:
+            self._sent.pop(producer, None)
 
         def end(done: Future[None]) -> None:
-            error = done.exception()
-            if error is None:
-                span.set_attribute("txnstore.transaction.outcome", "committed")
-            else:
-                _fail(span, error)
-            span.end()
+            with aside:
+                error = CancelledError() if done.cancelled() else done.exception()
+                if error is None:
+                    span.set_attribute("txnstore.transaction.outcome", "committed")
+                _end(span, error)
 
         future.add_done_callback(end)
         return future
 
     def _start_end(self, tracing: _Tracing, producer: Producer, name: str) -> Span:
-        attributes = {"messaging.system": SYSTEM, "messaging.operation.name": name, **_attributes_of_client(producer)}
-        if producer._transactions is not None:
-            attributes["txnstore.transactional_id"] = producer._transactions.transactional_id
-        links = [Link(sent) for sent in self._sent.get(producer, ())]
-        return tracing.tracer.start_span(name, kind=SpanKind.CLIENT, attributes=attributes, links=links)
+        with aside:
+            attributes = {
+                "messaging.system": SYSTEM,
+                "messaging.operation.name": name,
+                **_attributes_of_client(producer),
+            }
+            if producer._transactions is not None:
+                attributes["txnstore.transactional_id"] = producer._transactions.transactional_id
+            links = [Link(sent) for sent in self._sent.get(producer, ())]
+            return tracing.tracer.start_span(name, kind=SpanKind.CLIENT, attributes=attributes, links=links)
+        return INVALID_SPAN
 
-    @contextmanager
-    def _ending(self, tracing: _Tracing, producer: Producer, name: str) -> Iterator[None]:
-        span = self._start_end(tracing, producer, name)
-        try:
-            # The callbacks that are served meanwhile belong to what the application does.
-            yield
-            span.set_attribute("txnstore.transaction.outcome", "committed" if name == "commit" else "aborted")
-        except BaseException as error:
-            _fail(span, error)
-            raise
-        finally:
-            span.end()
+    def _ended(self, span: Span, producer: Producer, outcome: str) -> None:
+        """Tell of a transaction that has ended so, whatever becomes of what is told."""
+        with aside:
+            self._sent.pop(producer, None)
+            span.set_attribute("txnstore.transaction.outcome", outcome)
+        _end(span)
 
-    def _around_read(
-        self, name: str, original: Callable[..., Any], consumer: Consumer, *rest: Any, **keywords: Any
-    ) -> Any:
-        began_ns = time.time_ns()
-        found = original(consumer, *rest, **keywords)
-        if messages := _messages_in(found):
-            self._received(consumer, name, messages, began_ns)
-        return found
-
-    def _received(self, consumer: Consumer, name: str, messages: Sequence[Message], began_ns: int) -> None:
+    def _received(self, name: str, consumer: Consumer, messages: Sequence[Message], began_ns: int) -> None:
         """Make a span of a call that has handed out records; of one that has not, there is nothing to tell."""
         tracing = self._tracing_of(consumer)
         records = [message for message in messages if message.error() is None]
@@ -361,15 +378,17 @@ class _Clients:
         tracing = self._tracing_of(consumer)
         if tracing is None:
             return original(consumer, *rest, **keywords)
-        attributes = _attributes("commit", "settle", None) | _attributes_of_client(consumer)
-        span = tracing.tracer.start_span("commit", kind=SpanKind.CLIENT, attributes=attributes)
+        span: Span = INVALID_SPAN
+        with aside:
+            attributes = _attributes("commit", "settle", None) | _attributes_of_client(consumer)
+            span = tracing.tracer.start_span("commit", kind=SpanKind.CLIENT, attributes=attributes)
         try:
-            return original(consumer, *rest, **keywords)
+            answer = original(consumer, *rest, **keywords)
         except BaseException as error:
-            _fail(span, error)
+            _end(span, error)
             raise
-        finally:
-            span.end()
+        _end(span)
+        return answer
 
 
 _clients: Final = _Clients()
@@ -382,11 +401,15 @@ async def _in_the_callers_context(
     current = context.get_current()
 
     def in_context(*arguments: Any, **named: Any) -> Any:
-        token = context.attach(current)
+        token = None
+        with aside:
+            token = context.attach(current)
         try:
             return work(*arguments, **named)
         finally:
-            context.detach(token)
+            with aside:
+                if token is not None:
+                    context.detach(token)
 
     return await original(calls, in_context, *rest, **keywords)
 
@@ -409,14 +432,24 @@ def _copied(headers: Any) -> Headers | None:
     return None
 
 
-def _reporting(span: Span, callback: Callable[..., Any]) -> Callable[..., Any]:
+def _reported(producer: Producer, span: Span, callback: Any) -> Callable[..., Any] | None:
+    """Return a callback that ends the span as well; None if none is called, or nobody would see it."""
+    if callback is None:
+        callback = producer._callbacks["on_delivery"]
+    hears = callable(callback) and not producer._configuration["delivery.report.only.error"]
+    if not hears or not span.is_recording():
+        return None
+
     def report(error: KafkaError | None, message: Message) -> Any:
-        if error is None:
-            span.set_attributes(_place_of(message))
-        else:
-            _fail(span, KafkaException(error))
-        span.end()
-        return callback(error, message)
+        try:
+            with aside:
+                if error is None:
+                    span.set_attributes(_place_of(message))
+            _end(span, None if error is None else KafkaException(error))
+        finally:
+            # Whatever keeps the span from its end: this report comes once.
+            answer = callback(error, message)
+        return answer
 
     return report
 
@@ -479,17 +512,23 @@ def _topic_of(messages: Sequence[Message]) -> str | None:
 def _links_to(tracing: _Tracing, messages: Sequence[Message]) -> list[Link]:
     links = []
     for message in messages[:LINKS_MAX]:
-        found = tracing.creation_context(message)
+        found = None
+        with aside:
+            found = tracing.creation_context(message)
         if found is not None:
             links.append(Link(found, _place_of(message) if len(messages) > 1 else None))
     return links
 
 
-def _fail(span: Span, error: BaseException) -> None:
-    """Let the span say what went wrong."""
-    span.record_exception(error)
-    span.set_attribute("error.type", _error_type(error))
-    span.set_status(Status(StatusCode.ERROR, str(error)))
+def _end(span: Span, error: BaseException | None = None) -> None:
+    """End the span, and let it say what went wrong, if anything did."""
+    with aside:
+        if error is not None:
+            span.record_exception(error)
+            span.set_attribute("error.type", _error_type(error))
+            span.set_status(Status(StatusCode.ERROR, str(error)))
+    with aside:
+        span.end()
 
 
 def _error_type(error: BaseException) -> str:

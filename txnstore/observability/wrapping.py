@@ -1,18 +1,31 @@
 """Methods of the clients that somebody looks at for a while; without an onlooker they are the classes' own.
 
-So what nobody watches costs nothing: no hook is asked in any call.
+So what nobody watches costs nothing: no hook is asked in any call.  What an onlooker does never changes what the
+application is told: it would repeat what is committed, or leave out what it has not got.
 """
 
 from __future__ import annotations
 
 import functools
+import logging
+import math
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
 from typing import Any, Final
+
+from txnstore.clients.consumer.consumer import Consumer
+from txnstore.clients.consumer.whole_transactions import ConsumedTransaction
+from txnstore.clients.model.message import Message
 
 #: `around(original, client, ...)` makes the call of `original`, and whatever comes before and after it.
 Around = Callable[..., Any]
 
+#: The same trouble of onlookers is logged at most this often.
+PERIOD_SECONDS: Final = 60.0
+
+_log: Final = logging.getLogger(__name__)
 _lock: Final = threading.Lock()
 #: What stands in for a method: whose it is, and what stood there before.
 _passings: Final[dict[Any, tuple[Onlooker, Any]]] = {}
@@ -54,3 +67,57 @@ class Onlooker:
                     _, method = _passings.pop(method)
                     setattr(owner, name, method)
             self._methods.clear()
+
+
+class _Aside:
+    """A block in which an onlooker takes a step of its own: what that raises is logged, and the application goes on."""
+
+    def __init__(self) -> None:
+        #: By the kind of error; set and asked in one step each, without a lock that a fork or a handler could meet.
+        self._told_seconds: dict[str, float] = {}
+
+    def __enter__(self) -> None:
+        """Begin the step."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        """Keep an error to ourselves, but no interrupt."""
+        if not isinstance(error, Exception):
+            return False
+        name, now_seconds = type(error).__qualname__, time.monotonic()
+        if now_seconds - self._told_seconds.get(name, -math.inf) >= PERIOD_SECONDS:
+            self._told_seconds[name] = now_seconds
+            text = "what looks at the clients has failed: spans or counts are missing, and nothing else is"
+            _log.error(text, exc_info=error, extra={"event": "onlooker_failed", "error": name})
+        return True
+
+
+aside: Final = _Aside()
+
+
+def around_reading(note: Callable[[Consumer, Sequence[Message], int], object]) -> Around:
+    """Let `note(consumer, messages, began_ns)` see what a call hands out; what an interrupt takes comes again."""
+
+    def around(original: Callable[..., Any], consumer: Consumer, *rest: Any, **keywords: Any) -> Any:
+        found: Message | list[Message] | ConsumedTransaction | None = None
+        try:
+            began_ns = time.time_ns()
+            found = original(consumer, *rest, **keywords)
+            if found is not None:
+                with aside:
+                    note(consumer, _messages_of(found), began_ns)
+            return found
+        except BaseException:
+            if found is not None:
+                # The application never gets it, and its next commit would be past it.
+                consumer._core.give_back(list(_messages_of(found)))
+            raise
+
+    return around
+
+
+def _messages_of(found: Message | list[Message] | ConsumedTransaction) -> Sequence[Message]:
+    if isinstance(found, ConsumedTransaction):
+        return found.messages
+    return (found,) if isinstance(found, Message) else found
