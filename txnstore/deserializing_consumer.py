@@ -62,15 +62,25 @@ class DeserializingConsumer(Consumer, Generic[Key, Value]):
             ConsumeError: the consumer has an event; `kafka_message` is the message that carries it.
             KeyDeserializationError: the key's deserializer raised `exception`; `kafka_message` has the bytes.
             ValueDeserializationError: the value's deserializer raised `exception`; `kafka_message` has the bytes.
+            TypeError: a deserializer is asynchronous; the next call returns the same message.
             RuntimeError: the consumer has been closed.
         """
-        message = super().poll(timeout)
-        if message is None:
-            return None
-        error = message.error()
-        if error is not None:
-            raise ConsumeError(error, kafka_message=message)
-        return finished(deserialized(self._deserializers, message))
+        message: Message | None = None
+        try:
+            message = super().poll(timeout)
+            if message is None:
+                return None
+            error = message.error()
+            if error is not None:
+                raise ConsumeError(error, kafka_message=message)  # noqa: TRY301 - so is the event given back
+            return finished(deserialized(self._deserializers, message))
+        except ConsumeError:
+            raise
+        except BaseException:
+            if message is not None:
+                # The application has nothing of it, and its next commit would be past it.
+                self._core.give_back([message])
+            raise
 
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
         """Refuse: if one of many messages could not be deserialized, the others would be lost; use `poll`.

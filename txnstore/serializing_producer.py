@@ -77,7 +77,7 @@ class SerializingProducer(Producer, Generic[Key, Value]):
             KeySerializationError: the key's serializer raised `exception`.
             ValueSerializationError: the value's serializer raised `exception`.
             RuntimeError: the producer has been closed.
-            TypeError: the topic is not text.
+            TypeError: the topic is not text, or a serializer is asynchronous.
             BufferError: the queue is full: call `poll` and try again.
             KafkaException: as of `Producer.produce`.
         """

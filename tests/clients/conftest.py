@@ -41,7 +41,7 @@ def make_consumer(url):
         "auto.commit.interval.ms": 86_400_000,
     }
     with _closing() as opened:
-        yield lambda configuration=(), /: _add(opened, Consumer({**usual, **dict(configuration)}))
+        yield lambda configuration=(), /, kind=Consumer: _add(opened, kind({**usual, **dict(configuration)}))
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import contextlib
 import gc
 import itertools
 import signal
@@ -12,15 +13,19 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
 
 import txnstore
 from tests.clients.consumer.log_writer import PATIENCE_SECONDS
 from tests.clients.moments import attempt, every_interrupt
 from tests.databases import on_sqlite_alone
-from txnstore import OFFSET_BEGINNING, TopicPartition, bulk
+from txnstore import OFFSET_BEGINNING, Consumer, DeserializingConsumer, TopicPartition, bulk
 from txnstore.log.append import Append, append
 from txnstore.log.codec import encode
 from txnstore.model import Record
+from txnstore.observability.client_metrics import ClientCollector
+from txnstore.observability.tracing import TxnStoreInstrumentor
+from txnstore.serialization import StringDeserializer
 
 #: Whose moments are tried: what lies below is tried as one.
 FILES = {
@@ -36,7 +41,7 @@ RECORD_COUNT = 800
 
 def test_the_files_whose_moments_are_tried_are_there():
     present = {"/".join(path.parts[-2:]) for path in Path(txnstore.__file__).parent.rglob("*.py")}
-    assert present >= FILES
+    assert present >= FILES | BETWEEN
 
 
 def is_left_alone(frame, event):
@@ -91,6 +96,66 @@ def test_what_an_interrupted_call_has_not_returned_comes_again(log, make_consume
         note(CALLS[goes_on](consumer))
         assert seen == [b"%d" % number for number in range(len(seen))], interrupt.where
         assert [tp.offset for tp in consumer._core.commits.stored()] == [len(seen)], interrupt.where
+    # Something was interrupted.
+    assert len(seen) > 5
+
+
+#: Whose moments are tried of what comes between the application and the call that reads.
+BETWEEN = {
+    "model/serializers.py",
+    "observability/client_metrics.py",
+    "observability/tracing.py",
+    "observability/wrapping.py",
+    "txnstore/deserializing_consumer.py",
+}
+
+
+@contextlib.contextmanager
+def looked_at():
+    """Let all clients be looked at for metrics and spans."""
+    collector, instrumentor = ClientCollector(), TxnStoreInstrumentor()
+    instrumentor.instrument(tracer_provider=TracerProvider())
+    try:
+        yield
+    finally:
+        instrumentor.uninstrument()
+        collector.close()
+
+
+@on_sqlite_alone  # As above.
+@pytest.mark.parametrize(
+    ("kind", "call"),
+    [
+        (Consumer, "poll"),
+        (Consumer, "consume"),
+        (Consumer, "consume_transaction"),
+        (DeserializingConsumer, "poll"),
+    ],
+)
+def test_what_is_interrupted_between_the_call_and_the_application_comes_again(log, make_consumer, kind, call):
+    log.topic()
+    log.write("t", 0, *[b"%d" % number for number in range(RECORD_COUNT)])
+    configuration = {"enable.auto.commit": True, "auto.commit.interval.ms": 0}
+    configuration |= ATOMIC if call == "consume_transaction" else {}
+    configuration |= {"value.deserializer": StringDeserializer()} if kind is DeserializingConsumer else {}
+    consumer = make_consumer(configuration, kind=kind)
+    seen: list[int] = []
+
+    def note(messages):
+        seen.extend(int(message.value()) for message in messages)
+
+    def is_no_moment(frame, event):
+        # A poll() in C looks for signals itself as it ends, and gives back what it would return.
+        is_end_of_poll = event == "c_return" and frame.f_code.co_name in {"around", "poll"}
+        return is_end_of_poll or is_left_alone(frame, event)
+
+    with looked_at():
+        consumer.assign([TopicPartition("t", 0, OFFSET_BEGINNING)])
+        for _, interrupt in every_interrupt(BETWEEN, is_no_moment):
+            attempt(interrupt, lambda: note(CALLS[call](consumer)))
+            note(CALLS[call](consumer))
+            assert seen == list(range(len(seen))), interrupt.where
+            assert [tp.offset for tp in consumer._core.commits.stored()] == [len(seen)], interrupt.where
     # Something was interrupted.
     assert len(seen) > 5
 

@@ -172,6 +172,29 @@ def test_a_message_that_cannot_be_deserialized_is_shown_and_passed(
     assert consumer.poll(TIMEOUT_SECONDS).offset() == 1
 
 
+async def asynchronous(value, context):
+    return value
+
+
+def test_an_asynchronous_serializer_is_refused_and_no_message_passed(
+    make_producer, make_serializing, make_deserializing
+):
+    with pytest.raises(TypeError, match="asynchronous"):
+        make_serializing({"value.serializer": asynchronous}).produce("t", value=b"0", partition=0)
+    producer = make_producer()
+    producer.produce("t", b"1", partition=0)
+    assert producer.flush(TIMEOUT_SECONDS) == 0
+    with_it = make_deserializing({"value.deserializer": asynchronous})
+    with_it.subscribe(["t"])
+    for _ in range(2):
+        with pytest.raises(TypeError, match="asynchronous"):
+            with_it.poll(TIMEOUT_SECONDS)
+    with_it.close()
+    without = make_deserializing()
+    without.subscribe(["t"])
+    assert without.poll(TIMEOUT_SECONDS).value() == b"1"
+
+
 def test_an_event_is_raised(make_producer, make_deserializing):
     producer = make_producer()
     producer.produce("t", b"v", partition=0)

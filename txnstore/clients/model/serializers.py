@@ -13,6 +13,7 @@ import inspect
 import logging
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from txnstore.clients.model.errors import KafkaError, KafkaException
@@ -311,10 +312,17 @@ async def take_converters_async(configuration: Mapping[str, Any], *names: str) -
 
 
 def finished(steps: Steps[_Result]) -> _Result:
-    """Return what steps come to whose calls are blocking ones."""
+    """Return what steps come to whose calls are blocking ones.
+
+    Raises:
+        TypeError: one of them was an asynchronous one, which is not awaited here.
+    """
     try:
         answer = next(steps)
         while True:
+            if isinstance(answer, CoroutineType):
+                answer.close()
+                raise TypeError("a serializer or its builder is asynchronous: only the clients for asyncio await it")
             answer = steps.send(answer)
     except StopIteration as done:
         result: _Result = done.value
