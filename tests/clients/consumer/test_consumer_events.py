@@ -21,7 +21,7 @@ from txnstore.clients.consumer.events import (
     MessageEvent,
     error_reporter,
 )
-from txnstore.clients.model.errors import KafkaError
+from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.model.message import error_message
 from txnstore.clients.worker import Duties
 from txnstore.deadline import Condition, to_its_end
@@ -87,6 +87,82 @@ def test_what_fails_stays_first_however_often_it_is_interrupted():
     with pytest.raises(KeyboardInterrupt):
         inbox.serve_first(fail)
     assert list(inbox.events) == ["first", "second"]
+
+
+def told_of(messages):
+    return [(it.topic(), it.partition(), None if it.error() is None else it.error().code()) for it in messages]
+
+
+def test_ends_and_errors_that_did_not_reach_the_application_come_again(log, make_consumer, monkeypatch):
+    log.topic(partition_count=2)
+    log.write("t", 0, b"record")
+    consumer = make_consumer({"enable.partition.eof": True, "fetch.wait.max.ms": 10})
+    consumer.assign([TopicPartition(name, number, 0) for name, number in (("t", 0), ("t", 1), ("missing", 0))])
+    core = consumer._core
+    core.report_background_error(KafkaException(KafkaError(KafkaError._FAIL, "of no partition")))
+    expected = {
+        (None, None, KafkaError._FAIL),
+        ("t", 0, None),
+        ("t", 0, KafkaError._PARTITION_EOF),
+        ("t", 1, KafkaError._PARTITION_EOF),
+        ("missing", 0, KafkaError.UNKNOWN_TOPIC_OR_PART),
+    }
+    gathered, seen = core.gathered, []
+
+    def interrupted(messages):
+        monkeypatch.setattr(core, "gathered", gathered)
+        seen.append(told_of(messages))
+        raise KeyboardInterrupt
+
+    for _ in range(3):
+        monkeypatch.setattr(core, "gathered", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            consumer.consume(len(expected), PATIENCE_SECONDS)
+    seen.append(told_of(consumer.consume(len(expected), PATIENCE_SECONDS)))
+    for each in seen:
+        assert len(each) == len(expected)
+        assert set(each) == expected
+        # Not before what comes before it.
+        assert each.index(("t", 0, None)) < each.index(("t", 0, KafkaError._PARTITION_EOF))
+    assert consumer.consume(1, 0) == []
+
+
+def test_ends_and_errors_that_are_given_back_one_by_one_come_again(log, make_consumer):
+    """As by a `poll()` whose answer an interrupt has taken."""
+    log.topic()
+    consumer = make_consumer({"enable.partition.eof": True, "fetch.wait.max.ms": 10})
+    consumer.assign([TopicPartition("t", 0, 0), TopicPartition("missing", 0, 0)])
+    consumer._core.report_background_error(KafkaException(KafkaError(KafkaError._FAIL, "of no partition")))
+    seen: list[tuple[object, ...]] = []
+    for _ in range(3):
+        message = consumer.poll(PATIENCE_SECONDS)
+        for _ in range(2):
+            # An interrupt may come in the middle of it, and then it is done once more.
+            consumer._core.give_back([message])
+        assert consumer.poll(PATIENCE_SECONDS) is message
+        seen += told_of([message])
+    assert set(seen) == {
+        (None, None, KafkaError._FAIL),
+        ("t", 0, KafkaError._PARTITION_EOF),
+        ("missing", 0, KafkaError.UNKNOWN_TOPIC_OR_PART),
+    }
+    assert consumer.poll(0) is None
+
+
+def test_the_end_of_a_partition_that_goes_on_is_not_told_late(log, make_consumer):
+    log.topic()
+    consumer = make_consumer({"enable.partition.eof": True, "fetch.wait.max.ms": 10})
+    consumer.assign([TopicPartition("t", 0, 0)])
+    end = consumer.poll(PATIENCE_SECONDS)
+    log.write("t", 0, b"one", b"two")
+    assert consumer.poll(PATIENCE_SECONDS).value() == b"one"
+    consumer._core.give_back([end])
+    assert consumer.poll(PATIENCE_SECONDS).value() == b"two"
+    assert consumer.poll(PATIENCE_SECONDS).offset() == 2
+    # Nor after the application has sought.
+    consumer.seek(TopicPartition("t", 0, 0))
+    consumer._core.give_back([end])
+    assert consumer.poll(PATIENCE_SECONDS).value() == b"one"
 
 
 @pytest.mark.parametrize("kind", ["commit", "callback"])

@@ -76,7 +76,7 @@ class _ReturningConsumer(Consumer):
         self._core.let_go(unreturned)
 
     def give_back(self, messages: list[Message]) -> None:
-        """Hand these records out again; the group's offsets do not count them as read."""
+        """Hand these messages out again; the group's offsets do not count them as read."""
         self._core.give_back(messages)
 
 
@@ -111,8 +111,6 @@ class AIOConsumer(OfOneProcess):
         self._held: list[list[Message]] = []
         #: Whether something has reached the caller that does not count as read yet.
         self._lets_go = False
-        #: Events, which cannot be given back as records can, for the next call.
-        self._events: list[Message] = []
 
     @property
     def executor(self) -> Executor:
@@ -311,9 +309,7 @@ class AIOConsumer(OfOneProcess):
             self._consumer.let_go(held)
 
     def _read_some(self, count: int, timeout: float) -> None:
-        messages, self._events = self._events[:count], self._events[count:]
-        if not messages:
-            messages = self._consumer.consume_with(len(self._held), count, timeout)
+        messages = self._consumer.consume_with(len(self._held), count, timeout)
         with self._taking:
             self._taken += messages
 
@@ -341,7 +337,6 @@ class AIOConsumer(OfOneProcess):
             taken, self._left, self._taken = [*self._left, *self._taken], [], []
         if taken:
             self._consumer.give_back(taken)
-            self._events += (message for message in taken if message.error() is not None)
 
     def _commit_on(self, commit: Callable[..., _Result], connection: object) -> _Result:
         self._give_back()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from txnstore.clients.consumer.opening import Chunk, StoredOffset
+from txnstore.clients.model.errors import KafkaError
 from txnstore.clients.model.message import Message
 from txnstore.clients.model.topic_partition import OFFSET_INVALID, OFFSET_STORED
 from txnstore.log.bounds import Bounds
@@ -127,6 +128,18 @@ class AssignedPartition:
     def is_current(self, position: FetchPosition) -> bool:
         """Return whether what was read at the position still counts."""
         return self.version == position.version
+
+    def put_back(self, events: Sequence[Message]) -> None:
+        """Tell again what did not reach the application of this partition, if it is so still."""
+        for event in reversed(events):
+            error = event.error()
+            if error is None or (event.topic(), event.partition()) != (self.topic, self.number):
+                continue
+            is_end = error.code() == KafkaError._PARTITION_EOF
+            is_so = self.eof_reported_at is not None if is_end else self.trouble == error.code()
+            # Where it goes on, or has gone back, it is told anew; an interrupt may come twice.
+            if is_so and self.chunk is None and all(waiting is not event for waiting in self.waiting):
+                self.waiting.appendleft(event)
 
     @property
     def head(self) -> Chunk | None:

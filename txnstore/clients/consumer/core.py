@@ -421,7 +421,20 @@ class ConsumerCore:
     def _give_back(self, messages: list[Message]) -> None:
         with self.arrived:
             self.subscription.give_back(messages)
+            self._put_back(messages)
+            self.arrived.notify_all()
         self.gathered(messages)
+
+    def _put_back(self, messages: Sequence[Message]) -> None:
+        """Return first what is told of no partition that is assigned: of those the subscription has put it back."""
+        waiting = [event.message for event in self.inbox.events if isinstance(event, MessageEvent)]
+        assigned = {(partition.topic, partition.number) for partition in self.subscription}
+        for message in reversed(messages):
+            error, place = message.error(), (message.topic(), message.partition())
+            # An interrupt may come twice; and whose end it is does not matter any more.
+            is_back = place in assigned or any(it is message for it in waiting)
+            if error is not None and error.code() != KafkaError._PARTITION_EOF and not is_back:
+                self.inbox.events.appendleft(MessageEvent(message))
 
     def is_first_returned(self, messages: Sequence[Message] = ()) -> bool:
         """Return whether these messages, and what is held, are to reach the application before an event is served."""

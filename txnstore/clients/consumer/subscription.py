@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
@@ -324,7 +324,7 @@ class Subscription:
                 partition.stored = position
         self.withheld.intersection_update(held)
 
-    def give_back(self, messages: Iterable[Message]) -> None:
+    def give_back(self, messages: Sequence[Message]) -> None:
         """Hand these messages out again, which were taken but never reached the application."""
         self._go_back_to_torn()
         begins = self._lowest_of(messages)
@@ -333,6 +333,9 @@ class Subscription:
             # What is kept of a partition may lie before these, or behind them.
             begins = {partition: min(begin, kept.get(partition, begin)) for partition, begin in begins.items()}
             self.return_kept()
+        events = [message for message in messages if message.error() is not None]
+        for partition in self:
+            partition.put_back(events)
         self._go_back_to(begins)
 
     def _go_back_to_torn(self) -> None:
