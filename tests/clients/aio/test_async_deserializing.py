@@ -106,6 +106,43 @@ def test_a_call_that_is_cancelled_while_it_deserializes_loses_no_message(open_co
     assert committed(make_consumer) == read_count
 
 
+@pytest.mark.parametrize("bad", [[0], [3], [9], [0, 1, 5]])
+def test_what_is_read_with_a_message_that_cannot_be_deserialized_is_not_lost(open_consumer, fill, make_consumer, bad):
+    fill(*[b"bad" if number in bad else b"%d" % number for number in range(10)])
+
+    async def scenario():
+        slow, seen, failed = Slow(), [], []
+        slow.ended.set()
+        async with await open_consumer(slow) as consumer:
+            await consumer.subscribe(["t"])
+            while (count := len(seen) + len(failed)) < 10:
+                try:
+                    seen += [int(it.value()) for it in await consumer.consume(10 - count, PATIENCE_SECONDS)]
+                except ValueDeserializationError as error:
+                    failed.append(error.kafka_message.offset())
+                await consumer.commit(asynchronous=False)
+                # Nothing is committed that was not handed out.
+                assert (await consumer.committed(HERE))[0].offset == len(seen) + len(failed)
+        return seen, failed
+
+    assert run(scenario()) == ([number for number in range(10) if number not in bad], bad)
+    assert committed(make_consumer) == 10
+
+
+def test_what_is_behind_a_bad_message_is_not_committed_by_a_close(open_consumer, fill, make_consumer):
+    fill(b"0", b"bad", b"2")
+
+    async def scenario():
+        slow = Slow()
+        slow.ended.set()
+        async with await open_consumer(slow) as consumer:
+            await consumer.subscribe(["t"])
+            return [it.value() for it in await consumer.consume(3, PATIENCE_SECONDS)]
+
+    assert run(scenario()) == ["0"]
+    assert committed(make_consumer) == 1
+
+
 def test_a_copy_loop_whose_poll_is_cancelled_copies_each_message_once(url, open_consumer, fill, make_consumer):
     fill(b"0", b"1", b"2")
     fill(topic="copies")

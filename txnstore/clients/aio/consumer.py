@@ -291,8 +291,14 @@ class AIOConsumer(OfOneProcess):
                 await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _convert(self, messages: list[Message]) -> Exception | None:
-        """Make of messages what the caller gets; return the error that it gets in their place, if they are lost."""
+        """Make of messages what the caller gets; return the error that it gets in the place of a single one."""
         return None
+
+    def _leave(self, messages: list[Message], count: int) -> None:
+        """Leave only so many to the caller; the next call gives back the others."""
+        with self._taking:
+            self._left += messages[count:]
+        del messages[count:]
 
     def _let_go(self) -> None:
         """Count as read what was handed out: at once, or before the next call if one is under way, which may read."""
@@ -409,10 +415,11 @@ class AsyncDeserializingConsumer(AIOConsumer, Generic[Key, Value]):
     async def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
         """Return up to so many messages, deserialized, and events as they are.
 
-        The messages beside one that cannot be deserialized are lost with it: where that may happen, use `poll`.
+        Those before one that cannot be deserialized are returned without it, and the next call raises its error.  That
+        one has been consumed then; what comes behind it is returned by the call after that.
 
         Raises:
-            KeyDeserializationError, ValueDeserializationError: as `poll`.
+            KeyDeserializationError, ValueDeserializationError: as `poll`, of the first message.
             RuntimeError: the consumer has been closed.
         """
         return await super().consume(num_messages, timeout)
@@ -433,5 +440,11 @@ class AsyncDeserializingConsumer(AIOConsumer, Generic[Key, Value]):
                 try:
                     await finished_async(deserialized(self._deserializers, message))
                 except ConsumeError as error:
-                    return error
+                    place = next((at for at, it in enumerate(messages) if it is message), None)
+                    if place is None:
+                        # Dropped meanwhile, with its partition.
+                        continue
+                    # It is the answer if it is the first, and else comes again with what is behind it.
+                    self._leave(messages, max(1, place))
+                    return None if place else error
         return None
