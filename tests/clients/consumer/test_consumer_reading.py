@@ -197,6 +197,35 @@ def test_reading_waits_for_a_committed_offset_that_may_still_change(log, assigne
     assert consumer.poll(PATIENCE_SECONDS).value() == b"c"
 
 
+@pytest.mark.parametrize(("reset", "begins_at"), [("earliest", 2), ("latest", 3)])
+def test_a_reset_of_what_was_committed_is_logged(log, assigned, caplog, reset, begins_at):
+    log.topic()
+    log.write("t", 0, b"a", b"b", b"c")
+
+    def resets():
+        return [
+            (it.levelname, it.group, it.topic, it.partition, vars(it)["from"], it.to)
+            for it in caplog.records
+            if getattr(it, "event", None) == "offset_reset"
+        ]
+
+    ends = {"enable.partition.eof": True, "fetch.wait.max.ms": 10, "auto.offset.reset": reset}
+    # Nothing is committed yet: that is nobody's trouble.
+    assert assigned(ends, offset=OFFSET_INVALID).poll(PATIENCE_SECONDS).offset() == (0 if reset == "earliest" else 3)
+    first = assigned()
+    assert first.poll(PATIENCE_SECONDS).value() == b"a"
+    first.commit(asynchronous=False)
+    assert assigned(ends, offset=OFFSET_INVALID).poll(PATIENCE_SECONDS).value() == b"b"
+    assert resets() == []
+    log.store.write(lambda connection: advance_log_start(connection, log.partition_id("t", 0), 2))
+    consumer = assigned(ends, offset=OFFSET_INVALID)
+    assert consumer.poll(PATIENCE_SECONDS).offset() == begins_at
+    assert resets() == [("WARNING", "readers", "t", 0, 1, begins_at)]
+    consumer.seek(TopicPartition("t", 0, 99))
+    assert consumer.poll(PATIENCE_SECONDS).offset() == begins_at
+    assert resets()[1:] == [("WARNING", "readers", "t", 0, 99, begins_at)]
+
+
 @pytest.mark.parametrize(
     ("offset", "said", "text"),
     [(OFFSET_INVALID, None, "no previously committed offset available"), (99, 99, "Offset out of range")],

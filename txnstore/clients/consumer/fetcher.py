@@ -469,14 +469,39 @@ class FetchThread:
                 self.held_back_since = None
             elif self.held_back_since is None:
                 self.held_back_since = now
+            resets = [outcome for outcome in outcomes if isinstance(outcome, StartResolved) and _is_reset(outcome)]
             for outcome in outcomes:
                 self._apply_one(outcome, now, brought_nothing=brought_nothing)
             if self._subscription.has_messages:
                 self._arrived.notify_all()
                 self._let_go_first()
+        for reset in resets:
+            self._warn_of_reset(reset)
         if any(isinstance(outcome, PartitionMoved | StoredOffsetFound) for outcome in outcomes):
             # It is another thread's turn.
             self._fetcher.start()
+
+    def _warn_of_reset(self, outcome: StartResolved) -> None:
+        """Tell of records that are read again, or never: nothing else shows it."""
+        partition, options = outcome.position.partition, self._fetcher.options
+        to_offset = options.positions.place(outcome.start)
+        self._fetcher.logger.warning(
+            "%s [%d]: %s; group %r goes on at offset %d (auto.offset.reset=%s)",
+            partition.topic,
+            partition.number,
+            outcome.why,
+            options.group_id,
+            to_offset,
+            options.offset_reset,
+            extra={
+                "event": "offset_reset",
+                "group": options.group_id,
+                "topic": partition.topic,
+                "partition": partition.number,
+                "from": outcome.reset_from,
+                "to": to_offset,
+            },
+        )
 
     def _let_go_first(self) -> None:
         """Let the call that waits for the records take them, unless there is more to read; the lock is held.
@@ -588,6 +613,12 @@ class OutboxHelp:
         except TxnStoreError as error:
             self._paused_until = now + OUTBOX_PAUSE_SECONDS
             self._logger.debug("could not help with the outbox: %s", error)
+
+
+def _is_reset(outcome: StartResolved) -> bool:
+    """Return whether the partition, which waits for it, goes on elsewhere than it was to."""
+    partition = outcome.position.partition
+    return outcome.reset_from is not None and partition.is_current(outcome.position) and partition.start is not None
 
 
 def _look(store: Store) -> None:

@@ -141,6 +141,9 @@ class StartPosition:
     why: str = ""
     """Why auto.offset.reset had to decide."""
 
+    reset_from: int | None = None
+    """The offset that was given or committed, if auto.offset.reset has decided otherwise."""
+
 
 def start_position(
     wanted: int,
@@ -162,16 +165,19 @@ def start_position(
     place = {OFFSET_BEGINNING: bounds.log_start_offset, OFFSET_END: end_offset}.get(place, place)
     if given <= OFFSET_TAIL_BASE:
         place = max(bounds.log_start_offset, end_offset - (OFFSET_TAIL_BASE - given))
+    given_place = positions.place(given) if given >= 0 else None
     if not bounds.log_start_offset <= place <= bounds.high_watermark:
-        return _reset(bounds.log_start_offset, end_offset, reset, why, positions)
+        return _reset(bounds.log_start_offset, end_offset, reset, why, positions, reset_from=given_place)
     if 0 < within < bounds.log_start_offset:
         # It stands in a transaction of which the next records are deleted: the earliest ones are those that are left.
         if reset == "earliest":
-            return StartPosition(positions.at(place, bounds.log_start_offset), why)
-        return _reset(bounds.log_start_offset, end_offset, reset, why, positions)
+            return StartPosition(positions.at(place, bounds.log_start_offset), why, given_place)
+        return _reset(bounds.log_start_offset, end_offset, reset, why, positions, reset_from=given_place)
     return StartPosition(positions.at(place, within))
 
 
-def _reset(earliest: int, latest: int, reset: str, why: str, positions: Positions) -> StartPosition:
+def _reset(
+    earliest: int, latest: int, reset: str, why: str, positions: Positions, *, reset_from: int | None = None
+) -> StartPosition:
     place = {"earliest": earliest, "latest": latest}.get(reset)
-    return StartPosition(None if place is None else positions.at(place), why)
+    return StartPosition(None if place is None else positions.at(place), why, reset_from)

@@ -78,6 +78,12 @@ class StartResolved:
     last_commit: int | None = None
     """The number of the last commit behind it, where transactions are handed out whole."""
 
+    reset_from: int | None = None
+    """The offset that was given or committed, if it is not in the log and auto.offset.reset has decided."""
+
+    why: str = ""
+    """What was wrong with that one."""
+
 
 @dataclass(frozen=True, slots=True)
 class StoredOffsetFound:
@@ -482,7 +488,7 @@ class PartitionReader:
             place = self._positions.place(position.position)
             return PartitionFailed(position, error, place if place >= 0 else None, for_good=True)
         known = self._committed(committed, partition_id)
-        return StartResolved(position, start.position, partition_id, known)
+        return StartResolved(position, start.position, partition_id, known, reset_from=start.reset_from, why=start.why)
 
     def _told_of(self, pages: Mapping[int, AnyPage]) -> Mapping[int, ToldCommit]:
         """Return what the journal tells of the transactions of which the pages hold records, by their commits."""
