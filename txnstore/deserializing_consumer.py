@@ -46,9 +46,11 @@ class DeserializingConsumer(Consumer, Generic[Key, Value]):
 
     def close(self) -> None:
         """Close as `Consumer.close` does, then the deserializers that builders have made."""
-        super().close()
-        owned, self._owned_deserializers = self._owned_deserializers, []
-        close_converters(owned)
+        try:
+            super().close()
+        finally:
+            owned, self._owned_deserializers = self._owned_deserializers, []
+            close_converters(owned)
 
     def poll(self, timeout: float = -1) -> Message | None:
         """Return the next message, its key and value deserialized, or None if nothing came in time.

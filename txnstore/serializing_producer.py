@@ -44,10 +44,11 @@ class SerializingProducer(Producer, Generic[Key, Value]):
 
     def close(self) -> bool:
         """Close as `Producer.close` does, then the serializers that builders have made."""
-        closed = super().close()
-        owned, self._owned_serializers = self._owned_serializers, []
-        close_converters(owned)
-        return closed
+        try:
+            return super().close()
+        finally:
+            owned, self._owned_serializers = self._owned_serializers, []
+            close_converters(owned)
 
     def produce(  # type: ignore[override]  # noqa: PLR0917 - confluent-kafka's signature: the key is first here
         self,

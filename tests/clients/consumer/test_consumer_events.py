@@ -11,7 +11,7 @@ import pytest
 
 from tests.clients.moments import attempt, every_interrupt, is_no_moment_for_signals
 from tests.clients.steps import PATIENCE_SECONDS
-from txnstore import Consumer, TopicPartition
+from txnstore import Consumer, DeserializingConsumer, TopicPartition
 from txnstore.clients import callbacks
 from txnstore.clients.callbacks import EventQueue, RepeatedTrouble
 from txnstore.clients.consumer.events import (
@@ -178,6 +178,51 @@ def test_an_event_is_told_once_wherever_that_is_interrupted(url, kind):
             consumer._serve_one()
             assert told == [kind], moment.where
             assert not consumer._core.inbox.events
+
+
+def test_a_callback_that_raises_as_the_consumer_closes_keeps_no_other_from_its_call(log, make_consumer):
+    log.topic()
+    log.write("t", 0, b"a")
+    told: list[str] = []
+
+    def fails(name):
+        def callback(*_):
+            told.append(name)
+            raise ValueError(name)
+
+        return callback
+
+    consumer = make_consumer({"on_commit": fails("commit")}, kind=Closing)
+    consumer.subscribe(["t"], on_revoke=fails("revoke"))
+    assert consumer.poll(PATIENCE_SECONDS).value() == b"a"
+    for _ in range(2):
+        consumer._core.inbox.put(CommitEvent(None, []))
+    with pytest.raises(ValueError, match="commit"):
+        consumer.close()
+    # The last one is that of what was read, as it is given back.
+    assert told == ["commit", "commit", "revoke", "commit"]
+    assert consumer.converter.is_closed
+    consumer.close()
+
+
+class Closing(DeserializingConsumer):
+    """Owns a deserializer."""
+
+    class Converter:
+        """Leaves values as they are."""
+
+        is_closed = False
+
+        def __call__(self, value, context):
+            return value
+
+        def close(self):
+            self.is_closed = True
+
+    def __init__(self, configuration):
+        super().__init__(configuration)
+        self.converter = self.Converter()
+        self._owned_deserializers.append(self.converter)
 
 
 def test_closing_tells_of_each_commit_once_wherever_that_is_interrupted(url):

@@ -689,9 +689,11 @@ class Consumer(Polls, OfOneProcess):
             self._core.outlet.close()
             self._core.connection.close()
             return
-        deadline = Deadline(CLOSE_SECONDS)
+        deadline, errors = Deadline(CLOSE_SECONDS), list[Exception]()
         try:
-            self._give_everything_back()
+            self._serve_rest(errors)
+            self._core.group.unsubscribe()
+            self._serve_rest(errors)
         except BaseException as error:
             deadline = after_error(error, deadline)
             raise
@@ -700,18 +702,18 @@ class Consumer(Polls, OfOneProcess):
                 self._finish(deadline)
             finally:
                 if self._closed:
-                    to_its_end(partial(self._serve_rest, has_left=True))  # type: ignore[unreachable]  # _finish sets it
+                    to_its_end(partial(self._serve_rest, errors, has_left=True))  # type: ignore[unreachable]  # _finish sets it
+        if errors:
+            raise errors[0]
 
-    def _give_everything_back(self) -> None:
-        """Serve what is left of rebalances and commits, and revoke what is owned."""
-        self._serve_rest()
-        self._core.group.unsubscribe()
-        self._serve_rest()
-
-    def _serve_rest(self, *, has_left: bool = False) -> None:
+    def _serve_rest(self, errors: list[Exception], *, has_left: bool = False) -> None:
+        """Serve what is left of rebalances and commits; an error keeps no other callback from its call."""
         # Not what comes meanwhile: on_commit may make another one each time.
         for _ in range(len(self._core.inbox.events)):
-            self._core.inbox.serve_first(partial(self._serve_last, has_left))
+            try:
+                self._core.inbox.serve_first(partial(self._serve_last, has_left))
+            except Exception as error:  # noqa: BLE001 - it is raised in the end
+                errors.append(error)
 
     def _serve_last(self, has_left: bool, taken: list[Event]) -> None:
         event = taken[0] if taken else None
