@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Generic
 
 from txnstore.clients.consumer.consumer import Consumer
 from txnstore.clients.consumer.whole_transactions import MESSAGES_MAX, ConsumedTransaction
+from txnstore.clients.model.errors import KafkaError
 from txnstore.clients.model.message import Message
 from txnstore.clients.model.serializers import (
     ConsumeError,
@@ -83,6 +84,22 @@ class DeserializingConsumer(Consumer, Generic[Key, Value]):
                 # The application has nothing of it, and its next commit would be past it.
                 self._core.give_back([message])
             raise
+
+    def __iter__(self) -> Iterator[Message]:
+        """Return an iterator as `Consumer` does: the ends of partitions come as messages.
+
+        Raises:
+            ConsumeError: as of `poll`; the next iterator goes on behind it.
+        """
+        while True:
+            try:
+                yield from super().__iter__()
+            except ConsumeError as error:
+                if error.code != KafkaError._PARTITION_EOF or error.kafka_message is None:
+                    raise
+                yield error.kafka_message
+            else:
+                return
 
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
         """Refuse: if one of many messages could not be deserialized, the others would be lost; use `poll`.

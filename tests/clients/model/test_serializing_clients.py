@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import get_origin
 
 import pytest
@@ -207,6 +209,44 @@ def test_an_event_is_raised(make_producer, make_deserializing):
     assert caught.value.code == KafkaError._PARTITION_EOF
     assert caught.value.kafka_message is not None
     assert caught.value.kafka_message.topic() == "t"
+
+
+def test_an_iterator_goes_on_behind_the_ends_of_partitions(make_producer, make_deserializing):
+    producer = make_producer()
+    consumer = make_deserializing({"enable.partition.eof": True, "value.deserializer": IntegerDeserializer()})
+    producer.produce("t", IntegerSerializer()(5), partition=0)
+    assert producer.flush(TIMEOUT_SECONDS) == 0
+    consumer.subscribe(["t"])
+    messages = iter(consumer)
+    assert next(messages).value() == 5
+    assert next(messages).error().code() == KafkaError._PARTITION_EOF
+    for value in (b"not four", IntegerSerializer()(7)):
+        producer.produce("t", value, partition=0)
+    assert producer.flush(TIMEOUT_SECONDS) == 0
+    with pytest.raises(ValueDeserializationError):
+        next(messages)
+    messages = iter(consumer)
+    assert next(messages).value() == 7
+    assert next(messages).error().code() == KafkaError._PARTITION_EOF
+    consumer.close()
+    assert list(messages) == []
+
+
+def test_a_serializer_keeps_no_dropped_client_alive(url):
+    recording = Recording()
+    usual = {"bootstrap.servers": url, "group.id": "readers"}
+    for kind, setting in ((SerializingProducer, "value.serializer"), (DeserializingConsumer, "value.deserializer")):
+        client = kind(
+            {**usual, setting: recording}
+            if kind is DeserializingConsumer
+            else {"bootstrap.servers": url, setting: recording}
+        )
+        reference = weakref.ref(client)
+        del client
+        gc.collect()
+        assert reference() is None
+        with pytest.raises(RuntimeError, match="gone"):
+            recording.resolver()
 
 
 def test_nothing_to_read_is_none(make_deserializing):

@@ -12,6 +12,7 @@ import enum
 import inspect
 import logging
 import struct
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -410,19 +411,34 @@ async def close_converters_async(converters: Iterable[Converter]) -> None:
 
 
 def offer_cluster_id(cluster_id: Callable[[float], str], *converters: Converter | None) -> None:
-    """Give the converters that want it a function that returns the cluster's id."""
+    """Give the converters that want it a function that returns the cluster's id; it is a client's method."""
+    resolve = _weakly(cluster_id)
     for converter in converters:
         offer = getattr(converter, "set_cluster_id_resolver", None)
         if offer is not None:
-            offer(lambda: cluster_id(_CLUSTER_ID_TIMEOUT_SECONDS))
+            offer(resolve)
 
 
 def offer_cluster_id_async(cluster_id: Callable[[float], Awaitable[str]], *converters: Converter | None) -> None:
     """Give the asynchronous converters that want it a coroutine function that returns the cluster's id."""
+    resolve = _weakly(cluster_id)
     for converter in converters:
         offer = getattr(converter, "set_async_cluster_id_resolver", None)
         if offer is not None:
-            offer(lambda: cluster_id(_CLUSTER_ID_TIMEOUT_SECONDS))
+            offer(resolve)
+
+
+def _weakly(cluster_id: Callable[[float], _Result]) -> Callable[[], _Result]:
+    """Return what asks the client as long as it is there: a converter may outlive it, and would keep it open."""
+    method = weakref.WeakMethod(cluster_id)
+
+    def resolve() -> _Result:
+        ask = method()
+        if ask is None:
+            raise RuntimeError("the client whose cluster is asked for is gone")
+        return ask(_CLUSTER_ID_TIMEOUT_SECONDS)
+
+    return resolve
 
 
 def _building(configuration: Mapping[str, Any], names: Sequence[str], owned: list[Converter]) -> Steps[TakenConverters]:
