@@ -146,6 +146,18 @@ COURSES = {
         LAG,
         "1",
     ),
+    "TxnstoreGroupStandsStill": Course(
+        {
+            # Of an idle topic, in the end; and what is read all the time.
+            series("txnstore_group_lag_records", of=LAG): "35-1x30 5x90",
+            series("txnstore_group_lag_records", of={**LAG, "group": "reads"}): "1000-1x120",
+            series("txnstore_group_lag_records", of={**LAG, "group": "is there"}): "0x120",
+        },
+        88,
+        91,
+        LAG,
+        "5",
+    ),
 }
 
 
