@@ -273,6 +273,20 @@ def test_series_are_bounded_and_those_come_first_that_somebody_is_held_back_in(c
     assert max(len(label) for labels in told["txnstore_partition_lso_holder_age_seconds"] for label in labels) == 120
 
 
+def test_long_names_that_begin_alike_are_series_of_their_own(collect, store):
+    topics = [store.write(partial(create_topic, name="a" * 200 + end)) for end in ("-orders", "-refunds")]
+    for group_id in ("g" * 200 + "-1", "g" * 200 + "-2"):
+        commit_offsets(store, group_id, {topic.partition_ids[0]: 0 for topic in topics})
+    told = collect()
+    names = {("0", topic.name) for topic in topics}
+    assert told["txnstore_partition_high_watermark"].keys() == names
+    lags = told["txnstore_group_lag_records"].keys()
+    assert {labels[1:] for labels in lags} == names
+    assert len(lags) == 4
+    # What tells them apart is the same in each process.
+    assert {group for group, *_ in lags} == {"g" * 111 + "~" + digest for digest in ("dca053e3", "9c694d74")}
+
+
 def test_members_of_a_group_are_counted(url):
     with Consumer({"bootstrap.servers": url, "group.id": "readers", "auto.offset.reset": "earliest"}) as consumer:
         with Client({"bootstrap.servers": url}) as producer:

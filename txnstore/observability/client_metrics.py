@@ -21,9 +21,10 @@ from txnstore.observability.metrics import family_of, instrument
 from txnstore.observability.prometheus import Collector, Counter, Family, Histogram
 from txnstore.observability.wrapping import Onlooker, around_reading, aside
 
-#: How many topics, and groups with topics, have counts of their own; what comes later counts as `other`.
+#: How many topics, and groups with topics, have counts of their own; what comes later counts as this.
 NAMES_MAX: Final = 100
-OTHER: Final = "other"
+#: No topic can be called so.
+OTHER: Final = "(other)"
 #: The bounds of the histogram of commits, in seconds.
 BUCKETS_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 

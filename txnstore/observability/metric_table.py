@@ -160,7 +160,8 @@ COMMIT_SECONDS: Final = Metric(
     "txnstore_client_commit_seconds",
     _H,
     ("outcome",),
-    "How long commit_transaction() took, and of commit_transaction_async() until the commit: committed or failed.",
+    "How long commit_transaction() took, and of commit_transaction_async() until the commit: committed,"
+    " failed, or unfinished: its time was up, and the call that takes its answer counts, too.",
 )
 ABORTS: Final = Metric("txnstore_client_aborts_total", _C, (), "Transactions that abort_transaction() has ended.")
 FENCES: Final = Metric(

@@ -8,6 +8,7 @@ REGISTRY.register(StoreCollector("postgresql://monitor@db/shop"))
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import threading
 import time
@@ -48,8 +49,10 @@ _log = logging.getLogger(__name__)
 TIMEOUT_SECONDS: Final = 5.0
 #: How many transactions that hold readers back are told of by their names.
 HOLDERS_MAX: Final = 20
-#: What is longer is cut: a label is not the place for a text.
+#: What is longer is cut, but for the names of topics, which are bounded: a label is not the place for a text.
 LABEL_LENGTH_MAX: Final = 120
+#: How many digits of a hash take the place of what was cut: two series never have the same labels.
+_DIGEST_LENGTH: Final = 8
 
 _FAMILIES: Final[dict[MetricKind, Any]] = {
     MetricKind.COUNTER: CounterMetricFamily,
@@ -76,7 +79,8 @@ class StoreCollector(Collector):
 
     It opens the store at the first scrape, with connections of its own, and reads one snapshot of each database with
     statements that a long log makes no slower.  A database that cannot be read has `txnstore_up` 0 and no other
-    figures; a scrape raises nothing and waits for `timeout_seconds` at most.
+    figures; a scrape raises nothing and waits for `timeout_seconds` at most.  A registry takes one: for a second store
+    make a registry of its own.
     """
 
     def __init__(
@@ -131,7 +135,8 @@ class StoreCollector(Collector):
         families = {metric.name: family_of(metric) for metric in table.STORE_METRICS}
 
         def add(metric: Metric, labels: Sequence[object], value: float) -> None:
-            families[metric.name].add_metric([_label(label) for label in labels], value)
+            texts = [_label(name, label) for name, label in zip(metric.labels, labels, strict=True)]
+            families[metric.name].add_metric(texts, value)
 
         add(table.SCRAPE_SECONDS, (), reading.seconds)
         holders = _oldest_holders(reading.figures, self._holders_max)
@@ -230,8 +235,12 @@ def database_label(cluster: Cluster, database_id: int, of_url: str) -> str:
     return of_url if cluster.is_alone else cluster.label_of(database_id)
 
 
-def _label(value: object) -> str:
-    return str(value)[:LABEL_LENGTH_MAX]
+def _label(name: str, value: object) -> str:
+    text = str(value)
+    if name == "topic" or len(text) <= LABEL_LENGTH_MAX:
+        return text
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST_LENGTH]
+    return f"{text[: LABEL_LENGTH_MAX - _DIGEST_LENGTH - 1]}~{digest}"
 
 
 def _oldest_holders(figures: dict[str, StoreFigures | None], holders_max: int) -> list[tuple[str, PartitionFigures]]:
