@@ -6,12 +6,12 @@ import os
 import socket
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from txnstore.clients.model.errors import KafkaException
 from txnstore.clients.producer.producer import Producer
 from txnstore.db.opening import open_store
-from txnstore.db.schema import producer_states
+from txnstore.db.schema import producer_states, transactions
 from txnstore.db.store import server_now_ms
 from txnstore.log.append import Append, append
 from txnstore.log.codec import encode
@@ -74,6 +74,51 @@ def test_a_transaction_is_aborted_by_its_id(opened, run, done, answer):
     with pytest.raises(KafkaException):
         opened.commit_transaction(30)
     assert done("consume", "orders") == ""
+
+
+@pytest.mark.parametrize("by", ["id", "producer"])
+@pytest.mark.parametrize("goes_on", [False, True])
+@pytest.mark.parametrize("outcome", ["committed", "aborted"])
+def test_what_has_ended_before_the_answer_is_told_of_and_what_came_after_it_is_left_alone(
+    opened, run, done, answer, monkeypatch, outcome, goes_on, by
+):
+    """Who is told that what was committed is aborted writes it once more."""
+
+    def confirm(*_, **__):
+        opened.commit_transaction(30) if outcome == "committed" else opened.abort_transaction(30)
+        if goes_on:
+            opened.begin_transaction()
+            opened.produce("orders", b"newer", partition=1)
+            assert opened.flush(30) == 0
+        return True
+
+    (row,) = answer("transactions", "list")
+    monkeypatch.setattr("typer.confirm", confirm)
+    ended = run("transactions", "abort", *(["load"] if by == "id" else ["--producer-id", row["producer_id"]]))
+    assert (ended.code, ended.out) == (1, "")
+    newer = ", and a newer one of load is open" if goes_on else ""
+    by_whom = ", by somebody else" if outcome == "aborted" else ""
+    assert ended.err == (
+        f"txnstore: the transaction of load was {outcome} meanwhile{by_whom}{newer}; nothing was changed\n"
+    )
+    if goes_on:
+        opened.commit_transaction(30)
+    assert done("consume", "orders").split() == ["open"] * (outcome == "committed") + ["newer"] * goes_on
+
+
+def test_what_another_producer_has_taken_over_before_the_answer_is_left_open(url, opened, run, answer, monkeypatch):
+    def confirm(*_, **__):
+        with open_store(url) as store:
+            epoch = transactions.c.producer_epoch
+            store.write(lambda c: c.execute(update(transactions).values(producer_epoch=epoch + 1)))
+        return True
+
+    monkeypatch.setattr("typer.confirm", confirm)
+    ended = run("transactions", "abort", "load")
+    assert ended.code == 1
+    assert "the transaction of load is still open, and another producer has taken it over meanwhile" in ended.err
+    assert ended.err.endswith("; nothing was changed\n")
+    assert answer("transactions", "list")[0]["state"] == "Ongoing"
 
 
 @pytest.mark.parametrize("by", ["offset", "producer"])

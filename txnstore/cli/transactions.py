@@ -61,7 +61,8 @@ from txnstore.transactions.listing import (
     list_transactions,
 )
 from txnstore.transactions.open_transactions import HeldOffsets, OpenTransaction, each_held, each_open
-from txnstore.transactions.protocol import STORED, TransactionState
+from txnstore.transactions.outcome import Outcome, remembered_outcome
+from txnstore.transactions.protocol import STORED, TransactionMetadata, TransactionState
 
 app: Final = typer.Typer(name="transactions", no_args_is_help=True, help="List, describe and abort transactions.")
 app.add_typer(branches.app)
@@ -429,7 +430,7 @@ def _producer(state: ProducerInPartition) -> dict[str, Any]:
 def _abort_producer(cluster: Cluster, producer_id: int, *, yes: bool) -> None:
     transactional_id = _transactional_id_of(cluster, producer_id)
     if transactional_id is not None:
-        _abort_id(cluster, transactional_id, yes=yes)
+        _abort_id(cluster, transactional_id, yes=yes, producer_id=producer_id)
         return
     left_out: LeftOut = {}
     held = offsets_held_elsewhere(cluster, [producer_id], left_out)
@@ -462,13 +463,17 @@ def _transactional_id_of(cluster: Cluster, producer_id: int) -> str | None:
     return None
 
 
-def _abort_id(cluster: Cluster, transactional_id: str, *, yes: bool) -> None:
+def _abort_id(cluster: Cluster, transactional_id: str, *, yes: bool, producer_id: int | None = None) -> None:
     check_transactional_id(transactional_id)
-    cluster.at_coordinator(transactional_id, lambda store: _abort_at(store, cluster, transactional_id, yes=yes))
+    cluster.at_coordinator(
+        transactional_id, lambda store: _abort_at(store, cluster, transactional_id, producer_id, yes=yes)
+    )
 
 
-def _abort_at(store: Store, cluster: Cluster, transactional_id: str, *, yes: bool) -> None:
+def _abort_at(store: Store, cluster: Cluster, transactional_id: str, producer_id: int | None, *, yes: bool) -> None:
     found = store.read(lambda connection: describe_transaction(connection, transactional_id))
+    if producer_id not in {None, found.row.producer_id, *(writer.producer_id for writer in found.writers)}:
+        raise CommandFailed(f"{transactional_id} has another producer id than {producer_id} now; nothing was changed")
     if not found.is_running:
         held = offsets_held_elsewhere(cluster, [found.row.producer_id], {})
         if held:
@@ -485,8 +490,25 @@ def _abort_at(store: Store, cluster: Cluster, transactional_id: str, *, yes: boo
             f"the transaction of {transactional_id} is decided to commit; `txnstore maintain --once` completes it"
         )
     _ask(f"the open transaction of {transactional_id}, in {list_text(found.partitions)}", yes=yes)
-    TransactionCoordinator(store, cluster).init_producer_id(transactional_id, _FENCING_TIMEOUT_MS)
+    if not TransactionCoordinator(store, cluster).abort_as_shown(found.row, _FENCING_TIMEOUT_MS):
+        raise CommandFailed(store.read(partial(_what_became_of, found.row)) + "; nothing was changed")
     say(f"the transaction of {transactional_id} was aborted, and its producer is fenced")
+
+
+def _what_became_of(shown: TransactionMetadata, connection: Connection) -> str:
+    """Return what a transaction has come to that is not as it was shown any more."""
+    name = f"the transaction of {shown.transactional_id}"
+    now = describe_transaction(connection, shown.transactional_id)
+    row = now.row
+    if row.transaction_number == shown.transaction_number and row.state is TransactionState.ONGOING:
+        return f"{name} is still open, and another producer has taken it over meanwhile"
+    outcome = remembered_outcome(connection, shown.transactional_id, shown.begin_identity)
+    ended = {
+        Outcome.COMMITTED: f"{name} was committed meanwhile",
+        Outcome.ABORTED: f"{name} was aborted meanwhile, by somebody else",
+    }.get(outcome or Outcome.OPEN, f"{name} has ended meanwhile, and how is not remembered")
+    is_newer = now.is_running and row.transaction_number != shown.transaction_number
+    return f"{ended}, and a newer one of {shown.transactional_id} is open" if is_newer else ended
 
 
 def _abort_hanging(

@@ -36,7 +36,7 @@ from txnstore.transactions.delivery import PendingDelivery
 from txnstore.transactions.distributed import RemoteTransaction
 from txnstore.transactions.initialization import InitAction, InitRequest
 from txnstore.transactions.outcome import Ended, recall_commit
-from txnstore.transactions.protocol import TransactionMetadata
+from txnstore.transactions.protocol import TransactionMetadata, TransactionState
 from txnstore.transactions.transaction import (
     NOTHING_IN_STORE,
     InStore,
@@ -142,6 +142,42 @@ class TransactionCoordinator:
             self._complete_before_init(found.left)
             if found.is_own_abort and expected is not None:
                 expected = found.left.decided.next_identity
+        raise ConcurrentTransactions
+
+    def abort_as_shown(self, shown: TransactionMetadata, timeout_ms: int) -> bool:
+        """Abort the running transaction that somebody was shown, and fence its producer; False: it has gone on since.
+
+        Then nothing was changed: neither it, nor what the id has begun after it.
+
+        Raises:
+            ConcurrentTransactions: it is aborted, but not all of its markers are written.
+            TxnStoreError: the database cannot be reached or refuses.
+        """
+        is_aborted = False
+
+        def work(connection: Connection) -> Initialized | Interrupted | None:
+            locality = Locality.of(self.store, self.cluster)
+            # The lock is the one that a commit takes: whichever comes first is seen by the other.
+            row = LockedTransaction.lock(connection, shown.transactional_id, locality).row
+            if row is None or row.transaction_number != shown.transaction_number:
+                return None
+            if is_aborted:
+                if row.state not in {TransactionState.PREPARE_ABORT, TransactionState.COMPLETE_ABORT}:
+                    return None
+            elif (row.identity, row.state) != (shown.identity, shown.state):
+                return None
+            timeout_max_ms = read_store_settings(connection)["transaction.max.timeout.ms"]
+            has_several = several(self.cluster) is not None
+            request = InitRequest(shown.transactional_id, timeout_ms, timeout_max_ms, has_several_databases=has_several)
+            return try_to_initialize(connection, request, locality)
+
+        for _ in range(INIT_TRIES):
+            found = self.store.write(work, wakes_readers=True)
+            if not isinstance(found, Interrupted):
+                # Once it is aborted, whoever has come since has fenced its producer as well.
+                return found is not None or is_aborted
+            is_aborted = True
+            self._complete_before_init(found.left)
         raise ConcurrentTransactions
 
     def append(
