@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import select
 
 from txnstore.cli import produce as produce_command
-from txnstore.clients.model.errors import KafkaError
+from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.producer.producer import CLOSE_TIMEOUT_SECONDS, Producer
 from txnstore.clients.producer.progress import TransactionProgress
 from txnstore.clients.producer.state import TransactionCall
@@ -150,6 +150,44 @@ def test_a_partition_that_is_not_there_is_told_with_those_that_are_and_what_was_
     assert "topic orders has 2 partitions, numbered from 0: there is no partition 9; 0 records were" in (
         run("produce", "orders", "-p", "9", stdin=b"v\n").err
     )
+
+
+@pytest.mark.parametrize(
+    ("error", "failing", "code", "told"),
+    [
+        (KafkaError._TRANSPORT, {1, 2, 3}, 75, "0 records were written, and 3 were not"),
+        (KafkaError._TRANSPORT, {3}, 1, "2 records were written, and 1 was not"),
+        (KafkaError._MSG_TIMED_OUT, {1, 2, 3}, 1, "0 records were written, and of 3 that is not known"),
+        (KafkaError._PURGE_INFLIGHT, {2}, 1, "2 records were written, and of 1 that is not known"),
+    ],
+)
+def test_a_call_that_would_write_records_again_is_not_one_that_may_be_made_again(
+    done, run, monkeypatch, error, failing, code, told
+):
+    add = produce_command._Reports.add
+
+    def fail(reports, place, given, message):
+        add(reports, place, KafkaError(error) if place.line in failing else given, message)
+
+    done("topics", "create", "orders")
+    monkeypatch.setattr(produce_command._Reports, "add", fail)
+    ended = run("produce", "orders", stdin=b"a\nb\nc\n")
+    assert (ended.code, told in ended.err) == (code, True), ended
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_commit_that_may_have_been_made_is_not_asked_for_again(done, run, monkeypatch, is_lost):
+    def fail(*_):
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "no answer", retriable=True))
+
+    done("topics", "create", "orders")
+    monkeypatch.setattr(Producer, "commit_transaction", fail)
+    if is_lost:
+        monkeypatch.setattr(Producer, "abort_transaction", fail)
+    ended = run("produce", "orders", "-t", "load", stdin=b"a\n")
+    what_became = "it is not known whether it was committed" if is_lost else "nothing was committed"
+    assert ended.err.splitlines()[-1] == f"txnstore: no answer; {what_became}"
+    assert ended.code == (1 if is_lost else 75)
 
 
 def test_a_transaction_is_seen_as_a_whole(run, done):

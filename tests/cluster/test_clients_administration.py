@@ -22,7 +22,7 @@ from txnstore.admin import (
     ResourceType,
 )
 from txnstore.cli import maintenance
-from txnstore.cli.output import TRY_AGAIN_LATER, CommandFailed
+from txnstore.cli.output import FAILED, CommandFailed
 from txnstore.cli.program import NAMES, program_with
 from txnstore.clients.model.metadata import ConsumerGroupTopicPartitions, TopicCollection
 from txnstore.db.cluster.membership import label_of_address
@@ -371,11 +371,11 @@ def test_a_record_that_waited_in_vain_for_a_database_names_it(site, monkeypatch)
         written[partition] = CliRunner().invoke(program_with(NAMES), arguments, input="a\n")
     failed = written["1"].exception
     assert isinstance(failed, CommandFailed)
-    assert (written["0"].exit_code, failed.code) == (0, TRY_AGAIN_LATER)
+    assert (written["0"].exit_code, failed.code) == (0, FAILED)
     label = label_of_address(parse_url(site.urls[1]))
     told = f"line 1: Local: Message timed out; the last trouble was: the database '{label}' cannot be reached"
     assert told in str(failed)
-    assert "0 records were written, and 1 was not" in str(failed)
+    assert "0 records were written, and of 1 that is not known" in str(failed)
 
 
 def test_the_maintenance_of_a_cluster_of_one_hears_of_databases_that_join(sqlite_site, monkeypatch):

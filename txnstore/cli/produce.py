@@ -11,7 +11,7 @@ from typing import Annotated, Any, BinaryIO, Final, NamedTuple
 import typer
 
 from txnstore.cli.options import Schema, Url, complete_topic, examples, key_values, opened
-from txnstore.cli.output import CommandFailed, error_text, exit_code, hint, records_were
+from txnstore.cli.output import FAILED, CommandFailed, error_text, exit_code, hint, records_were
 from txnstore.cli.progress import ProgressBar, progress_bar
 from txnstore.cli.records import InputRecord, NotARecord, Parse, line_parser, parse_json_line, unescape
 from txnstore.clients.model.errors import KafkaError, KafkaException
@@ -34,6 +34,8 @@ _QUEUE_SECONDS: Final = 0.1
 #: How long the calls of a transaction, and what is queued when the user gives up, may take.
 _CALL_SECONDS: Final = 60.0
 _DELIVERY_MS: Final = 60_000
+#: After these a record may be in the log all the same: its write was under way, and the answer did not come.
+_MAY_BE_WRITTEN: Final = frozenset({KafkaError._MSG_TIMED_OUT, KafkaError._TIMED_OUT, KafkaError._PURGE_INFLIGHT})
 _NOTHING_COMMITTED: Final = "nothing was committed"
 #: How often, in lines, the bar is moved and delivery reports are served.
 _LINES_BETWEEN_LOOKS: Final = 100
@@ -63,6 +65,9 @@ class _Reports:
     def __init__(self) -> None:
         self.delivered = 0
         self.failed = 0
+        self.unknown = 0
+        """Of so many nobody can say whether they are in the log."""
+
         self._trouble = ""
         self._delivered_since: set[int | None] = set()
         """The partitions for which the last trouble has passed."""
@@ -79,7 +84,10 @@ class _Reports:
             self.delivered += 1
             self._delivered_since.add(message.partition())
             return
-        self.failed += 1
+        if error.code() in _MAY_BE_WRITTEN:
+            self.unknown += 1
+        else:
+            self.failed += 1
         if self._failure is None:
             has_passed = not self._trouble or message.partition() in self._delivered_since
             if error == KafkaError._MSG_TIMED_OUT and not has_passed:
@@ -206,13 +214,13 @@ class _Writing:
                 self._is_committing = True
                 producer.commit_transaction(_CALL_SECONDS)
         except KeyboardInterrupt:
-            hint(self._given_up())
+            hint(self._given_up()[0])
             raise
         except _NotWritten as failed:
-            text = f"{failed.place}: {self._reason(failed)}; {self._given_up()}"
-            raise CommandFailed(text, code=exit_code(KafkaException(failed.error))) from None
+            reason = f"{failed.place}: {self._reason(failed)}"
+            raise self._failure(reason, exit_code(KafkaException(failed.error))) from None
         except (CommandFailed, KafkaException) as error:
-            raise CommandFailed(f"{error_text(error)}; {self._given_up()}", code=exit_code(error)) from None
+            raise self._failure(error_text(error), exit_code(error)) from None
         hint(f"{records_were(self._reports.delivered)} written to {self._topic}")
 
     def _read(self, name: str, source: BinaryIO, bar: ProgressBar) -> None:
@@ -285,8 +293,16 @@ class _Writing:
                     )
         return failed.error.str()
 
-    def _given_up(self) -> str:
-        """Say what came of what was begun; closing the producer aborts a transaction, and waits for that."""
+    def _failure(self, reason: str, code: int) -> CommandFailed:
+        what_became, is_nothing_written = self._given_up()
+        # The same call may only be made again if it writes nothing twice.
+        return CommandFailed(f"{reason}; {what_became}", code=code if is_nothing_written else FAILED)
+
+    def _given_up(self) -> tuple[str, bool]:
+        """Say what came of what was begun, and whether it is known that nothing is in the log.
+
+        Closing the producer aborts a transaction, and waits for that.
+        """
         producer = self._producer
         if self._is_transactional:
             if self._is_committing:
@@ -294,12 +310,16 @@ class _Writing:
                     producer.abort_transaction(_CALL_SECONDS)
                 except KafkaException:
                     # Its end was asked for already.
-                    return "it is not known whether it was committed"
-            return _NOTHING_COMMITTED
-        producer.flush(_CALL_SECONDS)
+                    return "it is not known whether it was committed", False
+            return _NOTHING_COMMITTED, True
+        unknown = producer.flush(_CALL_SECONDS) + self._reports.unknown
         written, failed = f"{records_were(self._reports.delivered)} written", self._reports.failed
         # Records of other partitions go on while one fails: what was written may stand behind it.
-        return f"{written}, and {failed} {'was' if failed == 1 else 'were'} not" if failed else f"{written} before"
+        if failed:
+            written += f", and {failed} {'was' if failed == 1 else 'were'} not"
+        if unknown:
+            written += f", and of {unknown} that is not known"
+        return written if failed or unknown else f"{written} before", not (self._reports.delivered or unknown)
 
 
 def _parser(*, json_lines: bool, key_separator: str | None, headers: list[str]) -> Parse:
