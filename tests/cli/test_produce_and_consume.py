@@ -14,6 +14,7 @@ import pytest
 from sqlalchemy import select
 
 from txnstore.cli import produce as produce_command
+from txnstore.clients.consumer.consumer import Consumer
 from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.producer.producer import CLOSE_TIMEOUT_SECONDS, Producer
 from txnstore.clients.producer.progress import TransactionProgress
@@ -279,6 +280,40 @@ def test_a_group_goes_on_where_it_was(run, done, lines):
     assert lines("-g", "billing", "--from-beginning", "-c", "1") == ["a"]
     assert lines("-g", "billing") == ["b", "c"]
     assert lines() == ["a", "b", "c"]
+
+
+def test_a_member_begins_where_it_was_told_to_once_in_each_partition(url, start, done):
+    """And goes on where the group is after each of the assignments that follow."""
+
+    def write(value, *partitions):
+        for partition in partitions:
+            done("produce", "orders", "-p", partition, stdin=f"{value}{partition}\n".encode())
+
+    done("topics", "create", "orders", "-p", "2")
+    write("old", 0, 1)
+    process = start("consume", "orders", "-g", "billing", "--from-beginning", "--follow")
+    assert {process.stdout.readline() for _ in range(2)} == {"old0\n", "old1\n"}
+    settings = {"bootstrap.servers": url, "group.id": "billing", "auto.offset.reset": "earliest"}
+    with Consumer(settings | {"enable.auto.commit": False}) as other:
+        other.subscribe(["orders"])
+        while not (assigned := other.assignment()):
+            assert other.poll(0.1) is None
+        write("elsewhere", assigned[0].partition)
+        while (message := other.poll(1.0)) is None:
+            pass
+        assert message.value() == f"elsewhere{assigned[0].partition}".encode()
+        other.commit(message, asynchronous=False)
+    write("new", 0, 1)
+    assert {process.stdout.readline() for _ in range(2)} == {"new0\n", "new1\n"}
+
+
+def test_the_order_of_commits_is_refused_for_a_group_before_anything_is_printed(run, done):
+    done("produce", "orders", "-t", "load", stdin=b"a\n")
+    ended = run("consume", "orders", "-g", "billing", "-X", "txnstore.delivery.order=commit")
+    assert (ended.code, ended.out) == (2, "")
+    assert "txnstore.delivery.order" in ended.err
+    assert done("consume", "orders", "-X", "txnstore.delivery.order=commit") == "a\n"
+    assert done("consume", "orders", "-g", "billing", "-X", "txnstore.delivery.order=offset") == "a\n"
 
 
 def test_following_ends_with_ctrl_c(start, done):

@@ -186,6 +186,7 @@ _PAGE_RECORDS: Final = 500
 _POLL_SECONDS: Final = 0.2
 #: A consumer needs a group; this one commits nothing.
 _NO_GROUP: Final = "txnstore-cli"
+_ORDER: Final = "txnstore.delivery.order"
 _OFFSET: Final = re.compile(r"-?\d{1,19}")
 
 
@@ -250,6 +251,12 @@ def consume(
     start = _start(from_beginning=from_beginning, offset=offset, since=since)
     if group is not None and partition:
         raise typer.BadParameter("a group assigns the partitions itself", param_hint="--partition")
+    wanted = key_values(config or [])
+    if group is not None and wanted.get(_ORDER, "offset") != "offset":
+        # The ends of a reading are offsets, and what is committed is one: in commit order neither would be true.
+        raise typer.BadParameter(
+            f"a group is read in the order of offsets here; {_ORDER} is for programs", param_hint="--config"
+        )
     print_record = print_json if as_json else _printer(format_)
     level = IsolationLevel[isolation.name]
     with opened(url, schema) as cluster:
@@ -267,7 +274,7 @@ def consume(
     if not follow:
         # A reading up to the end does not wait there for more.
         settings["fetch.wait.max.ms"] = 0
-    settings |= key_values(config or [])
+    settings |= wanted
     settings |= {
         "bootstrap.servers": url,
         "txnstore.schema": schema,
@@ -323,6 +330,8 @@ class _ConsumeRun:
         self._output = sys.stdout.buffer
         #: The partitions that are read and not at their ends; None: not assigned yet.
         self._left: set[int] | None = None
+        #: Those of a group that this run has committed for: where it was to begin is of no account any more.
+        self._begun: set[int] = set()
 
     def assign(self, consumer: Consumer, start: Mapping[int, int]) -> None:
         consumer.assign([TopicPartition(self._topic, number, offset) for number, offset in start.items()])
@@ -332,9 +341,12 @@ class _ConsumeRun:
         def assigned(consumer: Consumer, partitions: Sequence[TopicPartition]) -> None:
             self._left = {partition.partition for partition in partitions}
             if start is not None:
+                # Once: what this or another member has committed since counts after that.
                 consumer.assign(
                     [
-                        TopicPartition(self._topic, partition.partition, start.get(partition.partition, 0))
+                        partition
+                        if partition.partition in self._begun
+                        else TopicPartition(self._topic, partition.partition, start.get(partition.partition, 0))
                         for partition in partitions
                     ]
                 )
@@ -357,6 +369,7 @@ class _ConsumeRun:
                     offsets=[TopicPartition(self._topic, number, offset) for number, offset in printed.items()],
                     asynchronous=False,
                 )
+                self._begun.update(printed)
 
     def _is_done(self) -> bool:
         if self._count_max is not None and self.count >= self._count_max:
