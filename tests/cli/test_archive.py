@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 import time
 
@@ -9,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from txnstore import KafkaError, KafkaException, Producer, moving
-from txnstore.moving import loading
+from txnstore.moving import archive_files, loading
 
 
 @pytest.fixture
@@ -30,6 +32,54 @@ def test_a_topic_goes_into_a_file_and_back(run, filled, tmp_path):
     assert run("load", path, "--topic", "again").err == "3 records were written to again\n"
     assert run("load", path, "--topic", "again").err == "0 records were written to again; 3 by earlier calls\n"
     assert run("consume", "again").out == "a\nb\nc\n"
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link", "dangling link", "folder"])
+def test_what_is_no_regular_file_is_not_replaced(run, filled, tmp_path, kind):
+    path, target = tmp_path / "there", tmp_path / "target"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(target)
+        if kind == "link":
+            target.write_text("mine")
+    before = path.lstat()
+    for force in ["--force"], []:
+        ended = run("export", "orders", "--parquet", path, *force)
+        assert (ended.code, ended.out) == (1, "")
+        assert ("not a regular file" in ended.err) == (bool(force) or kind == "dangling link"), ended
+    assert (path.lstat().st_mode, path.lstat().st_ino) == (before.st_mode, before.st_ino)
+    assert not target.exists() or target.read_text() == "mine"
+    assert list(tmp_path.glob(".*.part")) == []
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+@pytest.mark.parametrize("force", [True, False])
+def test_a_file_that_appears_meanwhile_is_replaced_only_if_that_was_asked_for(
+    run, filled, tmp_path, monkeypatch, has_links, force
+):
+    def refuse(*_, **__):
+        raise OSError(errno.EPERM, "no links here")
+
+    class Noticing(archive_files.pq.ParquetWriter):
+        def close(self):
+            super().close()
+            path.write_text("mine")
+
+    path = tmp_path / "orders.parquet"
+    if not has_links:
+        monkeypatch.setattr("pathlib.Path.hardlink_to", refuse)
+        assert run("export", "orders", "--parquet", tmp_path / "other.parquet").code == 0
+        assert pq.read_table(tmp_path / "other.parquet").num_rows == 3
+    monkeypatch.setattr(archive_files.pq, "ParquetWriter", Noticing)
+    ended = run("export", "orders", "--parquet", path, *(["--force"] if force else []))
+    assert ended.code == (0 if force else 1)
+    if not force:
+        assert ended.err == f"txnstore: {path}: this file is there already\n"
+        assert path.read_text() == "mine"
+    assert list(tmp_path.glob(".*.part")) == []
 
 
 def test_a_new_topic_that_keeps_old_records_for_ever_is_told_of(run, filled, tmp_path):

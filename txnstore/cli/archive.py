@@ -75,7 +75,9 @@ def export(
     compression: Annotated[
         str, typer.Option("--compression", metavar="CODEC", help=f"One of {', '.join(_COMPRESSIONS)}.")
     ] = "zstd",
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the file if it is there; a link or a device never is.")
+    ] = False,
     url: Url = None,
     schema: Schema = DEFAULT_SCHEMA,
 ) -> None:
@@ -99,7 +101,9 @@ def export(
         raise CommandFailed(f"{parquet} is there already; --force replaces it")
     with opened(url, schema, limits=patient_limits()) as cluster, progress_bar("exporting") as bar:
         try:
-            done = archiving.export(cluster, topic, parquet, selection, compression=compression, told=bar.show)
+            done = archiving.export(
+                cluster, topic, parquet, selection, compression=compression, replaces=force, told=bar.show
+            )
         except OSError as error:
             raise CommandFailed(f"{parquet}: {error.strerror or error}") from None
     for number, (start, end) in done.contents.ranges.items():

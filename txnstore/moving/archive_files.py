@@ -6,8 +6,10 @@ metadata say what is in it: which archive it is, the topic with its settings, an
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -45,6 +47,9 @@ SCHEMA: Final = pa.schema(
 _METADATA: Final = b"txnstore.archive"
 #: Of what stands there, and of the columns.
 _FORMAT_VERSION: Final = 1
+
+#: What file systems say that have no hard links.
+_HAS_NO_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK})
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +113,15 @@ def new_archive_id() -> str:
 
 
 @contextmanager
-def writing(path: Path, contents: Contents, *, compression: str) -> Iterator[pq.ParquetWriter]:
+def writing(path: Path, contents: Contents, *, compression: str, replaces: bool = True) -> Iterator[pq.ParquetWriter]:
     """Write an archive; it stands under its name once all is written and on disk, and does not stand there before.
+
+    A file of the name is only replaced if it is a regular one, and with `replaces`.
 
     Raises:
         OSError: the file cannot be written; nothing is left of it.
     """
+    _check_target(path, replaces=replaces)
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
     schema = SCHEMA.with_metadata(contents.to_metadata())
     try:
@@ -124,10 +132,39 @@ def writing(path: Path, contents: Contents, *, compression: str) -> Iterator[pq.
                 yield writer
             file.flush()
             os.fsync(file.fileno())
-        partial.replace(path)
+        _name(partial, path, replaces=replaces)
         _sync_folder(path.parent)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _check_target(path: Path, *, replaces: bool) -> None:
+    """Refuse what must not be replaced: a link or a device would be gone, and a file of our own be in its place."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(mode):
+        raise FileExistsError(errno.EEXIST, "this is there, and not a regular file")
+    if not replaces:
+        raise FileExistsError(errno.EEXIST, "this file is there already")
+
+
+def _name(partial: Path, path: Path, *, replaces: bool) -> None:
+    if not replaces:
+        try:
+            # It fails where somebody has made such a file meanwhile.
+            path.hardlink_to(partial)
+        except FileExistsError:
+            _check_target(path, replaces=False)
+            raise
+        except OSError as error:
+            if error.errno not in _HAS_NO_LINKS:
+                raise
+        else:
+            return
+    _check_target(path, replaces=replaces)
+    partial.replace(path)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -62,15 +62,16 @@ def export(
     selection: RecordSelection | None = None,
     *,
     compression: str = "zstd",
+    replaces: bool = True,
     told: Callable[[int, int], None] | None = None,
 ) -> Exported:
     """Write the committed records of a topic to a file, in the order of partitions and offsets.
 
-    What is committed later, or follows an open transaction, is not in it: its ranges say where it ends.  `told` hears
-    how many offsets are done, and of how many.
+    What is committed later, or follows an open transaction, is not in it: its ranges say where it ends.  A regular file
+    of the name is replaced, unless `replaces` is false.  `told` hears how many offsets are done, and of how many.
 
     Raises:
-        OSError: the file cannot be written; nothing is left of it.
+        OSError: the file cannot be written, or what is there not be replaced; nothing is left of it.
         OffsetOutOfRange: records were deleted while they were to be read.
         CorruptBatch: a stored batch is damaged.
         TxnStoreError: there is no such topic or partition, or a database refuses or cannot be reached.
@@ -80,7 +81,7 @@ def export(
     ranges = _ranges(cluster, topic, wanted)
     contents = Contents(new_archive_id(), topic.name, len(topic.partition_ids), topic.config, ranges)
     total, done, record_count = sum(end - start for start, end in ranges.values()), 0, 0
-    with writing(path, contents, compression=compression) as writer:
+    with writing(path, contents, compression=compression, replaces=replaces) as writer:
         group = _RowGroup(topic.name, writer)
         for number, (start, end) in ranges.items():
             for page, position in _pages(cluster, topic, number, start, end):
