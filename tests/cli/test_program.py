@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -26,6 +27,37 @@ def test_python_runs_the_package_as_the_program():
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert "Usage: txnstore" in ended.stderr
+
+
+def in_shell(text, url, **environment):
+    """Run a line of the shell in which $TXN is the program."""
+    variables = {**os.environ, "TXN": f"{sys.executable} -m txnstore", "TXNSTORE_URL": url, **environment}
+    return subprocess.run(
+        ["/bin/sh", "-c", text], capture_output=True, text=True, check=False, timeout=300, env=variables
+    )
+
+
+def test_what_is_written_to_a_closed_stream_goes_nowhere(txnstore_sqlite_url):
+    ended = in_shell("$TXN topics create orders >&-", txnstore_sqlite_url)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    ended = in_shell("echo a | $TXN produce orders >&- 2>&-; $TXN consume orders 2>&-", txnstore_sqlite_url)
+    assert (ended.returncode, ended.stdout) == (0, "a\n")
+    ended = in_shell("$TXN consume orders >&-", txnstore_sqlite_url)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    ended = in_shell("$TXN produce orders <&-", txnstore_sqlite_url)
+    assert (ended.returncode, ended.stderr) == (1, "txnstore: standard input is closed\n")
+    assert in_shell("$TXN consume orders", txnstore_sqlite_url).stdout == "a\n"
+
+
+def test_what_the_encoding_of_the_output_lacks_is_shown_by_its_number(txnstore_sqlite_url):
+    in_shell("$TXN topics create orders", txnstore_sqlite_url)
+    line = "echo 'k\u00e9' | $TXN produce orders -t '\u00e9' && $TXN transactions list && $TXN timeline orders"
+    line += " && $TXN consume orders"
+    ended = in_shell(line, txnstore_sqlite_url, PYTHONIOENCODING="ascii", LC_ALL="C.UTF-8")
+    assert ended.returncode == 0, ended
+    # Records are bytes.
+    assert ended.stdout.splitlines()[-1] == "k\u00e9"
+    assert ended.stdout.count(r"\xe9") == 2
 
 
 def test_the_version_is_that_of_the_package(txnstore, monkeypatch):

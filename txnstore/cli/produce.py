@@ -351,6 +351,8 @@ def _sources(files: list[str], stack: ExitStack) -> list[tuple[str, BinaryIO, in
     sources: list[tuple[str, BinaryIO, int | None]] = []
     for name in files:
         if name == _STDIN:
+            if sys.stdin is None:
+                raise CommandFailed("standard input is closed")
             sources.append(("standard input", sys.stdin.buffer, None))
             continue
         try:

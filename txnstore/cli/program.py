@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import io
 import logging
 import os
 import sys
@@ -162,6 +163,7 @@ def _txnstore(
 
 def run(arguments: Sequence[str] | None) -> None:
     """Run the command and exit; see `txnstore.cli.main`."""
+    _open_streams()
     # The driver warns of what fails behind an error, which is told of by itself.
     logging.getLogger("psycopg").addFilter(_is_no_echo)
     try:
@@ -179,6 +181,21 @@ def run(arguments: Sequence[str] | None) -> None:
         if not isinstance(error, BrokenPipeError):
             report(CommandFailed(f"the output cannot be written: {error.strerror or error}"))
         sys.exit(FAILED)
+
+
+def _open_streams() -> None:
+    """Let what is written to a closed stream go nowhere, and what its encoding lacks be written as its number.
+
+    A file that is opened later would otherwise take the number of the closed one, and get what is meant for that.
+    """
+    if sys.stdin is None:
+        os.open(os.devnull, os.O_RDONLY)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115 - as long as the process
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _is_no_echo(record: logging.LogRecord) -> bool:
