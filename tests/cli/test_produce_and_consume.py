@@ -14,6 +14,7 @@ import pytest
 from sqlalchemy import select
 
 from txnstore.cli import produce as produce_command
+from txnstore.cli.options import parse_time
 from txnstore.clients.consumer.consumer import Consumer
 from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.producer.producer import CLOSE_TIMEOUT_SECONDS, Producer
@@ -383,6 +384,27 @@ def test_a_call_that_cannot_be_meant_is_refused_with_2(run, done):
         assert ended.code == 2, (arguments, ended)
         assert "Traceback" not in ended.err
     assert done("consume", "orders") == ""
+
+
+@pytest.mark.parametrize("text", ["0", "20261128", "1795296260", "99999999999"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["consume", "orders", "--since"],
+        ["export", "orders", "--parquet", "none.parquet", "--since"],
+        ["export", "orders", "--parquet", "none.parquet", "--before"],
+        ["groups", "reset-offsets", "billing", "--to-datetime"],
+    ],
+    ids=" ".join,
+)
+def test_a_bare_number_that_is_rather_seconds_or_a_date_is_no_time(txnstore, monkeypatch, arguments, text):
+    monkeypatch.setenv("TXNSTORE_URL", "sqlite:///none.db")
+    ended = txnstore(*arguments, text)
+    told = " ".join(ended.err.replace("\u2502", " ").split())
+    assert ended.code == 2
+    assert f"{text} is 197" in told
+    assert f"write {text}000" in told
+    assert parse_time("100000000000") == 10**11
 
 
 def test_what_the_store_refuses_is_one_line(run, done, answer):

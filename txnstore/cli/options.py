@@ -203,6 +203,8 @@ FORMS: Final = (
 )
 
 _TIME_MS_MAX: Final = 2**63 - 1
+#: In 1973. What is less is rather meant as seconds, or as a date without hyphens.
+_MILLISECONDS_MIN: Final = 10**11
 _AGO: Final = re.compile(r"(\d{1,12})(s|m|h|d)")
 _MILLISECONDS: Final = re.compile(r"\d{1,19}")
 _UNIT_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -215,6 +217,12 @@ def parse_time(text: str) -> int:
         return max(0, int(time.time() * 1000) - int(found[1]) * _UNIT_MS[found[2]])
     if _MILLISECONDS.fullmatch(text):
         milliseconds = int(text)
+        if milliseconds < _MILLISECONDS_MIN:
+            read = datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            raise typer.BadParameter(
+                f"{text} is {read} in milliseconds since 1970; if seconds are meant, write {text}000, and a date with"
+                f" its hyphens; a time is {FORMS}"
+            )
     else:
         try:
             moment = datetime.fromisoformat(text)
