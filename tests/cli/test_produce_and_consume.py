@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import signal
 import sys
 import threading
@@ -326,6 +327,37 @@ def test_following_ends_with_ctrl_c(start, done):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=300)
     assert (process.returncode, out, err) == (130, "", "")
+
+
+@pytest.mark.parametrize("command", ["consume", "produce", "produce -t"])
+def test_sigterm_ends_a_command_in_good_order(start, done, answer, command, tmp_path):
+    """The group has no member left that others wait for, and no transaction stays open."""
+    done("produce", "orders", stdin=b"old\n")
+    if command == "consume":
+        process = start("consume", "orders", "--follow", "--group", "billing")
+        assert process.stdout.readline() == "old\n"
+        told = ""
+    else:
+        fifo = tmp_path / "lines"
+        os.mkfifo(fifo)
+        process = start("produce", "orders", fifo, *(["-t", "load"] if command == "produce -t" else []))
+        with fifo.open("w") as lines:
+            lines.write("new\n" * 1000)
+            lines.flush()
+            enough = 1001 if command == "produce" else 2
+            while answer("topics", "list")[0]["offsets"] < enough:
+                pass
+            process.send_signal(signal.SIGTERM)
+            process.wait(300)
+        told = "nothing was committed" if command == "produce -t" else "1000 records were written before"
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 143
+    assert (err.splitlines() or [""])[-1] == told
+    assert "Traceback" not in err
+    if command == "consume":
+        assert answer("groups", "list")[0]["members"] == []
+    assert answer("info")["counts"]["open_transactions"] == 0
 
 
 def test_ctrl_c_aborts_the_transaction(done, run, monkeypatch):
