@@ -147,7 +147,8 @@ def test_a_partition_that_is_not_there_is_told_with_those_that_are_and_what_was_
     assert ended.code == 1
     assert ended.err.splitlines()[-1] == (
         "txnstore: standard input, line 2: topic new has 1 partition, numbered from 0: there is no partition 1;"
-        " 3 records were written, and 4 were not"
+        " 3 records were written, and 4 were not (standard input, lines 2, 3, 4, 5);"
+        " standard input, line 7 was the last to be read"
     )
     assert done("consume", "new") == "1\n6\n7\n"
     assert "topic orders has 2 partitions, numbered from 0: there is no partition 9; 0 records were" in (
@@ -176,6 +177,37 @@ def test_a_call_that_would_write_records_again_is_not_one_that_may_be_made_again
     monkeypatch.setattr(produce_command._Reports, "add", fail)
     ended = run("produce", "orders", stdin=b"a\nb\nc\n")
     assert (ended.code, told in ended.err) == (code, True), ended
+
+
+def test_the_first_places_of_what_was_not_written_are_named_and_the_last_that_was_read(done, run, tmp_path):
+    done("topics", "create", "orders", "-p", "2")
+    for name, partitions in (("a", [0, 1]), ("b", [1] * 21 + [0])):
+        lines = [json.dumps({"value": "v", "partition": partition}) for partition in partitions]
+        (tmp_path / name).write_text("\n".join(lines))
+    ended = run("produce", "new", "-j", "-X", "linger.ms=30000", tmp_path / "a", tmp_path / "b")
+    assert ended.err.endswith(
+        f"; 2 records were written, and 22 were not ({tmp_path}/a, line 2; {tmp_path}/b, lines"
+        f" {', '.join(map(str, range(1, 20)))}, and 2 more); {tmp_path}/b, line 22 was the last to be read\n"
+    )
+
+
+@pytest.mark.parametrize("setting", ["delivery.report.only.error=true", "transactional.id=zz"])
+def test_a_setting_that_is_the_commands_own_is_refused_with_what_to_do_instead(done, run, setting):
+    ended = run("produce", "orders", "-X", setting, stdin=b"a\n")
+    assert ended.code == 2
+    assert setting.split("=")[0] in ended.err
+    assert run("consume", "orders").code == 1, "there is no such topic"
+
+
+def test_the_name_of_a_header_that_is_not_text_is_refused(done, run):
+    ended = run("produce", "orders", "-H", "\udcff=1", stdin=b"a\n")
+    assert (ended.code, "is not UTF-8" in ended.err, "Traceback" in ended.err) == (2, True, False)
+
+
+def test_blank_lines_between_json_are_none(done, run):
+    ended = run("produce", "orders", "-j", stdin=b'{"value": "a"}\n\n{"value": "b"}\n  \r\n\n')
+    assert ended.err.endswith("2 records were written to orders\n")
+    assert done("consume", "orders") == "a\nb\n"
 
 
 @pytest.mark.parametrize("is_lost", [True, False])

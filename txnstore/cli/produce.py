@@ -36,6 +36,13 @@ _CALL_SECONDS: Final = 60.0
 _DELIVERY_MS: Final = 60_000
 #: After these a record may be in the log all the same: its write was under way, and the answer did not come.
 _MAY_BE_WRITTEN: Final = frozenset({KafkaError._MSG_TIMED_OUT, KafkaError._TIMED_OUT, KafkaError._PURGE_INFLIGHT})
+#: So many places are named in a message.
+_PLACES_MAX: Final = 20
+#: What of the settings is the command's own.
+_INSTEAD: Final = {
+    "delivery.report.only.error": "this command counts what is delivered, and needs all reports",
+    "transactional.id": "give --transactional-id, which writes all of the input in one transaction",
+}
 _NOTHING_COMMITTED: Final = "nothing was committed"
 #: How often, in lines, the bar is moved and delivery reports are served.
 _LINES_BETWEEN_LOOKS: Final = 100
@@ -72,6 +79,8 @@ class _Reports:
         self._delivered_since: set[int | None] = set()
         """The partitions for which the last trouble has passed."""
         self._failure: _NotWritten | None = None
+        self._places: list[_Place] = []
+        """Of the first that were not delivered, or may not have been."""
 
     def note_trouble(self, error: KafkaError) -> None:
         # That all brokers are down comes after why.
@@ -88,12 +97,26 @@ class _Reports:
             self.unknown += 1
         else:
             self.failed += 1
+        if len(self._places) < _PLACES_MAX:
+            self._places.append(place)
         if self._failure is None:
             has_passed = not self._trouble or message.partition() in self._delivered_since
             if error == KafkaError._MSG_TIMED_OUT and not has_passed:
                 # What it may have waited for: which of several databases is away, for example.
                 error = KafkaError(error.code(), f"{error.str()}; the last trouble was: {self._trouble}")
             self._failure = _NotWritten(place, error, message.partition())
+
+    def places(self) -> str:
+        """Return where they were read, by their files."""
+        lines: dict[str, list[int]] = {}
+        for place in sorted(self._places):
+            lines.setdefault(place.name, []).append(place.line)
+        named = [
+            f"{name}, line{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+            for name, numbers in lines.items()
+        ]
+        more = self.failed + self.unknown - len(self._places)
+        return "; ".join(named) + (f", and {more} more" if more else "")
 
     def raise_failure(self) -> None:
         if self._failure is not None:
@@ -114,8 +137,8 @@ def produce(
         typer.Option(
             "--json-lines",
             "-j",
-            help="Each line is a JSON object with key, value, headers, partition and timestamp (milliseconds), all"
-            ' optional; bytes that are not text are {"base64": "..."}. `consume --json` prints such lines.',
+            help="Each line is a JSON object with key, value, headers, partition and timestamp (milliseconds; 0: now),"
+            ' all optional; bytes that are not text are {"base64": "..."}. `consume --json` prints such lines.',
         ),
     ] = False,
     key_separator: Annotated[
@@ -156,7 +179,10 @@ def produce(
     timeout_ms = transaction_timeout * 1000
     # A record is tried for no longer than its transaction may take.
     delivery_ms = _DELIVERY_MS if transactional_id is None else min(_DELIVERY_MS, timeout_ms)
-    settings: dict[str, Any] = {"message.timeout.ms": delivery_ms} | key_values(config or [])
+    wanted = key_values(config or [])
+    for name in _INSTEAD.keys() & wanted.keys():
+        raise typer.BadParameter(f"{name}: {_INSTEAD[name]}", param_hint="--config")
+    settings: dict[str, Any] = {"message.timeout.ms": delivery_ms} | wanted
     settings |= {"bootstrap.servers": url, "txnstore.schema": schema}
     if transactional_id is not None:
         settings |= {"transactional.id": transactional_id, "transaction.timeout.ms": timeout_ms}
@@ -197,6 +223,7 @@ class _Writing:
         self._is_transactional = is_transactional
         self._is_committing = False
         self._reports = reports
+        self._last: _Place | None = None
 
     def write(self, sources: list[tuple[str, BinaryIO, int | None]]) -> None:
         producer = self._producer
@@ -239,6 +266,10 @@ class _Writing:
         self._look()
 
     def _queue(self, line: bytes, place: _Place) -> None:
+        self._last = place
+        if self._parse is parse_json_line and not line.strip():
+            # As the end of a file may be that was put together.
+            return
         try:
             record = self._parse(line)
         except NotARecord as error:
@@ -319,6 +350,8 @@ class _Writing:
             written += f", and {failed} {'was' if failed == 1 else 'were'} not"
         if unknown:
             written += f", and of {unknown} that is not known"
+        if failed + self._reports.unknown and self._last is not None:
+            written += f" ({self._reports.places()}); {self._last} was the last to be read"
         return written if failed or unknown else f"{written} before", not (self._reports.delivered or unknown)
 
 
@@ -335,6 +368,10 @@ def _parser(*, json_lines: bool, key_separator: str | None, headers: list[str]) 
         name, equals, value = text.partition("=")
         if not equals:
             raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--header")
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise typer.BadParameter("the name of a header is not UTF-8", param_hint="--header") from None
         pairs.append((name, value.encode("utf-8", "surrogateescape")))
     return line_parser(separator, tuple(pairs))
 
