@@ -97,13 +97,16 @@ def test_that_an_offset_outside_the_log_was_not_taken_is_said(run, done):
         assert run(*reset, *inside, "--execute").err == ""
 
 
-def test_a_group_is_given_a_beginning_in_chosen_partitions(answer, done):
+def test_a_group_is_given_a_beginning_in_chosen_partitions(run, answer, done):
     done("topics", "create", "orders", "-p", "3")
     (row,) = answer("groups", "reset-offsets", "new", "--topic", "orders:2", "--to-latest", "--execute")
     assert (row["partition"], row["committed_offset"], row["new_offset"]) == (2, None, 0)
     rows = answer("groups", "reset-offsets", "new", "--topic", "orders", "--to-earliest")
     assert [row["partition"] for row in rows] == [0, 1, 2]
-    assert answer("groups", "reset-offsets", "new", "--topic", "orders:0", "--shift-by", "1") == []
+    for execute in [], ["--execute"]:
+        ended = run("groups", "reset-offsets", "new", "--topic", "orders:0", "--shift-by", "1", *execute)
+        assert (ended.code, ended.out) == (1, "")
+        assert "group new has committed nothing there" in ended.err
     (described,) = answer("groups", "describe", "new")
     assert len(described["offsets"]) == 1
 
@@ -138,8 +141,10 @@ def test_a_group_with_members_is_left_alone(url, run, done, answer):
         assert member["partitions"] == ["orders-0"]
         assert described["offsets"][0]["member_id"] == member["member_id"]
         assert "orders-0" in done("groups", "describe", "billing")
-        for arguments in (["reset-offsets", "billing", "--to-earliest", "--execute"], ["delete", "billing", "--yes"]):
+        reset = ["reset-offsets", "billing", "--to-earliest"]
+        for arguments in (reset, [*reset, "--execute"], ["delete", "billing", "--yes"]):
             ended = run("groups", *arguments)
+            assert "stop them first" in ended.err
             assert (ended.code, ended.err.count("\n")) == (1, 1), ended
         assert answer("groups", "describe", "billing")[0]["offsets"][0]["committed_offset"] == 1
     assert answer("groups", "list")[0]["state"] == "Empty"

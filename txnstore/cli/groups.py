@@ -28,7 +28,7 @@ from txnstore.clients.brokers import Reads, reads_at_leaders
 from txnstore.db.cluster.cluster import Cluster, LeftOut
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.store import Store
-from txnstore.errors import GroupIdNotFound
+from txnstore.errors import GroupIdNotFound, GroupNotEmpty
 from txnstore.groups.administration import (
     ListedGroup,
     alter_offsets,
@@ -353,7 +353,7 @@ def delete(
         for store, own in by_coordinator:
             store.read(partial(_found_all, own))
         if not yes:
-            typer.confirm(f"Delete {list_text(names)}, with the committed offsets?", abort=True)
+            typer.confirm(f"Delete {list_text(names)}, with the committed offsets?", abort=True, err=True)
 
         for store, own in by_coordinator:
             store.write(partial(_delete_all, own))
@@ -415,6 +415,9 @@ def _plan(
     order: Order | None,
 ) -> list[dict[str, Any]]:
     """Return where each partition is to go on; those that stay as they are are left out."""
+    group = find_group(connection, group_id)
+    if group is not None and (count := sum(not member.is_expired for member in group.members)):
+        raise GroupNotEmpty(f"group {group_id} has {count} member{'s' if count > 1 else ''}; stop them first")
     committed = list_offsets(connection, group_id).offsets
     if chosen:
         partitions = [
@@ -435,6 +438,8 @@ def _plan(
         aims[topic.partition_id(partition.partition)] = _Aim(partition, None if now is None else now.offset, own_order)
     # One call for all partitions, so those of one database are of one snapshot.
     found = read(list(aims), partial(_aimed, target, aims))
+    if not any(found.values()):
+        raise CommandFailed(f"group {group_id} has committed nothing there; say where it is to begin: --to-earliest?")
     return [
         {
             "group": group_id,
