@@ -43,6 +43,10 @@ def test_the_log_is_printed_as_kafka_prints_it(done):
     batches = [json.loads(line) for line in done("dump", "log", "orders", "--json").splitlines()]
     assert [record["offset"] for batch in batches for record in batch["records"]] == [0, 1, 2]
     assert batches[0]["records"][0]["headers"] == [["h", "x"]]
+    assert batches[1]["position"] == batches[0]["size"] > 0
+    for offset in range(4):
+        later = [json.loads(line) for line in done("dump", "log", "orders", "--json", "--from", offset).splitlines()]
+        assert later == batches[(0, 0, 1, 2)[offset] :]
 
 
 def test_index_producers_and_journal(done):

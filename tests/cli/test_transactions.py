@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 
@@ -67,7 +68,8 @@ def test_the_producers_of_a_partition_are_described(opened, answer, done):
 def test_a_transaction_is_aborted_by_its_id(opened, run, done, answer):
     refused = run("transactions", "abort", "load", stdin=b"n\n")
     assert refused.code == 1
-    assert "orders-1" in refused.out
+    assert refused.out.strip() == ""
+    assert "Abort the open transaction of load, in orders-1?" in refused.err
     assert answer("transactions", "list")[0]["state"] == "Ongoing"
     assert "was aborted" in done("transactions", "abort", "load", "--yes")
     assert "nothing was changed" in done("transactions", "abort", "load", "--yes")
@@ -126,7 +128,8 @@ def test_a_transaction_is_aborted_by_where_it_holds_up(opened, run, done, answer
     (row,) = answer("transactions", "describe-producers", "orders")
     where = ["transactions", "abort", "--topic", "orders", "-p", "1", "--yes"]
     assert run(*where, "--start-offset", "7").code == 1
-    assert run(*where, "--producer-id", "99", "--producer-epoch", "0").code == 1
+    unknown = run(*where, "--producer-id", "99", "--producer-epoch", "0")
+    assert (unknown.code, "`txnstore transactions describe-producers`" in unknown.err) == (1, True), unknown
     assert answer("info")["counts"]["open_transactions"] == 1
     if by == "offset":
         done(*where, "--start-offset", row["transaction_start_offset"])
@@ -166,7 +169,9 @@ def test_what_hangs_is_ended_in_one_go(url, done, run):
         for minutes, code in ((19, 0), (21, 1)):
             moment_ms = store.read(lambda c: c.execute(select(server_now_ms())).scalar_one()) - minutes * 60_000
             store.write(lambda c, then=moment_ms: c.execute(producer_states.update().values(last_timestamp_ms=then)))
-            assert run("transactions", "find-hanging", "--abort", stdin=b"n\n").code == code
+            found = run("transactions", "find-hanging", "--abort", "--json", stdin=b"n\n")
+            # The question is not among the results.
+            assert (found.code, len(json.loads(found.out))) == (code, 2 * code)
     ended = run("transactions", "find-hanging", "--abort", "--yes")
     assert (ended.code, ended.err) == (0, "2 transactions were aborted\n")
     assert len(ended.out.splitlines()) == 3
@@ -185,6 +190,7 @@ def test_bad_calls_change_nothing(opened, run, answer):
         (["list", "--state", "ongoing"], 2),
         (["list", "--pattern", "("], 2),
         (["list", "--longer-than", "-1"], 2),
+        (["list", "--producer-id", "9" * 20], 2),
         (["describe"], 2),
         (["describe", "nobody"], 1),
         (["describe", ""], 1),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Final
 
 import typer
-from sqlalchemy import Connection, bindparam, select
+from sqlalchemy import Connection, bindparam, func, select
 
 from txnstore.cli.options import (
     PartitionShown,
@@ -61,6 +61,11 @@ _BATCHES: Final = (
     .order_by(record_batches.c.last_offset)
     .limit(_PAGE_BATCHES)
 )
+_SIZE_BEFORE: Final = (
+    select(func.coalesce(func.sum(record_batches.c.size_bytes), 0))
+    .where(record_batches.c.partition_id == bindparam("of_partition_id"))
+    .where(record_batches.c.last_offset < bindparam("from_offset"))
+)
 _JOURNAL: Final = (
     select(transaction_log)
     .where(transaction_log.c.entry_id > bindparam("after_entry_id"))
@@ -97,7 +102,7 @@ def log(
         if not as_json:
             _print(f"Dumping {topic}-{number}")
             _print(f"Log starting offset: {bounds.log_start_offset}")
-        position = 0
+        position = store.read(lambda connection: _size_before(connection, partition_id, from_offset))
         damaged = 0
         for row in _batches(store, partition_id, from_offset):
             try:
@@ -238,6 +243,14 @@ def journal(
 def _found(connection: Connection, topic: str, partition: int) -> tuple[int, Any]:
     partition_id = get_topic(connection, topic).partition_id(partition)
     return partition_id, read_bounds(connection, [partition_id])[partition_id]
+
+
+def _size_before(connection: Connection, partition_id: int, from_offset: int) -> int:
+    """Return the position of the first batch that is printed: so many bytes of the log are before it."""
+    if not from_offset:
+        return 0
+    found = connection.execute(_SIZE_BEFORE, {"of_partition_id": partition_id, "from_offset": from_offset})
+    return int(found.scalar_one())
 
 
 def _batches(store: Store, partition_id: int, from_offset: int) -> Iterator[Any]:

@@ -288,6 +288,9 @@ def timeline(
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else "this is not a path"
             raise CommandFailed(f"{svg_file}: {reason}") from None
+        if found.first_offset == found.end_offset:
+            say(f"{svg_file} shows no offsets of {topic}-{number}: it has none there")
+            return
         say(f"{svg_file} shows the offsets {found.first_offset} to {found.end_offset - 1} of {topic}-{number}")
         return
     if as_json:

@@ -323,7 +323,7 @@ def delete(
             headline("this deletes for good:")
             for facts in found:
                 say(f"  {facts['topic']}: {_partitions(len(facts['partitions']))}, {_offsets(facts)} offsets")
-            typer.confirm("Delete?", abort=True)
+            typer.confirm("Delete?", abort=True, err=True)
         delete_topics(cluster, names)
     for facts in found:
         say(f"topic {facts['topic']} was deleted")

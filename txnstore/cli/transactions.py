@@ -141,7 +141,8 @@ def list_(
         typer.Option("--state", metavar="STATE", help=f"Only in this state: {', '.join(_STATES)}; repeatable."),
     ] = None,
     producer_ids: Annotated[
-        list[int] | None, typer.Option("--producer-id", metavar="ID", min=0, help="Only this producer; repeatable.")
+        list[int] | None,
+        typer.Option("--producer-id", metavar="ID", min=0, max=2**63 - 1, help="Only this producer; repeatable."),
     ] = None,
     longer_than: Annotated[
         int | None,
@@ -646,7 +647,8 @@ def _open_at(states: Iterable[ProducerInPartition], partition_id: int, name: str
 
 def _ask(what: str, *, yes: bool) -> None:
     if not yes:
-        typer.confirm(f"Abort {what}?", abort=True)
+        # Not among the results, which a program may read.
+        typer.confirm(f"Abort {what}?", abort=True, err=True)
 
 
 def _parsed_states(names: list[str]) -> list[TransactionState]:

@@ -358,8 +358,8 @@ def _check_open(connection: Connection, target: OpenInPartition) -> None:
 def _check_state(state: MarkedProducer | None, target: OpenInPartition) -> None:
     if state is None or state.transaction_first_offset is None:
         raise InvalidTransactionState(
-            f"producer {target.producer.producer_id} has no open transaction in this partition; describe_producers"
-            " shows who has"
+            f"producer {target.producer.producer_id} has no open transaction in this partition;"
+            " `txnstore transactions describe-producers` shows who has"
         )
     if state.epoch != target.producer.epoch:
         raise InvalidProducerEpoch(

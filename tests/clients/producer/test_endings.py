@@ -95,7 +95,7 @@ def test_a_transaction_that_close_could_not_abort_is_left_and_that_is_logged(pro
     producer.produce(topic, b"never")
     monkeypatch.setattr(producer._transactions, "abort", fail)
     producer.close()
-    assert "the transaction of anna was left for recovery" in caplog.text
+    assert "the transaction of anna was left for recovery: too slow\n" in caplog.text
 
 
 # --- blocks that end their transaction themselves ---------------------------------------------------------------------

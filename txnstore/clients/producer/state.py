@@ -322,4 +322,5 @@ def finish_or_leave(transactions: ProducerTransactions, timeout_seconds: float, 
             return
         name = transactions.transactional_id[:80]
         fields = {"event": "transaction_left", "transactional_id": name}
-        _log.warning("the transaction of %s was left for recovery: %s", name, error, extra=fields)
+        told = error.args[0].str() if isinstance(error, KafkaException) else error
+        _log.warning("the transaction of %s was left for recovery: %s", name, told, extra=fields)
