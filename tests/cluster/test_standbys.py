@@ -7,8 +7,9 @@ from typing import NoReturn
 import pytest
 
 from tests.cluster.conftest import Bench
+from tests.tools.cluster_changes import delete_topic
 from txnstore.errors import OutcomeUnknown, StoreReadOnly, StoreUnavailable, UnknownTopicOrPartition
-from txnstore.log.cluster_topics import create_topic, delete_topic
+from txnstore.log.cluster_topics import create_topic
 from txnstore.testing.invariants import assert_cluster_sound
 from txnstore.transactions import administration, coordinator, delivery
 from txnstore.transactions.administration import OpenInPartition, abort_open_transactions

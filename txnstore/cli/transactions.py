@@ -30,7 +30,6 @@ from txnstore.cli.output import (
     list_text,
     say,
     show_facts,
-    show_json,
     show_rows,
     tell_and_exit,
     time_text,

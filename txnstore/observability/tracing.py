@@ -414,13 +414,6 @@ async def _in_the_callers_context(
     return await original(calls, in_context, *rest, **keywords)
 
 
-def _messages_in(found: Message | Sequence[Message] | ConsumedTransaction | None) -> Sequence[Message]:
-    """Return the messages that a call has handed out."""
-    if isinstance(found, ConsumedTransaction):
-        return found.messages
-    return (found,) if isinstance(found, Message) else found or ()
-
-
 def _copied(headers: Any) -> Headers | None:
     """Return the application's headers as pairs, to be added to; None if they will be refused."""
     if headers is None:
