@@ -7,6 +7,7 @@ import contextlib
 import subprocess
 import sys
 import time
+from typing import Any
 
 import pytest
 from opentelemetry import trace
@@ -485,6 +486,44 @@ def test_asynchronous_clients_stay_in_the_trace_of_their_coroutine(spans, url):
     assert spans.one("send orders").parent.span_id == spans.one("request").context.span_id
     # An asynchronous consumer takes what there is, in a thread.
     assert spans.one("consume orders").parent.span_id == spans.one("worker").context.span_id
+
+
+def test_single_asynchronous_clients_can_be_watched(url):
+    spans, instrumentor = Spans(), TxnStoreInstrumentor()
+
+    async def use():
+        configuration = {"bootstrap.servers": url}
+        readers = {**configuration, "group.id": "readers", "auto.offset.reset": "earliest"}
+        async with AIOProducer(configuration) as producer, AIOConsumer(readers) as consumer:
+            assert instrumentor.instrument_producer(producer, spans.provider) is producer
+            assert instrumentor.instrument_consumer(consumer, spans.provider) is consumer
+            await (await producer.produce("orders", b"a"))
+            await consumer.subscribe(["orders"])
+            assert await consumer.poll(PATIENCE_SECONDS) is not None
+            assert instrumentor.uninstrument_producer(producer) is producer
+            await (await producer.produce("orders", b"b"))
+            wrong: tuple[Any, Any] = consumer, 5
+            with pytest.raises(TypeError, match="Producer"):
+                instrumentor.instrument_producer(wrong[0])
+            with pytest.raises(TypeError, match="not int"):
+                instrumentor.instrument_consumer(wrong[1])
+
+    try:
+        asyncio.run(use())
+    finally:
+        instrumentor.uninstrument()
+    assert spans.names == ["send orders", "consume orders"]
+
+
+def test_what_somebody_has_written_as_baggage_is_not_logged(spans, make, caplog):
+    producer, consumer = make(Producer), make(Consumer)
+    context_given = ("traceparent", b"00-%032x-%016x-01" % (6, 8))
+    sent_by(spans, producer, b"v", headers=[("baggage", b"%%%=;;secret" * 4_000), context_given])
+    message = polled(consumer)
+    with process(message, tracer_provider=spans.provider):
+        pass
+    assert contexts_of(spans.one("process orders").links) == [(6, 8)]
+    assert [it.name for it in caplog.records if it.name.startswith("opentelemetry")] == []
 
 
 def test_the_end_of_a_prepared_transaction_is_a_commit_or_an_abort_as_any_other(spans, make, url):

@@ -19,6 +19,8 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from txnstore.clients.aio.calls import AsyncCalls
+from txnstore.clients.aio.consumer import AIOConsumer
+from txnstore.clients.aio.producer import AIOProducer
 from txnstore.clients.consumer.consumer import Consumer
 from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.model.message import Message
@@ -46,13 +48,16 @@ except ImportError:
         "tracing needs the package opentelemetry-api: pip install 'txnstore[opentelemetry]'", name="opentelemetry"
     ) from None
 
-Client = TypeVar("Client", Producer, Consumer)
+AnyProducer = TypeVar("AnyProducer", bound=Producer | AIOProducer)
+AnyConsumer = TypeVar("AnyConsumer", bound=Consumer | AIOConsumer)
 Headers = list[tuple[str, Any]]
 
 #: The value of `messaging.system`, for systems to which the conventions give no name.
 SYSTEM: Final = "txnstore"
 #: How many links a span has at most: as many as the SDK keeps by default.
 LINKS_MAX: Final = 128
+#: The header of what applications hand on beside the trace.
+BAGGAGE: Final = "baggage"
 #: How much of a key an attribute holds.
 KEY_LENGTH_MAX: Final = 120
 _PAIR: Final = 2
@@ -65,6 +70,9 @@ class _HeadersSetter(Setter[Headers]):
 
 class _HeadersGetter(Getter[Sequence[tuple[str, Any]]]):
     def get(self, carrier: Sequence[tuple[str, Any]], key: str) -> list[str] | None:
+        if key == BAGGAGE:
+            # Nothing is made of it, and one that cannot be read would stand in the log, as somebody has written it.
+            return None
         found = [_text(value) for name, value in carrier if _text(name) == key and value is not None]
         # As in Kafka, what was written last counts.
         return found[-1:] or None
@@ -129,28 +137,46 @@ class TxnStoreInstrumentor:
         _clients.single.clear()
         _clients.go()
 
-    def instrument_producer(self, producer: Producer, tracer_provider: TracerProvider | None = None) -> Producer:
-        """Make spans of what this producer does; return it."""
-        return self._instrument_one(producer, tracer_provider)
+    def instrument_producer(self, producer: AnyProducer, tracer_provider: TracerProvider | None = None) -> AnyProducer:
+        """Make spans of what this producer does, which may be one for asyncio; return it.
 
-    def instrument_consumer(self, consumer: Consumer, tracer_provider: TracerProvider | None = None) -> Consumer:
-        """Make spans of what this consumer does; return it."""
-        return self._instrument_one(consumer, tracer_provider)
-
-    def uninstrument_producer(self, producer: Producer) -> Producer:
-        """Make no spans of what this producer does, unless all clients are watched; return it."""
-        _clients.single.pop(producer, None)
+        Raises:
+            TypeError: it is no producer of txnstore.
+        """
+        _clients.single[_watched(producer, Producer)] = _Tracing.of(tracer_provider, None)
+        _clients.look()
         return producer
 
-    def uninstrument_consumer(self, consumer: Consumer) -> Consumer:
-        """Make no spans of what this consumer does, unless all clients are watched; return it."""
-        _clients.single.pop(consumer, None)
+    def instrument_consumer(self, consumer: AnyConsumer, tracer_provider: TracerProvider | None = None) -> AnyConsumer:
+        """Make spans of what this consumer does, which may be one for asyncio; return it.
+
+        Raises:
+            TypeError: it is no consumer of txnstore.
+        """
+        _clients.single[_watched(consumer, Consumer)] = _Tracing.of(tracer_provider, None)
+        _clients.look()
         return consumer
 
-    def _instrument_one(self, client: Client, tracer_provider: TracerProvider | None) -> Client:
-        _clients.single[client] = _Tracing.of(tracer_provider, None)
-        _clients.look()
-        return client
+    def uninstrument_producer(self, producer: AnyProducer) -> AnyProducer:
+        """Make no spans of what this producer does, unless all clients are watched; return it."""
+        _clients.single.pop(_watched(producer, Producer), None)
+        return producer
+
+    def uninstrument_consumer(self, consumer: AnyConsumer) -> AnyConsumer:
+        """Make no spans of what this consumer does, unless all clients are watched; return it."""
+        _clients.single.pop(_watched(consumer, Consumer), None)
+        return consumer
+
+
+def _watched(client: object, kind: type[Producer | Consumer]) -> Producer | Consumer:
+    """Return whose calls pass by: of a client for asyncio it is the blocking one that it calls."""
+    if isinstance(client, AIOProducer):
+        client = client._producer
+    elif isinstance(client, AIOConsumer):
+        client = client._consumer
+    if not isinstance(client, kind):
+        raise TypeError(f"expected a {kind.__name__} of txnstore, not {type(client).__name__}")
+    return client
 
 
 @contextmanager
