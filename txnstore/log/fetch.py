@@ -66,8 +66,7 @@ IN_RANGE: Final = and_(
 )
 _IN_PAGE: Final = and_(IN_RANGE, record_batches.c.control_type.is_(None))
 #: Batches of committed transactions, and of no transaction.  A transaction has an epoch of its own (KIP-890), so this
-#: finds how
-#: the one that a batch belongs to ended.
+#: finds how the one that a batch belongs to ended.
 IS_COMMITTED: Final = or_(
     not_(record_batches.c.is_transactional),
     select(finished_transactions.c.outcome)
