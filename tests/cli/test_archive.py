@@ -94,6 +94,7 @@ def test_a_new_topic_that_keeps_old_records_for_ever_is_told_of(run, filled, tmp
     assert (ended.code, "txnstore topics alter old --config retention.ms=-1" in ended.err) == (1, True)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(("limit", "is_old"), [("before", True), ("after", False)])
 def test_who_loads_timestamps_that_the_topic_refuses_is_told_what_lets_them_in(
     run, done, filled, tmp_path, limit, is_old

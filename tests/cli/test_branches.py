@@ -188,6 +188,7 @@ def test_recover_begins_before_the_last_database_of_the_store_is_found(txnstore,
     assert steps == ["found 1", "recovered 1", "found 2", "recovered 2"]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("refusing", [1, 2])
 @pytest.mark.parametrize(
     ("refusal", "failed", "code"),
@@ -278,6 +279,7 @@ def test_without_a_database_or_with_one_that_cannot_vote_it_is_refused(txnstore,
     assert "databases of other kinds cannot vote" in ended.err
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     "command",
     [

@@ -100,6 +100,7 @@ def test_an_error_says_that_the_source_is_closed_only_if_it_is(txnstore, urls, m
     assert txnstore("copy", *urls).code == 0
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), StoreUnavailable("no server")])
 def test_what_stops_it_between_both_says_that_neither_is_open_and_what_opens_the_target(
     txnstore, urls, monkeypatch, error

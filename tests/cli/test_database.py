@@ -44,6 +44,7 @@ def test_migrate_refuses_what_would_be_gone_with_it(txnstore, tmp_path, url, cod
     assert not file.exists()
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:"])
 def test_a_database_in_memory_is_not_told_to_be_migrated(url):
     # In a process of its own: in this one other tests may have a store in memory.

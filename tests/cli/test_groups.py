@@ -111,6 +111,7 @@ def test_a_group_is_given_a_beginning_in_chosen_partitions(run, answer, done):
     assert len(described["offsets"]) == 1
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("given", "numbers"),
     [

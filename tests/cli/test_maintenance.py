@@ -158,6 +158,7 @@ def test_cron_starts_it_as_it_stands_there(txnstore, abandoned, monkeypatch):
     assert "1 timed out transactions aborted" in ended.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["producer", "consumer", "monitor"])
 def test_of_a_role_that_may_not_the_driver_says_nothing_beside_the_error(
     start, txnstore, txnstore_postgres_server, txnstore_postgresql_url, kind
@@ -185,6 +186,7 @@ def test_it_makes_no_tables_and_no_file(txnstore, txnstore_empty_url, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_it_serves_metrics_to_whoever_asks(start, abandoned):
     process = start("maintain", abandoned, "--metrics", "0")
     told = []
@@ -233,6 +235,7 @@ def test_metrics_of_a_process_that_does_not_stay_are_refused(txnstore, txnstore_
     assert "leave out --once" in ended.err
 
 
+@pytest.mark.slow
 def test_metrics_without_their_package_are_refused_with_its_extra(start, txnstore_sqlite_url):
     process = start(
         "maintain",

@@ -350,6 +350,7 @@ def test_the_order_of_commits_is_refused_for_a_group_before_anything_is_printed(
     assert done("consume", "orders", "-g", "billing", "-X", "txnstore.delivery.order=offset") == "a\n"
 
 
+@pytest.mark.slow
 def test_following_ends_with_ctrl_c(start, done):
     done("produce", "orders", stdin=b"old\n")
     process = start("consume", "orders", "--follow", "-o", "-1")
@@ -406,6 +407,7 @@ def test_ctrl_c_aborts_the_transaction(done, run, monkeypatch):
     assert done("consume", "orders") == "a\n"
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_is_no_error(start, txnstore, txnstore_sqlite_url, monkeypatch):
     monkeypatch.setenv("TXNSTORE_URL", txnstore_sqlite_url)
     assert txnstore("produce", "orders", stdin=b"record\n" * 50_000).code == 0

@@ -210,6 +210,7 @@ def test_whatever_characters_an_error_holds_it_stays_one_plain_line(txnstore, mo
     assert "[bold]marks[/bold]" in ended.err
 
 
+@pytest.mark.slow
 def test_an_error_of_the_program_itself_shows_no_variables(start):
     # What is raised here is a bug as far as the program can tell.
     bug = "import txnstore.cli.databases as database; database.connect_store = 7; "
@@ -220,6 +221,7 @@ def test_an_error_of_the_program_itself_shows_no_variables(start):
     assert SECRET not in err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full is Linux's")
 @pytest.mark.parametrize(
     "arguments",
@@ -251,6 +253,7 @@ def test_an_output_that_cannot_be_written_is_one_line_and_code_1(
     assert txnstore("consume", "orders", "--group", "billing").out == "3 apples\n"
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_who_reads_no_further_is_told_nothing(start, txnstore_sqlite_url, monkeypatch, unbuffered):
     """On one database: it is not asked."""

@@ -80,6 +80,7 @@ def _elsewhere(tmp_path, monkeypatch, caplog):
     caplog.set_level(logging.DEBUG)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_no_command_repeats_the_password_of_a_malformed_url(command, caplog, capsys):
     assert len(URLS) >= 50
@@ -93,6 +94,7 @@ def test_no_command_repeats_the_password_of_a_malformed_url(command, caplog, cap
             assert SECRET not in shown_by(program, arguments, environment, capsys, caplog), url
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("command", PLACES, ids=lambda command: " ".join(word or "URL" for word in command))
 def test_no_command_repeats_the_password_of_a_malformed_url_in_another_place(command, caplog, capsys):
     open_store("sqlite:///store.db").close()
@@ -115,6 +117,7 @@ def shown_by(program, arguments, environment, capsys, caplog):
     return done.output + all_of(done.exception) + "".join(capsys.readouterr()) + caplog.text
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("make", CLIENTS.values(), ids=CLIENTS)
 def test_no_client_repeats_the_password_of_a_malformed_url(make, caplog):
     for url in URLS:

@@ -123,6 +123,7 @@ def test_what_another_producer_has_taken_over_before_the_answer_is_left_open(url
     assert answer("transactions", "list")[0]["state"] == "Ongoing"
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("by", ["offset", "producer"])
 def test_a_transaction_is_aborted_by_where_it_holds_up(opened, run, done, answer, by):
     (row,) = answer("transactions", "describe-producers", "orders")

@@ -195,6 +195,7 @@ def test_watching_tells_once_of_a_place_and_goes_on_when_the_database_was_away(r
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.slow_on_postgresql
 @pytest.mark.parametrize("as_json", [False, True])
 def test_watching_prints_what_is_new_and_ends_with_a_signal(start, opened, url, as_json):

@@ -161,6 +161,7 @@ def refused(told, kind, call, *arguments, **named):
 
 
 class TestProduce:
+    @pytest.mark.slow_but_first
     @pytest.mark.parametrize("name", BAD_TOPICS, ids=lambda name: ascii(name[:12]) + str(len(name)))
     def test_a_topic_that_cannot_be_fails_its_delivery_alone(self, producer, told, name):
         error = delivered(producer, name, value=PAYLOAD)
@@ -342,6 +343,7 @@ class TestTransactions:
 
 
 class TestConsume:
+    @pytest.mark.slow_but_first
     @pytest.mark.parametrize("name", NAMEABLE_TOPICS, ids=lambda name: ascii(name[:12]) + str(len(name)))
     def test_topics_that_cannot_be(self, url, consumer, told, name):
         position = TopicPartition(name, 0, 5)

@@ -172,6 +172,7 @@ def test_a_producer_is_closed_at_the_end_of_the_program_whatever_the_log_says(ur
 ENDS = {"nothing": True, "del client": True, "client.flush()": False, "client.close()": False, "client.purge()": False}
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(("end", "is_told"), ENDS.items(), ids=ENDS)
 def test_a_program_that_ends_without_sending_its_records_says_so(url, end, is_told):
     """As librdkafka does: nobody else would know of them. Without any handler for logs, too."""
@@ -229,6 +230,7 @@ LAST_CLIENTS = {
 }
 
 
+@pytest.mark.slow_but_first
 @on_sqlite_alone
 @pytest.mark.parametrize("client", LAST_CLIENTS.values(), ids=LAST_CLIENTS)
 def test_a_client_that_is_closed_while_the_interpreter_ends_waits_for_no_thread(url, client):

@@ -255,6 +255,7 @@ def _work(pipe, url, topic, name):
     pipe.close()
 
 
+@pytest.mark.slow
 @pytest.mark.variants_on_sqlite
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_processes_of_multiprocessing_work_at_the_same_time(make_producer, topic, url, method):

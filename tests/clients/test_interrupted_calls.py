@@ -262,6 +262,7 @@ STEPS = {
 }
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("name", "is_enlisted"), [("submit", False), ("wait", False), *((name, True) for name in STEPS)]
 )

@@ -97,6 +97,7 @@ def hang(url, hold_database):
         yield proxy.url(url), swallow
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("name", CASES)
 def test_an_interrupt_comes_at_once_and_the_client_can_be_closed(url, hang, name):
     if url.startswith("sqlite") and CASES[name] in WAIT_FOR_READERS:

@@ -107,6 +107,7 @@ def database(txnstore_url):
     return "sqlite" if txnstore_url.startswith("sqlite") else "postgresql"
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("program", "of_others"),
     [(PRODUCE, OF_TRANSACTIONS), (PRODUCE_IN_TRANSACTION, set())],
@@ -118,6 +119,7 @@ def test_a_producer_imports_what_its_first_record_needs(program, of_others, txns
     assert imported_by(program, txnstore_url) & needless == set()
 
 
+@pytest.mark.slow
 def test_a_consumer_imports_what_its_first_message_needs(txnstore_url, database):
     imported_by(PRODUCE, txnstore_url)
     needless = NEVER | OF_OTHERS[database] | {"txnstore.clients.producer.producer"}

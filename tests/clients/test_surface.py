@@ -413,6 +413,7 @@ def test_importing_the_package_imports_nothing_heavy(statement):
     assert HEAVY & set(answer.stdout.split()) == set()
 
 
+@pytest.mark.slow
 def test_a_client_says_nothing_at_the_first_use_and_imports_no_orm(tmp_path):
     """Also where the program shows INFO: the steps of the migrations are debug lines."""
     program = """
@@ -434,6 +435,7 @@ print("sqlalchemy.orm" in sys.modules)
     assert (ended.stdout, ended.stderr) == ("False\n", "")
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     "module", ["txnstore.db.url", "txnstore.clients.consumer.consumer", "txnstore.clock", "txnstore.aio"]
 )

@@ -263,6 +263,7 @@ def test_the_metadata_of_what_is_no_name_is_an_error(directory, name):
     assert topic.partitions == {}
 
 
+@pytest.mark.slow
 @pytest.mark.slow_on_postgresql
 def test_thousands_of_topics_are_listed(directory, store):
     names = [f"t{number}" for number in range(2100)]

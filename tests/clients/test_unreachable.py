@@ -39,6 +39,7 @@ def client(request, away):
         yield client
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("client", CLIENTS, indirect=True)
 @pytest.mark.parametrize("timeout", [0.3, 1.5])
 def test_list_topics_says_transport_and_why(client, timeout):
@@ -107,6 +108,7 @@ def test_an_idle_client_tells_error_cb_that_the_database_is_away(away, kind):
     assert not any(error.fatal() for error in told)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("kind", CLIENTS)
 def test_an_idle_client_tells_error_cb_once_the_database_goes_away(txnstore_postgresql_url, kind):
     told: list[KafkaError] = []

@@ -117,6 +117,7 @@ def test_producers_that_live_a_moment_look_after_their_store(store, clock, confi
     assert count(store, record_batches) == 1
 
 
+@pytest.mark.slow
 def test_so_do_those_that_have_no_time_a_portion_each(store, clock, configuration, monkeypatch):
     monkeypatch.setattr(upkeep, "PARTING_WAIT_SECONDS", PATIENCE_SECONDS)
     monkeypatch.setattr(upkeep, "PARTING_TURN_SECONDS", 0.0)

@@ -31,6 +31,7 @@ from txnstore.transactions.transaction import complete_decided
 S = TransactionState
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
 def test_everything_else_is_delivered_and_the_rest_when_it_is_back(bench: Bench, commit: bool):
     producer = bench.producer_at(1)
@@ -272,6 +273,7 @@ def two_servers():
         pytest.skip(f"needs servers to kill: {error}")
 
 
+@pytest.mark.slow
 def test_a_server_killed_in_the_middle_is_caught_up(two_servers):
     first, second = two_servers
     first.create_database("shop")

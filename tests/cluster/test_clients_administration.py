@@ -308,6 +308,7 @@ def test_clients_of_one_database_work_on_when_a_second_one_joins(site):
 # --- the commands -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.slow_on_postgresql
 def test_the_commands_show_and_do_everything_over_all_databases(urls, admin, topic, make):
     def run(*arguments, **named):

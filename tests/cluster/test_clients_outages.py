@@ -165,6 +165,7 @@ def produced_to_both(make, topic, **settings):
     return producer, reports
 
 
+@pytest.mark.slow_but_first
 def test_a_producer_goes_on_to_the_others_and_catches_up(make, topic, place):
     told: list[KafkaError] = []
     producer, reports = produced_to_both(make, topic, error_cb=told.append)
@@ -217,6 +218,7 @@ def test_records_for_a_database_that_stays_away_expire_and_their_producer_goes_o
     assert reports.delivered[SECOND][-1] == b"back"
 
 
+@pytest.mark.slow_but_first
 def test_a_purge_and_the_end_of_a_producer_wait_for_no_database_that_is_away(make, topic, place):
     producer, reports = produced_to_both(make, topic)
     with Outage(place, producer):
@@ -229,6 +231,7 @@ def test_a_purge_and_the_end_of_a_producer_wait_for_no_database_that_is_away(mak
         assert {code for _, code in reports.failed} <= {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
 
 
+@pytest.mark.slow
 def test_transactions_elsewhere_go_on_and_one_that_wrote_there_can_be_aborted(make, topic, place):
     producer = make(Producer, transactional_id=coordinator_name("id", 1))
     producer.init_transactions(PATIENCE_SECONDS)
@@ -275,6 +278,7 @@ def test_transactions_elsewhere_go_on_and_one_that_wrote_there_can_be_aborted(ma
     }
 
 
+@pytest.mark.slow_but_first
 def test_a_consumer_reads_on_from_the_others_and_catches_up(make, topic, place):
     producer, _ = produced_to_both(make, topic)
     told: list[KafkaError] = []
@@ -294,6 +298,7 @@ def test_a_consumer_reads_on_from_the_others_and_catches_up(make, topic, place):
     assert [each.offset for each in consumer.committed(partitions, PATIENCE_SECONDS)] == [21, 21]
 
 
+@pytest.mark.slow_but_first
 def test_a_partition_that_waits_for_its_committed_offset_holds_up_no_other(make, topic, place):
     """Both are in the first database, and the group is in the second one."""
     other = request_topic(place)
@@ -316,6 +321,7 @@ def test_a_partition_that_waits_for_its_committed_offset_holds_up_no_other(make,
     assert position.offset == 1
 
 
+@pytest.mark.slow_but_first
 def test_what_was_committed_for_a_topic_is_no_beginning_in_one_that_has_replaced_it(make, topic, place):
     """The group's database has answered about the one before; the partition is looked up anew."""
     del place
@@ -330,6 +336,7 @@ def test_what_was_committed_for_a_topic_is_no_beginning_in_one_that_has_replaced
         assert isinstance(outcome, expected)
 
 
+@pytest.mark.slow
 def test_clients_that_start_while_a_database_is_away_work_with_the_others(make, topic, place, request):
     if place.take_away is None:
         pytest.skip("a client that is not there yet cannot be kept from its files")
@@ -355,6 +362,7 @@ def test_clients_that_start_while_a_database_is_away_work_with_the_others(make, 
     assert reports.failed == []
 
 
+@pytest.mark.slow
 def test_the_controller_is_missed_only_by_what_asks_it(make, sqlite_site, place):
     """Clients that know their topics go on with the other database while the first one is away."""
     del sqlite_site
@@ -384,6 +392,7 @@ def request_topic(place):
     return "known"
 
 
+@pytest.mark.slow_but_first
 def test_a_member_keeps_its_place_though_its_new_topics_cannot_be_looked_up(make, topic, place):
     """The controller is away, which knows the topics, and the group is in the second database."""
     other = request_topic(place)

@@ -159,6 +159,7 @@ def test_a_group_reads_from_all_databases_and_commits(make, topic):
         assert (message.partition(), message.value()) == (number, b"c")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flushed", [False, True])
 def test_a_transaction_over_all_databases_is_seen_whole_or_not_at_all(make, transactional, topic, flushed):
     for name in ids_at_each_leader(transactional(), "id"):
@@ -207,6 +208,7 @@ def test_a_transaction_adds_its_partitions_in_one_request(transactional, topic, 
     assert [len(partition_ids) for partition_ids in calls] == [4]
 
 
+@pytest.mark.slow
 def test_offsets_of_groups_in_every_database_are_committed_with_the_transaction(make, transactional, topic):
     plain = make(Producer)
     everywhere(plain, topic, b"in")
@@ -292,6 +294,7 @@ def test_a_reader_helps_with_a_transaction_that_is_coordinated_elsewhere(make, t
         got.add(message.partition())
 
 
+@pytest.mark.slow
 def test_writers_of_other_processes_write_to_all_databases(make, transactional, topic):
     for name in ids_at_each_leader(transactional(), "id"):
         producer = transactional(name)

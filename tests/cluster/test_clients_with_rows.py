@@ -58,6 +58,7 @@ def name_at(site, coordinator_id):
         return next(name for name in map(str, range(1_000)) if cluster.coordinator_id_of(name) == coordinator_id)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("coordinator_id", [1, 2, 3])
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
 def test_the_controller_and_members_vote_like_any_other_database(postgresql_site, ledgers, commit, coordinator_id):
@@ -81,6 +82,7 @@ def test_the_controller_and_members_vote_like_any_other_database(postgresql_site
         assert records(urls, "orders", 3) == [b"0", b"1", b"2"]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("coordinator_id", [1, 2, 3])
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
 def test_what_a_coordinator_left_prepared_in_each_database_is_ended_by_the_maintenance(

@@ -118,6 +118,7 @@ def maintain(cluster: Cluster) -> None:
 # --- what is lost stays, and refuses nobody ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("changed_since", [0, 1, 3])
 def test_records_of_a_topic_that_the_controller_has_lost_stay_whatever_it_changes_since(
     bench: Bench, changed_since: int, caplog: pytest.LogCaptureFixture
@@ -219,6 +220,7 @@ def test_a_topic_whose_deletion_was_lost_has_its_records_where_nobody_had_heard_
     assert_cluster_sound(bench.cluster, at_rest=True)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("changed_since", [0, 1, 2])
 def test_where_settings_were_lost_the_controllers_hold_from_the_next_look_on(
     bench: Bench, changed_since: int, caplog: pytest.LogCaptureFixture
@@ -320,6 +322,7 @@ def test_who_dies_deleting_a_topic_has_deleted_it_everywhere_or_nowhere(sqlite_b
 # --- who was away -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_who_has_missed_a_deletion_and_thousands_of_changes_deletes_it_and_waits_for_nobody(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ):
@@ -497,6 +500,7 @@ def test_the_first_number_of_a_database_alone_is_below_the_first_of_a_cluster():
     assert 1 < FIRST_PARTITION_ID_MAX < STEP_MIN
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("name", ["refunds", "payments"])
 @pytest.mark.parametrize("changed_since", [0, 3])
 def test_what_is_made_after_the_loss_has_other_numbers_and_both_have_their_records(
@@ -678,6 +682,7 @@ def test_nothing_is_copied_to_a_database_that_is_not_the_one_that_is_registered(
         assert old.own(3).read(read_catalogue) == before
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("taken", ["the number", "a name"])
 def test_a_database_whose_registration_was_lost_is_refused_where_something_else_has_come_in_its_place(
     site: Site, taken: str

@@ -21,6 +21,7 @@ from txnstore.transactions.distributed import RemoteTransaction
 from txnstore.transactions.recovery import complete_all_decided
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("changed_since", [0, 1])
 @pytest.mark.parametrize("is_copied", [True, False])
 def test_a_decision_comes_to_a_partition_that_the_controller_has_lost(
@@ -95,6 +96,7 @@ def test_of_what_one_database_is_to_write_only_what_was_deleted_is_left_out(benc
     assert records(bench.cluster.own(3), lost.partition_ids[0]) == [b"a"]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("knows", ["remembers", "copies", "nothing"])
 def test_a_decision_for_a_lost_partition_that_never_came_to_be_hangs_for_nobody(bench: Bench, knows: str):
     backup = back_up(bench.cluster)

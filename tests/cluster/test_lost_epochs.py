@@ -31,6 +31,7 @@ def end_hanging(bench: Bench, partition_id: int, lost: ProducerIdentity) -> None
     abort_open_transaction(leader, OpenInPartition(partition_id, lost), bench.cluster)
 
 
+@pytest.mark.slow_but_first
 @EACH_DATABASE
 @pytest.mark.parametrize("starts", [0, 1, 2])
 def test_records_are_not_taken_for_those_of_a_transaction_that_was_lost(bench: Bench, database_id: int, starts: int):
@@ -57,6 +58,7 @@ def test_records_are_not_taken_for_those_of_a_transaction_that_was_lost(bench: B
     assert_cluster_sound(bench.cluster, at_rest=True)
 
 
+@pytest.mark.slow_but_first
 @EACH_DATABASE
 def test_an_id_whose_last_commits_were_lost_goes_on_at_once(bench: Bench, database_id: int):
     elsewhere = bench.partition_at(database_id % 3 + 1)
@@ -74,6 +76,7 @@ def test_an_id_whose_last_commits_were_lost_goes_on_at_once(bench: Bench, databa
     assert bench.read(elsewhere) == [b"a", b"b", b"c", b"d"]
 
 
+@pytest.mark.slow_but_first
 @EACH_DATABASE
 def test_lost_offsets_are_not_committed_with_those_of_the_next_transaction(bench: Bench, database_id: int):
     group_id = bench.name_at(database_id % 3 + 1, "group")

@@ -49,6 +49,7 @@ def listed(bench: Bench) -> HeldOffsets:
     return found
 
 
+@pytest.mark.slow_but_first
 @EACH_DATABASE
 @pytest.mark.parametrize("starts", [0, 1])
 def test_what_a_lost_transaction_holds_of_a_group_is_dropped(bench: Bench, database_id: int, starts: int):
@@ -97,6 +98,7 @@ def run(capsys: pytest.CaptureFixture[str], bench: Bench, *arguments: Any) -> tu
     return int(ended.value.code or 0), captured.out, captured.err
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("command", ["abort", "find-hanging"])
 def test_a_consumer_of_the_group_goes_on_once_an_administrator_has_ended_it(
     bench: Bench, capsys: pytest.CaptureFixture[str], command: str
@@ -144,6 +146,7 @@ def test_a_consumer_of_the_group_goes_on_once_an_administrator_has_ended_it(
     assert_cluster_sound(bench.cluster, at_rest=True)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("commit", [None, True, False])
 def test_what_a_transaction_holds_that_somebody_knows_is_never_dropped(bench: Bench, commit: bool | None):
     group_id, number = bench.name_at(2, "group"), bench.partition_at(3)

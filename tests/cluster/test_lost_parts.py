@@ -22,6 +22,7 @@ from txnstore.transactions.transaction import InStore
 S = TransactionState
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("lost", ["nothing", "records", "records at home", "offsets", "all"])
 def test_a_producer_commits_no_half_of_what_its_coordinator_has_lost(bench: Bench, lost: str):
     group_id, third = bench.name_at(2, "group"), bench.partition_at(3)
@@ -73,6 +74,7 @@ def test_a_producer_commits_no_half_of_what_its_coordinator_has_lost(bench: Benc
     assert bench.committed(group_id) == ({bench.topic.partition_ids[0]: 5} if lost == "nothing" else {})
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("with_offsets", [False, True])
 @pytest.mark.parametrize("is_decided", [False, True])
 def test_who_has_gone_on_elsewhere_commits_no_half_of_a_transaction(bench: Bench, is_decided: bool, with_offsets: bool):

@@ -77,6 +77,7 @@ def go_back(store: Store, producer_id: int, transactional_id: str = "") -> None:
     store.write(work)
 
 
+@pytest.mark.slow_but_first
 @EACH_DATABASE
 def test_records_of_who_comes_after_the_loss_and_of_who_lives_on_are_all_there(bench: Bench, database_id: int):
     store, elsewhere = bench.cluster.own(database_id), bench.partition_at(database_id % 3 + 1)
@@ -97,6 +98,7 @@ def test_records_of_who_comes_after_the_loss_and_of_who_lives_on_are_all_there(b
     assert bench.read(elsewhere) == [b"a", b"b", b"c", b"d"]
 
 
+@pytest.mark.slow_but_first
 @EACH_DATABASE
 def test_a_transaction_whose_start_was_lost_ends_nowhere_and_another_one_is_not_taken_for_it(
     bench: Bench, database_id: int

@@ -387,6 +387,7 @@ def test_two_that_make_the_cluster_at_once_make_one(site: Site):
         assert_cluster_sound(cluster, at_rest=True)
 
 
+@pytest.mark.slow
 def test_a_crash_at_any_step_of_joining_is_followed_by_whoever_comes_next(sqlite_site: Site):
     numbers = itertools.count(1)
 
@@ -544,6 +545,7 @@ ABORTS: dict[str, Callable[[Site, Cluster, Producer], object]] = {
 }
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("abort", ABORTS.values(), ids=ABORTS)
 def test_who_knew_one_database_ends_what_has_a_part_in_the_second(site: Site, abort, monkeypatch) -> None:
     def away(*_: object, **__: object) -> Store:

@@ -70,6 +70,7 @@ class History:
             self.open = []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outcomes", [(True, False), (False, True)], ids=str)
 def test_the_next_producer_starts_at_once_whatever_was_lost(
     bench: Bench, outcomes: tuple[bool, bool], caplog: pytest.LogCaptureFixture
@@ -111,6 +112,7 @@ def test_the_next_producer_starts_at_once_whatever_was_lost(
     assert {violation.invariant.name for violation in found} == ({"DECISION_STANDS"} if any(outcomes) else set())
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("count", [1, 3])
 def test_what_is_aborted_for_its_age_is_over_where_it_was_outrun(
     bench: Bench, count: int, caplog: pytest.LogCaptureFixture

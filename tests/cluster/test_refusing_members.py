@@ -117,6 +117,7 @@ def test_what_is_asked_of_all_is_answered_by_the_others_and_names_the_one_that_r
         list(cluster.stores())
 
 
+@pytest.mark.slow_but_first
 @REFUSALS
 def test_lists_show_what_the_others_have_and_say_who_refuses(
     bench: Bench, happens: Happens, refusal: type[TxnStoreError], what_to_do: str
@@ -241,6 +242,7 @@ def silent(store: Store, waited_ms: list[int]) -> Iterator[None]:
         del store._attempt
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     "call", ["list_transactions", "list_open_transactions", "list_pending_offsets", "find_hanging_transactions"]
 )
@@ -315,6 +317,7 @@ def answering_once(store: Store, error: TxnStoreError | None) -> Iterator[None]:
         del store._attempt
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("error", [StoreBusy("busy"), PermissionDenied("no right"), None])
 def test_what_cannot_be_explained_is_not_taken_for_hanging_and_that_is_said(bench: Bench, error: TxnStoreError | None):
     """Its coordinator cannot be asked, or is of a number that the cluster does not have."""

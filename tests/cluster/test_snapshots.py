@@ -68,6 +68,7 @@ def names_of(bench: Bench, pair: tuple[int, int]) -> list[TopicPartition]:
     return [TopicPartition(bench.topic.name, bench.topic.partition_ids.index(number)) for number in pair]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("within", [None, 0], ids=["offset order", "commit order"])
 @pytest.mark.parametrize("place", [1, 2])
 def test_the_lags_of_a_group_belong_together(

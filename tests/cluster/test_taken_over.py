@@ -58,6 +58,7 @@ def refuse_all(bench: Bench, processes: list[Producer]) -> None:
                 request()
 
 
+@pytest.mark.slow_but_first
 @ENDS
 @pytest.mark.parametrize("is_away", [False, True], ids=["all there", "one away at the end"])
 def test_who_took_it_over_last_ends_it_in_every_database(bench: Bench, is_away: bool, commit: bool):
@@ -94,6 +95,7 @@ def test_who_took_it_over_last_ends_it_in_every_database(bench: Bench, is_away: 
     assert_cluster_sound(bench.cluster, at_rest=True)
 
 
+@pytest.mark.slow_but_first
 @ENDS
 def test_what_the_last_one_has_decided_is_completed_by_others(bench: Bench, commit: bool):
     group_id = bench.name_at(3, "group")

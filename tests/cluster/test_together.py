@@ -122,6 +122,7 @@ def producer_ids_of(bench: Bench, producers: list[Producer]) -> list[list[int]]:
     return [[producer.identity.producer_id, *store.read(partial(writers, producer))] for producer in producers]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("many", [False, True], ids=["few", "as many"])
 def test_they_leave_the_rows_that_they_leave_one_by_one(bench: Bench, monkeypatch, many):
     if many:
@@ -233,6 +234,7 @@ def test_readers_are_woken_where_markers_are_written_and_by_nothing_else(bench: 
         assert told == {1: [], 2: [Subjects(frozenset({there}))]}
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
 def test_many_that_are_decided_are_completed_together(bench: Bench, commit):
     bench.cluster.parallel = False

@@ -71,6 +71,7 @@ def commits_of(engine: Engine) -> Iterator[list[str]]:
         event.remove(engine, "before_cursor_execute", note)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
 @pytest.mark.parametrize("coordinator_id", [1, 2])
 def test_a_transaction_ends_the_same_in_every_database(bench: Bench, commit: bool, coordinator_id: int):
@@ -245,6 +246,7 @@ def test_nothing_is_appended_elsewhere_before_its_partition_takes_part(sqlite_be
 # --- fencing ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("ended_by", ["commit", "abort", "newer producer", "timeout", "administrator"])
 def test_what_comes_late_is_refused_in_every_database(bench: Bench, ended_by: str):
     producer = bench.producer_at(1)

@@ -63,6 +63,7 @@ def is_forgotten_whole(bench: Bench, producer: Producer) -> None:
         expire_transactional_ids(store)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("begins", [begins_to_append, begins_to_send_offsets, begins_as_writer])
 def test_who_sleeps_until_it_is_forgotten_changes_nothing_when_it_wakes(bench: Bench, begins):
     wakes_forgotten(bench, begins, is_fenced)

@@ -34,6 +34,7 @@ def has_no_transactional_id(world: World, store: Store) -> World:
     return replace(world, producer=identity)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("flushes", [(FIRST,), (FIRST, SECOND)], ids=["the first batches", "further batches"])
 def test_a_retried_batch_is_recognised_at_whichever_step_its_first_try_died(place: Place, flushes):
     def before(world: World, store: Store) -> World:

@@ -67,6 +67,7 @@ def look_and_fail(store: Store) -> None:
     look_twice(store)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("action", [look_twice, look_and_fail])
 def test_where_statements_are_all_the_side_before_one_is_left_out_where_none_fails(place: Place, action):
     whole = [crash.point for crash in every_crash(place.open, action)]
@@ -228,6 +229,7 @@ def test_an_error_of_the_action_is_no_crash(place: Place):
         crash_at(100, When.BEFORE, broken, store)
 
 
+@pytest.mark.slow
 def test_second_crashes_come_in_every_step_of_the_recovery_for_every_first_one(place: Place):
     with place.open() as helper:
         pairs = []
@@ -261,6 +263,7 @@ def test_a_child_is_killed_at_both_sides_of_every_statement(place: Place):
     assert str(kills[2]) == "killed before step 2 (SELECT 1)"
 
 
+@pytest.mark.slow
 def test_a_child_is_killed_once_where_two_sides_are_the_same_and_at_given_points_alone(place: Place):
     def look_four_times(store: Store) -> None:
         children.look_twice(store)

@@ -54,6 +54,7 @@ def test_on_sqlite_a_crash_at_any_step_leaves_an_empty_file_or_a_whole_store(tmp
     check_next_user(url)
 
 
+@pytest.mark.slow
 def test_on_postgresql_nobody_sees_anything_of_a_first_use_before_its_commit(txnstore_postgres_server: PostgresServer):
     # What others see at a step is what a crash at that step leaves. Crashing at each of the hundreds of statements
     # would take a minute.
@@ -81,6 +82,7 @@ def test_on_postgresql_nobody_sees_anything_of_a_first_use_before_its_commit(txn
     assert {found for _, found in others} == {(0, 0)}
 
 
+@pytest.mark.slow
 @pytest.mark.slow_on_postgresql
 def test_a_first_use_that_crashed_or_was_killed_around_its_commit_is_repeated_by_the_next_one(txnstore_empty_url: str):
     points = [point for point in steps_of(_use_elsewhere, txnstore_empty_url) if _is_at_an_end(point)]

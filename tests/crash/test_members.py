@@ -83,6 +83,7 @@ class Leaving:
         assert state_of(group) is (GroupState.STABLE if self.others else GroupState.EMPTY)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("others", [0, 1, 2])
 @pytest.mark.parametrize(
     ("txnstore_url", "assignor", "in_one_message"),

@@ -93,6 +93,7 @@ def nobody_comes_for_long(place: Place, world: World, store: Store) -> None:
     next_run_replays(place, world, store)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("case", ALL_SINKING, ids=str)
 def test_a_batch_counts_once_and_with_what_it_read_whoever_dies_at_whichever_step(place: Place, case: Sinking):
     done_before = case.name == "the decision of a replay"

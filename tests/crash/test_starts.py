@@ -57,6 +57,7 @@ STARTS = (
 )
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("scenario", STARTS, ids=str)
 def test_a_producer_that_died_while_it_started_may_start_again(place: Place, scenario: Scenario):
     initial = 1 if scenario.before is start_producer else 0

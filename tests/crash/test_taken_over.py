@@ -126,6 +126,7 @@ def test_whoever_dies_as_it_takes_over_is_replaced_by_the_next_one(place: Place,
     assert progress.commits == 1
 
 
+@pytest.mark.slow
 @ENDS
 @pytest.mark.parametrize("is_repeated", [True, False], ids=["it asks again", "another one takes over"])
 @WAYS

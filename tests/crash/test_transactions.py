@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.slow_on_postgresql, pytest.mark.crashes]
 
 
 # A commit that is delivered elsewhere has all the steps of its recovery, and those of an abort but for what they write.
+@pytest.mark.slow_but_first
 @on_sqlite_and_some_on_postgresql("scenario", ALL, [each for each in ALL if each not in (ABORT_ELSEWHERE, RECOVERY)])
 def test_a_crash_at_any_step_leaves_a_transaction_that_ends_whole_or_not_at_all(place: Place, scenario: Scenario):
     def live(afterlife: Afterlife, world: World, store: Store, left: View) -> None:

@@ -67,6 +67,7 @@ def writers_are_fenced(world: World, store: Store) -> None:
 
 
 # How what was decided is delivered elsewhere is not the writers' affair: test_transactions.py has that on PostgreSQL.
+@pytest.mark.slow_but_first
 @on_sqlite_and_some_on_postgresql("case", ALL_TOGETHER, [each for each in ALL_TOGETHER if not each.is_elsewhere])
 def test_writers_count_whole_or_not_at_all_whoever_dies_at_whichever_step(place: Place, case: Together):
     def check(left: View, commits: int) -> None:

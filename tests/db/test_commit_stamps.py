@@ -224,6 +224,7 @@ def test_a_reader_that_was_about_to_sleep_hears_of_a_stamp(store, monkeypatch):
         assert found == [False, True]
 
 
+@pytest.mark.slow
 def test_no_writer_puts_the_stamp_of_another_one_not_even_of_its_parent(path):
     stamps, count = CommitStamps(path), 50
     reader = StampReader(stamps, ORDERS)

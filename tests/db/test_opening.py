@@ -162,6 +162,7 @@ def test_a_store_that_has_lost_its_row_gets_no_other_one(store, url):
     open_store(url).close()  # as SQL that was printed leaves them
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("table", ["stores", "store_version", "record_batches", "topics"])
 def test_rows_that_a_role_does_not_see_are_not_taken_for_missing(
     table, new_database, new_role, granted, txnstore_postgres_server

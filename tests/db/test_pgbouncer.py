@@ -157,6 +157,7 @@ def test_writers_of_one_partition_leave_no_gap_and_no_duplicate(through):
         store.close()
 
 
+@pytest.mark.slow_but_first
 def test_a_waiting_reader_looks_by_itself_for_its_notification_may_be_lost(through):
     with open_store(through) as reader, open_store(through) as writer:
         waiter = reader.waiter()

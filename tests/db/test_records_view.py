@@ -153,6 +153,7 @@ def test_keys_and_values_are_found_wherever_they_lie(store: Store) -> None:
     ]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("what", ["key", "value"])
 @pytest.mark.parametrize(
     "damaged",
@@ -267,6 +268,7 @@ def _index_condition(store: Store, select: str) -> str:
     return store.write(explain)
 
 
+@pytest.mark.slow
 def test_the_time_for_a_record_does_not_grow_with_its_batch(store: Store) -> None:
     total = 20_000
     records = [Record(b"%0100d" % index, key=b"%06d" % index) for index in range(total)]

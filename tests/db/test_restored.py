@@ -132,6 +132,7 @@ def sequence(url):
         return drain_outbox(store)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adopted", [False, True])
 def test_producers_consumers_and_the_outbox_go_on_where_the_copy_was_made(moved, adopted):
     url, copy = moved
@@ -166,6 +167,7 @@ def test_producers_consumers_and_the_outbox_go_on_where_the_copy_was_made(moved,
         assert rest[partition] == expected[len(expected) - len(rest[partition]) :]
 
 
+@pytest.mark.slow
 def test_a_dump_that_is_made_while_producers_go_on_holds_whole_transactions(moved):
     url, copy = moved
     with AdminClient({"bootstrap.servers": url}) as admin:

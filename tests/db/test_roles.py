@@ -99,6 +99,7 @@ def test_a_role_without_select_is_told_so(kept, database, role, role_url, grante
         open_store(role_url)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("missing", ["INSERT", "UPDATE", "DELETE"])
 def test_a_right_that_is_missing_is_told_when_it_is_needed(
     kept, database, role, role_url, granted, client_path, missing

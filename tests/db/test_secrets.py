@@ -108,6 +108,7 @@ def with_two_hosts(url):
     return url._replace(host=None, port=None, password=SECRET + "x").update_query_dict({"host": hosts})
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("spoil", "kind"),
     [
@@ -146,6 +147,7 @@ def test_a_store_and_its_engine_tell_no_password(url, told):
     assert "SELECT 1" in shown, "nothing was logged: the test looks at nothing"
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     "statement", ["SELECT 1/0", "SELECT * FROM no_such_table", "SELEKT", "SELECT :value ::text::integer"]
 )
@@ -166,6 +168,7 @@ def test_an_error_can_be_sent_to_another_process(url):
     assert isinstance(pickle.loads(sent), PermissionDenied)
 
 
+@pytest.mark.slow
 def test_waiting_and_announcing_tell_no_password_when_the_server_is_gone(url, told):
     with open_store(rendered(url)) as store:
         spoilt = connect_store(rendered(with_wrong_password(url)), limits=QUICKLY)

@@ -103,6 +103,7 @@ def test_rows_are_tuples_with_the_names_of_the_columns(heads: Store, listened: l
     assert listened is None or any(statement.startswith("SELECT") for statement in listened)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("ids", [[], [7], [9, 3], list(range(1, 31)), list(range(1, 1500))])
 def test_a_list_of_any_length_is_found(heads: Store, listened: list[str] | None, ids: list[int]) -> None:
     for _ in range(2):
@@ -183,6 +184,7 @@ def test_texts_and_what_is_not_there_are_the_same_in_lists(heads: Store, listene
     assert heads.write(lambda connection: FORGET_AT_ONCE.run_each(connection, these)) == len(names) - 1
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("ids", [[], [7], [9, 3], list(range(1, 31)), list(range(1, 700)), list(range(1, 1500))])
 def test_what_is_listed_is_found_however_long_the_list(heads: Store, listened: list[str] | None, ids: list[int]):
     wanted = [number for number in sorted(ids) if number <= 30]

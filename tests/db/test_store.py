@@ -423,6 +423,7 @@ def test_a_closed_store_has_left_no_connection(txnstore_postgresql_url):
         until(lambda: observer.execute(mine).fetchone() == (0,))
 
 
+@pytest.mark.slow
 def test_a_store_in_memory_is_gone_with_its_process_and_not_with_a_child_of_it(start_child):
     child = start_child("fork_with_memory")
     first, second = read(child), read(child)
@@ -447,6 +448,7 @@ class TestFork:
         with open_store(url) as store:
             assert sorted(Orders(store).values()) == [b"child"] * 50 + [b"parent"] * 50
 
+    @pytest.mark.slow
     def test_a_child_that_ends_takes_no_connection_of_its_parent_along(self, url, start_child):
         child = start_child("fork_and_leave", url)
         assert read(child) == "0 True"
@@ -461,6 +463,7 @@ class TestFork:
         with open_store(txnstore_sqlite_url) as store:
             assert Orders(store).values() == [b"parent", b"parent again"]
 
+    @pytest.mark.slow
     def test_a_server_that_was_in_use_at_the_fork_is_used_by_both(self, txnstore_postgresql_url, start_child):
         child = start_child("fork_in_use", txnstore_postgresql_url)
         # The child waits for the lock that its parent's other thread holds, and that one waits for the child.

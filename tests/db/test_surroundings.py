@@ -64,6 +64,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_settings_of_the_database_change_nothing(settings, new_database, txnstore_postgres_server, client_path):
     name = new_database(**settings)
@@ -239,6 +240,7 @@ def test_a_database_of_an_encoding_that_does_not_hold_all_text_is_refused(
         assert connection.execute("SELECT to_regnamespace('txnstore')").fetchone() == (None,)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("collation", ["C", "C.UTF-8", "builtin"])
 def test_the_collation_of_the_database_changes_nothing(collation, new_database, txnstore_postgres_server, client_path):
     if collation == "builtin":
@@ -255,6 +257,7 @@ def test_the_collation_of_the_database_changes_nothing(collation, new_database, 
         client_path(store)
 
 
+@pytest.mark.slow
 def test_an_older_server_runs_the_whole_path(client_path, sql_program):
     """The newest version is that of all other tests."""
     settings = {"max_prepared_transactions": "0", "wal_level": "minimal", "max_wal_senders": "0"}

@@ -359,6 +359,7 @@ def test_groups_are_heard_of_by_name(store):
         assert is_woken(waiter)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("partition_count", [0, 1, sqlite_waiter.LISTED_MAX, sqlite_waiter.LISTED_MAX + 1])
 @pytest.mark.parametrize("group_ids", [[], ["billing"], ["billing", "it's"]])
 def test_a_reader_of_a_file_finds_by_a_look_what_concerns_it(

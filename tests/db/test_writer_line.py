@@ -140,6 +140,7 @@ def served(path):
     return found
 
 
+@pytest.mark.slow
 def test_writers_of_several_processes_are_served_in_the_order_in_which_they_came(path, start):
     holder, *others = start("0", holds=True), *(start(str(number)) for number in range(1, 5))
     holder.hears()
@@ -182,6 +183,7 @@ def test_a_writer_whose_connection_is_lost_lets_the_next_one_go_too(path, start)
     waiter.says("done")
 
 
+@pytest.mark.slow
 def test_a_writer_that_is_killed_holds_nobody_up(path, start):
     holder, waiter = start("0", holds=True), start("1", wait_seconds=connections.LINE_WAIT_SECONDS)
     holder.hears()
@@ -311,6 +313,7 @@ def a_pipe(line, other):
     os.mkfifo(line)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("put", [a_folder, a_link, a_pipe])
 def test_where_its_file_cannot_be_made_writers_do_without(path, start, put, tmp_path):
     line, other = Path(f"{path}-line"), tmp_path / "other"

@@ -291,6 +291,7 @@ ON_SQLITE = [
 ]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(("plant", "check", "text"), ON_SQLITE, ids=[plant.__name__ for plant, _, _ in ON_SQLITE])
 def test_what_bites_a_file_is_found_and_nothing_else(tmp_path, monkeypatch, plant, check, text):
     url = plant(tmp_path, monkeypatch)

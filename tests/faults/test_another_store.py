@@ -95,6 +95,7 @@ def test_nothing_is_written_to_the_topics_of_another_store(place, orders_of):
             assert payments.values() == []
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("names", [["payments"], ["payments", "orders"]], ids=["without its topic", "with one like it"])
 def test_tables_that_are_made_anew_under_connections_that_stay_are_another_store(txnstore_url, names, monkeypatch):
     monkeypatch.setattr(opening, "FIRST_PARTITION_ID_MAX", PARTITION_ID_MAX)
@@ -222,6 +223,7 @@ def test_a_transactional_producer_that_is_given_offsets_once_more_is_finished(
     assert orders_of(older_store).values() == [b"a", b"c"]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("order", ["offset", "commit"])
 @pytest.mark.parametrize("next_offset", [1, 3], ids=["behind the reader", "ahead of it"])
 def test_a_reader_of_a_log_that_has_become_shorter_says_so_and_reads_nothing_more(

@@ -225,6 +225,7 @@ def test_clients_go_on_by_themselves_when_the_server_is_killed(cluster, url, top
     assert Counter(reading.records) == everything
 
 
+@pytest.mark.slow
 def test_a_worker_that_consumes_and_produces_does_each_thing_once_when_the_server_is_killed(cluster, url, topic, until):
     source, target = f"{topic}-in", f"{topic}-out"
     numbers = itertools.count()
@@ -410,6 +411,7 @@ def fill(path):
             file.write(bytes(4096))
 
 
+@pytest.mark.slow
 def test_a_lock_that_somebody_holds_for_seconds_delays_and_loses_nothing(tmp_path, start_child):
     path = tmp_path / "store.db"
     url = f"sqlite:///{path}"

@@ -245,6 +245,7 @@ def test_an_unknown_outcome_leaves_no_connection_open(proxy, attempt, proxied):
     assert proxied.store.engine.pool.checkedout() == 0
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("decision", ["commit", "abort"])
 @pytest.mark.parametrize("where", ["before", "after"])
 @pytest.mark.parametrize("way", ["repeat", "init", "resolve"])

@@ -63,6 +63,7 @@ def check_few(unknown, *, count_max=3):
     assert len(unknown) <= count_max
 
 
+@pytest.mark.slow_but_first
 @SIDES
 def test_an_append_cut_at_any_message_is_not_done_or_unknown_and_done_once_when_repeated(direct, proxied, proxy, side):
     coordinator = TransactionCoordinator(direct.store)
@@ -128,6 +129,7 @@ def test_an_end_of_a_transaction_cut_at_any_message_is_resolved_to_what_is_true(
     check_few(unknown)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("at_once", [True, False], ids=["by the function", "by statements"])
 def test_a_small_transaction_in_one_commit_cut_at_any_message_is_all_or_nothing(direct, proxied, proxy, at_once):
     proxied.store.commits_whole = at_once
@@ -173,6 +175,7 @@ def test_an_init_cut_at_any_message_can_be_repeated_and_gives_no_epoch_twice(dir
     assert len({identity.producer_id for identity in given}) == 1
 
 
+@pytest.mark.slow_but_first
 @SIDES
 def test_opening_a_store_cut_at_any_message_says_that_it_cannot_be_reached(
     direct, proxy, open_proxied, postgresql_url, side

@@ -258,6 +258,7 @@ def can_read(connection):
     return True
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("folder_too", [False, True], ids=["file", "file and folder"])
 def test_a_file_that_may_not_be_written_is_read_only(start_child, orders_of, folder_too):
     # Not in the test's own folder, which another user cannot enter.
@@ -275,6 +276,7 @@ def test_a_file_that_may_not_be_written_is_read_only(start_child, orders_of, fol
         Path(folder).chmod(0o700)
 
 
+@pytest.mark.slow_but_first
 def test_what_a_killed_process_had_acknowledged_is_there_and_nothing_is_torn(
     txnstore_sqlite_url, path, start_child, orders_of
 ):

@@ -71,6 +71,7 @@ def found_at(path):
     return shown.stdout.split()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("take_away", [remove_log, lose_locks])
 def test_nothing_is_written_to_a_log_that_has_gone_and_readers_are_told(
     txnstore_sqlite_url, path, orders_of, take_away
@@ -89,6 +90,7 @@ def test_nothing_is_written_to_a_log_that_has_gone_and_readers_are_told(
     assert found_at(path) == ["ok", "1" if take_away is remove_log else "21"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["exit", "exit unaware", "close", "kill"])
 def test_what_others_wrote_after_the_log_had_gone_outlives_those_that_had_it_open(
     txnstore_sqlite_url, path, start_child, end
@@ -194,6 +196,7 @@ def test_the_last_close_may_delete_the_log_under_the_eyes_of_another_thread(txns
     connect(str(path)).close()
 
 
+@pytest.mark.slow
 def test_threads_that_open_and_close_a_file_find_no_log_gone(txnstore_sqlite_url, path):
     with open_store(txnstore_sqlite_url):
         pass

@@ -81,6 +81,7 @@ def change_setting(cluster, orders, name, value):
     raise AssertionError(f"{name} is still not {value}")
 
 
+@pytest.mark.slow_but_first
 def test_nothing_acknowledged_is_lost_when_the_server_is_killed_and_clients_go_on_by_themselves(
     cluster, orders, impatient, in_background, until
 ):
@@ -136,6 +137,7 @@ def connect_or_none(url):
         return None
 
 
+@pytest.mark.slow
 def test_a_server_without_a_connection_left_is_unavailable_until_there_is_one(
     cluster, url, orders, impatient, in_background, until
 ):
@@ -310,6 +312,7 @@ def append_until_it_fails(coordinator, transactional_id, producer, batches):
         coordinator.append(transactional_id, producer, [batch])
 
 
+@pytest.mark.slow
 @pytest.mark.needs_root
 def test_a_full_disk_leaves_nothing_half_done_and_goes_on_when_there_is_room(cluster, url, orders_of, small_disk):
     with cluster.connect() as connection:

@@ -178,6 +178,7 @@ def test_a_client_that_stopped_with_the_lock_of_a_partition_loses_it(
     assert direct.values() == [b"from another client"]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("side", ["before", "after"])
 def test_a_network_that_swallows_a_statement_holds_nobody_up(
     direct, proxy, open_proxied, side, txnstore_postgres_server
@@ -228,6 +229,7 @@ def asked_soon(monkeypatch):
     return said
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("statement_timeout_ms", [0, 3_600_000])
 @pytest.mark.parametrize("run", [PostgreSQLConnection.execute, PostgreSQLConnection.read_last])
 def test_a_server_that_is_gone_is_noticed_however_long_a_statement_may_take(

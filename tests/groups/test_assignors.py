@@ -72,6 +72,7 @@ def test_every_partition_goes_to_one_subscriber(name, members, counts):
         assert {partition.topic for partition in assigned[member.member_id]} <= member.topics
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("name", ASSIGNORS)
 @given(members=groups(), counts=COUNTS, seed=st.integers())
 def test_the_order_of_the_input_does_not_matter(name, members, counts, seed):

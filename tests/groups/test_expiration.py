@@ -241,6 +241,7 @@ def test_where_a_topic_keeps_what_is_unread_at_any_age_its_offsets_stay_and_no_o
     assert not group.is_there()
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("had_members", [True, False])
 @pytest.mark.parametrize(
     ("unread_ms", "kept_ms"),

@@ -314,11 +314,13 @@ def run(machine, examples, steps):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.campaign
 def test_the_rules_alone():
     run(GroupHistory, times(150), 50)
 
 
+@pytest.mark.slow
 @pytest.mark.slow_on_postgresql
 @pytest.mark.campaign
 def test_over_rows(store, clock):

@@ -120,6 +120,7 @@ def group(shared_store: Store) -> Group:
     return Group(shared_store)
 
 
+@pytest.mark.slow_but_first
 @EACH_WAY
 @BOTH
 def test_an_offset_of_the_other_order_is_refused_and_changes_nothing(

@@ -231,6 +231,7 @@ MEMBERSHIPS: dict[str, tuple[dict[str, Any], type[TxnStoreError] | None]] = {
 REPRESENTATIVES = ("static member", "older generation", "unknown member", "fenced instance")
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("is_transactional", [True, False], ids=["transactional", "plain"])
 @pytest.mark.parametrize(("membership", "error"), MEMBERSHIPS.values(), ids=MEMBERSHIPS)
 def test_in_a_group_with_members_only_they_commit_and_only_in_their_generation(
@@ -275,6 +276,7 @@ def test_a_generation_of_a_group_that_does_not_exist_is_refused_and_the_group_is
     send({0: 1})
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("writes_elsewhere", [False, True], ids=["in one database", "over several databases"])
 @pytest.mark.parametrize("with_commit", [False, True], ids=["sent before", "sent with the commit"])
 @pytest.mark.parametrize(("membership", "error"), [MEMBERSHIPS[who] for who in REPRESENTATIVES], ids=REPRESENTATIVES)

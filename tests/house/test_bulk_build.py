@@ -82,6 +82,7 @@ def test_gcc_has_no_warning_of_it(tmp_path, source):
     assert (built.returncode, built.stderr) == (0, "")
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_what_is_built_replaces_what_was_there(tmp_path):
     target = tmp_path / build_bulk.BUILT

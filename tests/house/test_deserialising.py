@@ -43,6 +43,7 @@ def wrong_in(source: str, name: str) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_nothing_that_others_wrote_becomes_an_object_or_code():
     assert len(FILES) > 200
     wrong = {}

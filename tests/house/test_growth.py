@@ -51,6 +51,7 @@ def test_records_beside_an_open_transaction_wait_for_it_in_offset_order(url: str
     assert [file.name for file in tmp_path.glob("*.svg")] == ["open.svg"]
 
 
+@pytest.mark.slow
 def test_drawings_change_only_with_the_figures(tmp_path: Path) -> None:
     # Brings matplotlib along, which each process of the tests would import.
     from scripts.comparison.plots import draw_rows

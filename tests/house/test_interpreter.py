@@ -41,6 +41,7 @@ def python(options: str = "", variables: str = "") -> str:
     return f'{variables} exec {sys.executable} {options} "$@"'
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("first", ["slow", "quick"])
 def test_of_several_of_one_version_it_is_the_fastest_wherever_it_stands_on_the_path(found, first):
     programs = {"slow/python3.14": python(SLOW), "quick/python3.14": python()}

@@ -62,6 +62,7 @@ def test_every_one_is_reached_by_links_from_the_first() -> None:
     assert [_named(readme) for readme in READMES if readme not in reached] == []
 
 
+@pytest.mark.slow
 def test_a_stale_part_is_drawn_anew_and_the_rest_is_left() -> None:
     """Whether all parts are current is seen by `scripts/check`, which draws each."""
     assert readmes() == READMES
@@ -101,6 +102,7 @@ def forked() -> Iterator[list[str]]:
         yield shlex.split(command)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", PROGRAMS, ids=lambda block: block.name)
 def test_a_program_runs_and_prints_what_stands_below_it(tmp_path: Path, forked: list[str], block) -> None:
     assert block.language == "python", "above it has to stand which test runs it"

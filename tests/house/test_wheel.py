@@ -92,6 +92,7 @@ def test_the_wheel_says_what_it_is(wheel, about, metadata):
     assert f"{about}licenses/LICENSE" in wheel.namelist()
 
 
+@pytest.mark.slow
 def test_a_plain_install_needs_five_packages(metadata):
     required = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
     assert [line.split(">")[0] for line in required] == ["alembic", "psycopg[binary]", "rich", "sqlalchemy", "typer"]

@@ -89,6 +89,7 @@ def forget_all(connection):
         connection.execute(delete(table))
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("by_lock", [False, True])
 @pytest.mark.parametrize("had_offsets", [False, True])
 @pytest.mark.parametrize(

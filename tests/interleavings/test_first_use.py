@@ -30,6 +30,7 @@ def an_empty_place(url, tmp_path):
     return url, {"schema": f"first_use_{number}"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stops", "interruptions_max"), [(before_transactions, None), (before_some_statements, 1)])
 def test_two_first_users_of_an_empty_database_get_one_store(url, store, tmp_path, stops, interruptions_max):
     def make():

@@ -50,6 +50,7 @@ def write(store, run, batch_id, target, offsets):
     return decide(store, run, batch_id, [writer.writer_id])
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("sends_rest_with_commit", [False, True])
 @pytest.mark.parametrize("by_lock", [False, True])
 def test_a_producer_that_returns_as_it_is_forgotten_is_read_once_it_commits(

@@ -174,6 +174,7 @@ def test_a_leave_that_is_repeated_while_it_is_still_under_way_happens_once(world
     explored_all(world, make)
 
 
+@pytest.mark.slow_but_first
 def test_who_is_found_silent_while_it_leaves_is_gone_once(world, trio):
     def make():
         setting = world.setting(PARTITIONS)

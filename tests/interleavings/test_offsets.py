@@ -33,6 +33,7 @@ def last_word_of(connection, group_id):
     return connection.execute(select(group_offsets.c.committed_offset).where(*this, is_last)).scalar()
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("commit", [True, False])
 @pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("by_statement", [False, True])

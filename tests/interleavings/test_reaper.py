@@ -151,6 +151,7 @@ def test_of_many_that_time_out_at_once_one_that_commits_at_that_moment_ends_as_i
 
 
 # Each step is a whole database transaction: they come one after the other, whichever database it is.
+@pytest.mark.slow
 @on_sqlite_alone
 def test_of_many_over_several_databases_each_ends_once_whoever_helps_and_whoever_commits(
     world, in_turn, url, txnstore_open, monkeypatch: pytest.MonkeyPatch

@@ -32,6 +32,7 @@ def decide(setting, store, producer, transaction, *, commit):
         )
 
 
+@pytest.mark.slow_but_first
 def test_two_recoveries_of_one_decided_transaction_finish_it_once(world):
     def make():
         setting = world.setting()

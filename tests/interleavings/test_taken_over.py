@@ -83,6 +83,7 @@ class Prepared:
         assert_sound(store, at_rest=True, partition_ids=[self.partition_id])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epoch", [5, 32766], ids=["an epoch", "the last epoch"])
 @where_it_writes("writes_elsewhere")
 def test_of_those_who_take_it_over_one_ends_it(world, epoch: int, writes_elsewhere: bool):

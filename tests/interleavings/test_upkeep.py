@@ -39,6 +39,7 @@ def entries(now_ms):
         }
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("lease_runs_out", [False, True])
 @pytest.mark.parametrize(
     ("txnstore_url", "by_lock"),

@@ -113,6 +113,7 @@ def writes_and_reports(shared, store, writer, value):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("separately", [False, True], ids=["at once", "separately"])
 def test_a_commit_counts_exactly_the_writers_that_have_reported_before_it(world, separately):
     numbers = iter(range(10_000))
@@ -156,6 +157,7 @@ def test_a_commit_counts_exactly_the_writers_that_have_reported_before_it(world,
     assert outcomes == {(), (b"one",)} | both
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("end", ["abort", "start", "reaper"])
 def test_what_ends_the_transaction_otherwise_leaves_nothing_of_any_writer(world, end):
     numbers = iter(range(10_000))

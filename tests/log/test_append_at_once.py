@@ -218,6 +218,7 @@ STEPS = st.sampled_from(
 ).flatmap(lambda step: step)
 
 
+@pytest.mark.slow
 @pytest.mark.campaign
 @settings(max_examples=EXAMPLES)
 @given(steps=st.lists(STEPS, min_size=1, max_size=16))
@@ -232,6 +233,7 @@ def test_both_ways_answer_the_same_and_write_the_same_rows(worlds: Worlds, steps
     assert_same(pair)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("number", range(2), ids=["without sequence numbers", "with"])
 @pytest.mark.parametrize(
     "cells", [[(0, 0, 1)], [(2, 0, 1), (0, 0, 3), (2, 5, 0), (0, 0, 2)]], ids=["one batch", "several"]
@@ -272,6 +274,7 @@ UNUSUAL = [
 ]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(("steps", "cells", "expected"), UNUSUAL)
 def test_what_is_unusual_goes_the_general_way(worlds: Worlds, pair, steps, cells, expected) -> None:
     try:

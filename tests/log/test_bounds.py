@@ -158,6 +158,7 @@ RISING: Sequence[tuple[int, ...]] = [(10, 20), (30,), (30, 40)]
 FALLING: Sequence[tuple[int, ...]] = [(50, 10), (40, 60, 20), (5,), (60, 70)]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("batches", "timestamp_ms", "expected"),
     [
@@ -235,6 +236,7 @@ def test_records_before_the_start_of_the_log_do_not_count(log: Log) -> None:
     assert [log.at(timestamp_ms) for timestamp_ms in (0, 20, 21, 31)] == [(2, 20), (2, 20), (3, 30), None]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("seed", range(4))
 def test_the_first_batch_that_reaches_a_time_is_found_wherever_batches_are_gone(log: Log, seed: int) -> None:
     chance = random.Random(seed)
@@ -341,6 +343,7 @@ class RandomLog:
         return min(self._opened.values(), default=self.next_offset) if isolation is COMMITTED else self.next_offset
 
 
+@pytest.mark.slow_but_first
 @LEVELS
 @pytest.mark.campaign
 def test_a_time_is_found_as_by_looking_at_each_record(

@@ -101,6 +101,7 @@ def test_the_columns_hold_flat_arrays_and_nothing_twice(batch: list[Record], cod
     )
 
 
+@pytest.mark.slow
 @given(batches, st.integers(100, 1500))
 def test_what_fits_into_a_batch_is_not_larger_once_it_is_encoded(batch: list[Record], batch_bytes_max: int) -> None:
     packed = [columns.pack_record_headers(record.headers) for record in batch]

@@ -268,6 +268,7 @@ def test_a_commit_in_the_middle_of_a_fetch_shows_all_of_the_transaction_or_nothi
 LONG = [("write", "A", 2), ("plain", 1), ("write", "B", 1), ("write", "A", 3)] * 2 + [("end", "A", True)]
 
 
+@pytest.mark.slow
 @pytest.mark.slow_on_postgresql
 @pytest.mark.campaign
 @settings(max_examples=times(20), suppress_health_check=list(HealthCheck))
@@ -340,6 +341,7 @@ KEYED = st.one_of(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.slow_on_postgresql
 @pytest.mark.campaign
 def test_what_compaction_leaves_comes_in_the_same_order_from_wherever_the_reader_stands(

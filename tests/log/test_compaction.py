@@ -693,6 +693,7 @@ def repeat_until_idle(log, compact, times_max):
             break
 
 
+@pytest.mark.slow
 @pytest.mark.slow_on_postgresql
 @pytest.mark.campaign
 def test_whatever_happens_a_reader_ends_with_the_same_table(store, clock, monkeypatch):

@@ -65,6 +65,7 @@ def readable(log, partition_id, isolation=COMMITTED):
     return [record.value for batch in page[partition_id].batches for record in batch.records(start)]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("offset", "start", "batches", "values"),
     [
@@ -124,6 +125,7 @@ def test_an_unknown_partition_is_refused(log):
         delete_records(log.store, 999_999, 0)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("commit", [True, False])
 @pytest.mark.parametrize("offset", [1, 2, 3, 4, HIGH_WATERMARK])
 def test_an_open_transaction_goes_on_when_its_first_records_are_deleted(log, partition_id, offset, commit):

@@ -161,6 +161,7 @@ def test_a_page_without_room_is_empty_and_gives_the_position_back(log: Log, opti
     assert (page.batches, page.next_offset, page.bounds.high_watermark) == ((), 0, 1)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.slow_on_postgresql
 @LEVELS
 @pytest.mark.parametrize("offsets_max", [1, 2, 5, 50_000])

@@ -71,6 +71,7 @@ def test_what_was_committed_since_comes_at_once(log: Log, news: News) -> None:
         assert (values_of(page, position), page.next_offset) == ([b"%d" % position], position + 1)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.slow_on_postgresql
 @pytest.mark.parametrize("seed", range(20))
 @LEVELS
@@ -240,6 +241,7 @@ def test_it_is_one_statement_on_a_connection_that_has_no_transaction_open_after_
         assert connection.info.transaction_status == connection.info.transaction_status.IDLE
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.slow_on_postgresql
 @pytest.mark.parametrize("seed", range(20))
 def test_in_commit_order_it_is_what_a_fetch_brings_whatever_has_happened(
@@ -305,6 +307,7 @@ def _placed(page: CommitPage) -> list[tuple[CommitPosition, int, int | None, lis
     ]
 
 
+@pytest.mark.slow
 def test_in_commit_order_what_began_long_ago_or_is_read_from_within_does_not_come_at_once(log: Log, news: News) -> None:
     def ask(*position: int) -> CommitPage | None:
         found = read_news_in_commit_order(news.waiter.rows, {log.id: CommitPosition(*position)}, ROOM)

@@ -173,6 +173,7 @@ def test_nobody_strikes_a_number_off_while_a_portion_is_deleted_by_it(meanwhile,
     assert len(refused) == 3
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("pages", [1, 2, 3, 4])
 def test_a_pass_of_the_compaction_deletes_nothing_of_a_topic_that_has_the_number_by_then(
     store, other, clock, monkeypatch, pages

@@ -278,6 +278,7 @@ def test_a_topic_of_seventy_thousand_partitions_is_used_and_deleted(store):
     assert [count(store, table) for table in (deleted_partitions, record_batches, group_offsets)] == [0, 0, 0]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("fails_after", range(4))
 def test_a_deletion_that_was_interrupted_is_done_by_the_next_one(store, partition_ids, monkeypatch, fails_after):
     item = Append(partition_ids[0], encode([Record(b"a")]))
@@ -374,6 +375,7 @@ def old_and_fresh(table, clock, partition_ids):
             yield entry(number, now_ms if number >= DUE else now_ms - 30 * DAY_MS)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("table", "duty", "index"),
     [
@@ -420,6 +422,7 @@ def test_what_is_not_due_is_not_looked_at(store, clock, partition_ids, table, du
 OLD, YOUNG, AHEAD = 30 * DAY_MS, DAY_MS, -400 * DAY_MS
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("ages_ms", "trimmed"),
     [

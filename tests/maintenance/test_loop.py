@@ -125,6 +125,7 @@ def nothing(_):
     return 0
 
 
+@pytest.mark.slow
 def test_every_duty_is_done_at_once_and_then_at_its_own_interval(run, done):
     run([("abort", ABORT_INTERVAL, nothing), ("remove", REMOVE_INTERVAL, nothing)], 3650)
     assert [at for name, at in done if name == "abort"][:4] == [0.0, 10.0, 20.0, 30.0]

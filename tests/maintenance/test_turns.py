@@ -116,6 +116,7 @@ def overdue_ms(store, duties):
     return store.read(lambda connection: longest_overdue_ms(connection, settings_of))
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("error", "setting", "pause_ms"),
     [

@@ -116,6 +116,7 @@ def test_the_hook_shows_tables_of_the_application_that_are_called_as_if_they_wer
     assert proposals(engine, application, include_name=include_name) == ["remove_table txnstore_settings"]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("include_schemas", [False, True])
 def test_the_hook_knows_a_store_among_the_tables_of_the_application(txnstore_postgres_server, include_schemas):
     server = txnstore_postgres_server
@@ -198,6 +199,7 @@ def test_a_search_path_that_holds_our_schema_takes_the_application_to_its_own_ve
         assert store.store_uuid == txnstore_postgresql_store.store_uuid
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("include_schemas", [False, True])
 @pytest.mark.parametrize(
     ("search_path", "schemas"),

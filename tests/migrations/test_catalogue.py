@@ -80,6 +80,7 @@ def give_out_numbers_again(tables):
     tables["topics"].dialect_options["sqlite"]["autoincrement"] = False
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("change", "seen_by"),
     [
@@ -109,6 +110,7 @@ def test_the_comparison_finds_a_copy_the_same(after, after_migrating):
     assert after(lambda connection: make(connection, copy_of_tables())) == after_migrating
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("left_out", "seen_by"),
     [

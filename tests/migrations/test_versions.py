@@ -259,6 +259,7 @@ def test_an_upgrade_that_fails_leaves_the_store_as_it_was(store, url, code_of_ve
         assert folded_names(newer) == ["orders"]
 
 
+@pytest.mark.slow
 def test_on_sqlite_an_upgrade_that_crashes_at_any_step_leaves_the_store_as_it_was_or_upgraded(
     txnstore_sqlite_store, txnstore_sqlite_url, code_of_version, catalogue
 ):

@@ -129,6 +129,7 @@ def test_a_row_group_is_no_larger_in_memory_than_it_may_be_however_small_a_codec
     assert [row["offset"] for row in rows(path)] == list(range(10))
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("selection", "offsets"),
     [
@@ -338,6 +339,7 @@ class DyingProducer(Producer):
         self.left.append(super().close)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.slow_on_postgresql
 @pytest.mark.parametrize("at", ["produce", "offsets", "before commit", "after commit"])
 def test_a_load_that_dies_anywhere_is_ended_by_the_next_one_and_nothing_is_there_twice(
@@ -379,6 +381,7 @@ def test_old_records_are_not_loaded_into_a_topic_that_would_delete_them(cluster,
     assert load(cluster, empty, {"bootstrap.servers": url}, "short").record_count == 0
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("config", "outlived_ms"),
     [
@@ -437,6 +440,7 @@ def test_records_are_loaded_that_are_as_large_as_their_topic_allows(url, tmp_pat
     assert found == value
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(("longest_ms", "timeout_ms"), [("900000", 300_000), ("5000", 5_000)])
 def test_a_row_group_has_time_to_be_loaded_but_no_more_than_the_store_allows(
     cluster, url, tmp_path, longest_ms, timeout_ms

@@ -232,6 +232,7 @@ def test_a_second_call_changes_nothing_and_a_third_target_gets_nothing(urls_up, 
         cancel(source)
 
 
+@pytest.mark.slow
 def test_it_moves_on_and_back_to_another_database_of_the_first_kind(urls_up, fresh_url, opened) -> None:
     source, target = opened(filled(urls_up[0])), opened(urls_up[1])
     seen = messages(urls_up[0], "t")
@@ -241,6 +242,7 @@ def test_it_moves_on_and_back_to_another_database_of_the_first_kind(urls_up, fre
     assert messages(back_url, "t") == seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_filled", [False, True])
 def test_a_call_that_wakes_when_the_target_is_another_moves_is_refused(
     urls_up, fresh_url, opened, monkeypatch, is_filled
@@ -344,6 +346,7 @@ def test_a_damaged_source_is_refused_before_anything_is_closed(urls_up, opened) 
     assert all_rows(target) == before
 
 
+@pytest.mark.slow_but_first
 def test_what_a_stranger_changes_in_the_target_is_found_and_nothing_is_opened(urls_across, opened, monkeypatch) -> None:
     source, target = opened(filled(urls_across[0])), opened(urls_across[1])
     compare = moving._compare
@@ -404,6 +407,7 @@ def test_a_position_of_an_earlier_version_is_understood() -> None:
     assert moving.FillPosition.from_json(earlier) == moving.FillPosition("topics", (5,), 7, is_complete=True)
 
 
+@pytest.mark.slow
 def test_a_copy_that_is_cancelled_leaves_the_source_open_and_a_target_that_is_never_opened(
     urls_across, fresh_url, opened, monkeypatch
 ) -> None:
@@ -489,6 +493,7 @@ def test_a_copy_that_is_cancelled_before_its_first_page_is_over_too(urls_across,
     assert target.read(read_move).state is MoveState.ARRIVING
 
 
+@pytest.mark.slow
 def test_none_of_several_copies_that_were_cancelled_is_taken_up_again(
     urls_across, fresh_url, opened, monkeypatch
 ) -> None:
@@ -524,6 +529,7 @@ def test_none_of_several_copies_that_were_cancelled_is_taken_up_again(
     assert opened(last_url).read(read_cancelled_moves) == []
 
 
+@pytest.mark.slow_but_first
 def test_of_two_calls_at_once_one_gives_up_and_nothing_is_there_twice(urls_across, opened, monkeypatch) -> None:
     source, target = opened(filled(urls_across[0])), opened(urls_across[1])
     write_page = moving._Filling._write_page
@@ -542,6 +548,7 @@ def test_of_two_calls_at_once_one_gives_up_and_nothing_is_there_twice(urls_acros
     assert move(source, target).was_there
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("step", ["_compare", "_check_sound"])
 def test_what_clients_do_in_a_target_that_another_call_has_opened_is_no_damage(
     urls_across, opened, monkeypatch, step
@@ -621,6 +628,7 @@ def test_a_copy_of_a_store_does_not_move_in_its_originals_name(urls_up, fresh_ur
     assert move(opened(copy_url), target).store_uuid != store_row(opened(urls_up[0])).store_uuid
 
 
+@pytest.mark.slow
 def test_schemas_of_one_server_are_two_databases(txnstore_postgresql_url, opened) -> None:
     filled(txnstore_postgresql_url)
     open_store(txnstore_postgresql_url, schema="Second").close()

@@ -142,6 +142,7 @@ def crash_at_first_commit(run, side) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.slow_on_postgresql
 def test_who_dies_before_or_after_any_commit_goes_on_and_loses_nothing(urls_across) -> None:
     filled(urls_across[0])
@@ -215,6 +216,7 @@ def test_a_process_that_is_killed_is_followed_by_one_that_goes_on(urls_across) -
     assert assert_one_lives(urls_across, before)
 
 
+@pytest.mark.slow
 @pytest.mark.slow_on_postgresql
 def test_a_target_that_fails_in_the_middle_leaves_the_rest_for_the_next_call(urls_across) -> None:
     filled(urls_across[0])

@@ -278,6 +278,7 @@ def test_an_onlooker_that_has_gone_is_not_called_though_others_came_since():
     assert vars(Client)["call"] is own
 
 
+@pytest.mark.slow
 def test_a_program_that_asks_for_no_metrics_imports_nothing_of_them(tmp_path):
     program = f"""
 import sys
@@ -293,6 +294,7 @@ assert found == [], found
     subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("module", ["metrics", "client_metrics"])
 def test_without_the_package_the_import_names_the_extra(module):
     program = f"import sys; sys.modules['prometheus_client'] = None; import txnstore.observability.{module}"

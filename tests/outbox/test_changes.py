@@ -161,6 +161,7 @@ def test_an_object_that_is_only_touched_becomes_no_record(store, outbox, session
     assert len(made(outbox, store)) == 1
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("is_loaded", [True, False])
 @pytest.mark.parametrize("way", ["append", "remove", "its other end"])
 def test_an_object_whose_collection_changes_is_updated_and_says_so_and_may_be_left_out(

@@ -319,6 +319,7 @@ def test_a_listener_may_say_which_file_it_is(tmp_path):
         assert sends_a_record(outbox, engine, f"sqlite:///{path}")
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("form", ["file:{}", "file://{}", "file://localhost{}"])
 def test_an_sqlite_uri_is_where_it_leads(tmp_path, form):
     path = tmp_path / "the shop's.db"

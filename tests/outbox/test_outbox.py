@@ -67,6 +67,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(("arguments", "error", "text"), REFUSED.values(), ids=list(REFUSED))
 def test_a_bad_argument_is_refused_before_anything_is_written(url, store, outbox, caller, arguments, error, text):
     connection = caller().connection

@@ -491,6 +491,7 @@ BAD = {
 }
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(("columns", "why"), BAD.values(), ids=list(BAD))
 def test_a_row_that_can_be_no_record_is_marked_and_stops_nobody(store, caller, caplog, columns, why):
     topic_of(store)

@@ -501,6 +501,7 @@ class History:
             self.random.choice(self.outboxes).produce(connection, "t", content)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("seed", range(12))
 def test_no_history_has_a_caller_torn_apart(store, url, monkeypatch, seed):
     history = History(url, seed)

@@ -143,6 +143,7 @@ def test_who_began_before_an_adoption_makes_no_branches_after_it(bank, txnstore_
     transfer.branches.abandon()
 
 
+@pytest.mark.slow
 def test_what_the_copy_has_open_with_branches_is_aborted_there(bank, clock, copied, txnstore_empty_url):
     transfer = bank.prepared()
     with opened(copied(txnstore_empty_url), clock) as copy:
@@ -251,6 +252,7 @@ def test_rows_of_the_outbox_are_not_taken_for_those_of_a_later_transaction(origi
     assert after == (None if before is None else -before)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("same", [False, True])
 def test_nor_are_those_of_several_servers_taken_for_one_another(original, same):
     """The second server has come to the numbers of the first one, and a caller has written two rows."""

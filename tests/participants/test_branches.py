@@ -204,6 +204,7 @@ def test_who_gives_branches_up_while_they_vote_takes_no_vote_away(sqlite_bank, m
     sqlite_bank.assert_whole(transfer.name, committed=False)
 
 
+@pytest.mark.slow
 def test_a_vote_that_does_not_come_is_in_doubt_and_rolled_back_once_it_is_aborted(sqlite_bank, monkeypatch):
     transfer = sqlite_bank.written()
     # A trigger that is deferred to the vote keeps the server busy for longer than is waited.

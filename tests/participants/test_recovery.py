@@ -111,6 +111,7 @@ def test_one_whose_transaction_no_rule_can_abort_keeps_no_other_branch_from_its_
         bank.assert_whole(transfer.name, committed=False)
 
 
+@pytest.mark.slow
 def test_a_standby_that_has_not_heard_of_what_is_prepared_ends_nothing(tables):
     with (
         PrivateCluster(fsync=False, programs=told_programs()) as server,

@@ -40,6 +40,7 @@ def leave_commits(job: Job, pipe) -> None:
             pipe.send(done)
 
 
+@pytest.mark.slow
 def test_what_was_told_is_there_and_what_is_there_is_whole_and_in_order(url, tmp_path, processes):
     create_topic(url, TOPIC, PARTITIONS)
     chance = random.Random(seed := random.randrange(2**32))

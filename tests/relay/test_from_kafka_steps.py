@@ -197,6 +197,7 @@ def test_another_relay_may_copy_beyond_the_end_that_was_seen_while_this_one_begi
     assert read(store, "shop") == {0: numbered(3)}
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("took_effect", [True, False])
 def test_an_answer_that_is_lost_is_found_out(store, stand_in, monkeypatch, took_effect):
     stand_in.side.create("shop", 1)
@@ -363,6 +364,7 @@ def test_nothing_is_read_at_the_position_in_a_topic_that_was_made_anew_meanwhile
     assert positions(store) == [2]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("left_in", ["Kafka", "store", "nowhere"])
 def test_a_position_is_forgotten_once_its_topic_is_nowhere(store, stand_in, delete_topic, left_in):
     side = stand_in.side
@@ -414,6 +416,7 @@ def test_a_relay_that_is_forgotten_while_it_runs_copies_nothing_twice(store, sta
     assert copy(store, stand_in.cluster()) == 3
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("is_once", [True, False])
 def test_a_topic_that_is_gone_and_forgotten_by_another_relay_ends_nobody(
     store, stand_in, delete_topic, monkeypatch, caplog, is_once
@@ -485,6 +488,7 @@ def test_batches_are_as_small_as_their_topic_wants_them(store, stand_in):
     assert read(store, "shop") == {0: large}
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("config", "refused"),
     [
@@ -593,6 +597,7 @@ def leaderless(stand_in, monkeypatch):
     return _Leaderless(stand_in, monkeypatch)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("is_known", [False, True])
 def test_a_partition_without_a_leader_is_in_the_way_of_no_other_and_copied_once_it_has_one(
     store, stand_in, leaderless, caplog, is_known

@@ -55,6 +55,7 @@ class _SickLibrary:
         raise txnstore.KafkaException(txnstore.KafkaError(txnstore.KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED))
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("gives_up", [False, True], ids=["waits", "tries again"])
 def test_partitions_that_kafka_does_not_answer_are_in_the_way_of_no_other(store, stand_in, monkeypatch, gives_up):
     """Though there are more of them than partitions that take their turns at once."""

@@ -132,6 +132,7 @@ def test_what_is_aborted_never_arrives_and_what_is_open_comes_later(store, stand
     assert stand_in.side.read("shop") == {0: numbered(6)}
 
 
+@pytest.mark.slow
 def test_a_death_at_each_call_loses_nothing_and_repeats_nothing(txnstore_sqlite_url, stand_in):
     calls = set()
     with open_store(txnstore_sqlite_url) as store:
@@ -193,6 +194,7 @@ class _SecondFailsLibrary:
         return txnstore.Producer(settings)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("dies", [True, False], ids=["dies", "tries again"])
 def test_all_partitions_begin_at_the_ends_that_the_first_look_found(store, stand_in, dies):
     make_topic(store, "shop", 2)
@@ -243,6 +245,7 @@ def test_a_partition_that_comes_up_beside_what_was_relayed_is_shipped_from_its_f
     assert ship(store, stand_in.cluster(), start=RelayStart.LATEST) == 2
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("held", [0, 1])
 def test_what_is_deleted_after_a_latest_one_has_begun_and_died_is_missed(store, stand_in, delete_records, held):
     """Also from a topic that held nothing then: 0 is a place to begin as any other."""
@@ -369,6 +372,7 @@ def test_a_topic_made_anew_is_noticed(store, stand_in, delete_topic):
     assert ship(store, stand_in.cluster(), on_gap=OnGap.EARLIEST) == 3
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("is_made_anew", [False, True])
 def test_a_topic_that_is_deleted_while_it_is_shipped_is_named(store, stand_in, delete_topic, is_made_anew):
     for topic in ("goes", "stays"):

@@ -40,6 +40,7 @@ def offsets_of(log):
     return [found[partition_id].offset for partition_id in log.partition_ids]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("killed", [False, True])
 def test_what_the_old_driver_commits_before_it_is_fenced_is_not_written_again(log, driver, killed):
     old, new = driver(), driver()
@@ -83,6 +84,7 @@ def test_a_batch_that_both_drivers_have_planned_is_written_once(log, driver):
     assert offsets_of(log) == [1, 2]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("partition", [0, 1])
 def test_a_batch_of_which_the_old_driver_has_written_a_part_is_refused(log, driver, partition):
     old, new = driver(), driver()
@@ -285,6 +287,7 @@ def test_two_queries_of_one_group_that_have_begun_stop_each_other_at_no_new_part
     assert [query.batch() for query in queries] == [[b"a"], [b"a"]]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("writes", [True, False])
 def test_what_lies_before_a_group_that_another_transactional_id_has_moved_is_neither_written_nor_dropped(
     log, driver, writes
@@ -344,6 +347,7 @@ def repeat_as_group(query):
     return values
 
 
+@pytest.mark.slow_but_first
 def test_a_query_that_reads_as_a_new_group_from_now_on_does_not_write_its_last_batch_again(log, query):
     log.plain(0, b"a")
     assert query.batch() == [b"a"]
@@ -353,6 +357,7 @@ def test_a_query_that_reads_as_a_new_group_from_now_on_does_not_write_its_last_b
     assert repeat_as_group(query) is None
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("batches", [1, 2])
 def test_an_older_checkpoint_of_a_query_that_reads_as_a_new_group_from_now_on_is_refused(log, query, batches):
     for value in (b"a", b"b", b"c"):
@@ -366,6 +371,7 @@ def test_an_older_checkpoint_of_a_query_that_reads_as_a_new_group_from_now_on_is
         query.sink()
 
 
+@pytest.mark.slow_but_first
 def test_where_another_query_has_brought_the_new_group_does_not_make_new_what_this_one_has_written(log, driver, query):
     log.plain(0, b"a", b"b")
     assert [query.batch(ReadMaxRows(1)), query.batch(ReadMaxRows(1))] == [[b"a"], [b"b"]]
@@ -373,6 +379,7 @@ def test_where_another_query_has_brought_the_new_group_does_not_make_new_what_th
     assert [repeat_as_group(query), repeat_as_group(query)] == [None, None]
 
 
+@pytest.mark.slow_but_first
 def test_what_another_query_has_written_as_the_new_group_is_not_written_again(log, driver, query):
     log.plain(0, b"a")
     assert query.batch() == [b"a"]
@@ -387,6 +394,7 @@ def test_what_another_query_has_written_as_the_new_group_is_not_written_again(lo
     assert query.batch() == [b"c"]
 
 
+@pytest.mark.slow_but_first
 def test_an_older_checkpoint_does_not_write_again_what_another_query_has_written_as_the_new_group(log, driver, query):
     log.plain(0, b"a")
     assert query.batch() == [b"a"]
@@ -403,6 +411,7 @@ def test_an_older_checkpoint_does_not_write_again_what_another_query_has_written
     assert query.batch() == [b"d"]
 
 
+@pytest.mark.slow_but_first
 def test_what_was_read_before_the_new_group_is_not_new_where_nothing_has_been_read_since(log, query):
     log.plain(0, b"a")
     assert query.batch() == [b"a"]

@@ -172,6 +172,7 @@ def test_a_decision_whose_answer_was_lost_may_be_repeated_and_aborted(query) -> 
     assert query.restarted().batch(1, b"b")
 
 
+@pytest.mark.slow_but_first
 @EITHER_ORDER
 @pytest.mark.parametrize("group_id", [NO_GROUP, None], ids=["no group", "group"])
 def test_a_decision_that_is_repeated_is_still_known_by_what_its_batch_has_read(query, group_id) -> None:
@@ -192,6 +193,7 @@ def test_a_decision_that_is_repeated_is_still_known_by_what_its_batch_has_read(q
     assert query.visible == [b"a", b"b"]
 
 
+@pytest.mark.slow_but_first
 @EITHER_ORDER
 @pytest.mark.parametrize("group_id", [NO_GROUP, None], ids=["no group", "group"])
 def test_a_decision_of_a_batch_that_has_written_nothing_may_be_repeated(query, group_id) -> None:
@@ -452,6 +454,7 @@ def test_a_group_that_has_committed_in_the_other_order_is_not_moved_until_a_rese
     assert (query.visible, query.offset, query.last) == ([b"a"], 9, 0)
 
 
+@pytest.mark.slow_but_first
 @EITHER_ORDER
 @pytest.mark.parametrize("before", ["earlier", "same"])
 def test_a_query_that_reads_a_partition_in_both_orders_is_refused(query, before) -> None:
@@ -551,6 +554,7 @@ def test_two_readers_without_a_group_may_read_one_partition(query) -> None:
     assert not again.decide(1)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("before", [NO_GROUP, "one"])
 @pytest.mark.parametrize(("now", "from_group"), [(NO_GROUP, False), ("another", False), ("another", True)])
 def test_a_query_that_reads_as_another_group_from_now_on_writes_its_last_batch_once(

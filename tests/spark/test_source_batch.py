@@ -40,6 +40,7 @@ actions = st.lists(
 )
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
 @given(actions, st.none() | st.integers(1, 7), st.integers(1, 60))
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -137,6 +138,7 @@ def test_a_transaction_is_there_in_all_partitions_or_in_none(log, monkeypatch):
     assert values_of(read) == [b"a", b"b"]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("options", "values"),
     [

@@ -85,6 +85,7 @@ def read(stored, start=0, end=2**62, schema=SCHEMA):
     return [row for batch in found for row in batch.to_pylist()]
 
 
+@pytest.mark.slow
 @given(batches(), st.data())
 @settings(max_examples=150)
 def test_arrow_batches_hold_what_single_records_do(stored, data):
@@ -93,6 +94,7 @@ def test_arrow_batches_hold_what_single_records_do(stored, data):
     assert read(stored, start, end) == one_by_one(stored, start, end)
 
 
+@pytest.mark.slow
 @given(batches(), st.permutations(SCHEMA.fields), st.integers(1, 8))
 @settings(max_examples=40)
 def test_columns_come_as_they_are_asked_for(stored, fields, count):

@@ -40,6 +40,7 @@ print(planned, gc.get_freeze_count(), len(gc.get_objects()))
 """
 
 
+@pytest.mark.slow
 def test_what_the_data_source_loads_and_opens_is_spared(url):
     open_store(url).close()
     environment = {**os.environ, "SPARK_REUSE_WORKER": "1"}

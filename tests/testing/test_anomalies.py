@@ -196,6 +196,7 @@ def names_of(operations):
     return {anomaly.name for anomaly in find_anomalies(History.of(events_of(operations)))}
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("seed", range(100))
 def test_a_right_history_raises_no_alarm(seed):
     assert find_anomalies(History.of(events_of(Simulated(seed).run()))) == []
@@ -573,6 +574,7 @@ def test_every_kind_of_anomaly_is_tried():
     assert set(MUTATIONS) == set(CHECKS)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("name", "mutation"),
     [(name, mutation) for name, mutations in MUTATIONS.items() for mutation in mutations],

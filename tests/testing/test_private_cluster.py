@@ -99,6 +99,7 @@ def test_a_prepared_transaction_survives_kill(cluster, shop):
     assert orders(cluster, shop) == ["prepared"]
 
 
+@pytest.mark.slow
 def test_what_was_committed_survives_kill_and_what_was_not_is_gone(cluster, shop):
     with cluster.connect(shop) as committed:
         committed.execute("INSERT INTO orders VALUES ('committed')")
@@ -165,6 +166,7 @@ def test_kill_also_ends_a_session_that_is_too_busy_to_notice(cluster):
     assert not is_running(session_pid)
 
 
+@pytest.mark.slow
 @needs_linux
 def test_close_leaves_no_process_and_no_file():
     with PrivateCluster(fsync=False) as cluster:
@@ -184,6 +186,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 @needs_linux
 def test_a_server_dies_with_the_process_that_started_it():
     command = [sys.executable, "-c", STARTS_A_CLUSTER]
@@ -209,6 +212,7 @@ def test_a_server_outlives_the_thread_that_started_it(cluster):
         assert connection.execute("SELECT 1").fetchone() == (1,)
 
 
+@pytest.mark.slow
 def test_two_clusters_run_side_by_side(cluster, shop):
     with PrivateCluster(fsync=False) as other:
         assert other.port != cluster.port
@@ -250,11 +254,13 @@ def test_settings_reach_the_server():
         assert connection.execute("SHOW statement_timeout").fetchone() == ("10ms",)
 
 
+@pytest.mark.slow
 def test_a_setting_that_the_server_refuses_is_told_at_once_with_its_log():
     with pytest.raises(ServerStartError, match="no_such_setting"):
         PrivateCluster(settings={"no_such_setting": "1"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fsync", "expected"), [(True, "on"), (False, "off")])
 def test_fsync_is_on_unless_a_suite_does_without(fsync, expected):
     with PrivateCluster(fsync=fsync) as cluster, cluster.connect() as connection:
@@ -263,6 +269,7 @@ def test_fsync_is_on_unless_a_suite_does_without(fsync, expected):
         assert connection.execute("SHOW synchronous_commit").fetchone() == ("on",)
 
 
+@pytest.mark.slow
 def test_an_older_major_version_runs_as_well():
     with PrivateCluster(fsync=False, major_version=16) as cluster:
         assert cluster.version // 10_000 == 16
@@ -306,6 +313,7 @@ def test_dropping_a_database_ends_its_sessions_and_prepared_transactions(cluster
     cluster.drop_database(shop)
 
 
+@pytest.mark.slow
 @pytest.mark.needs_root
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root runs the server as somebody else")
 def test_programs_in_a_closed_folder_are_copied_for_the_user_of_the_server(tmp_path, monkeypatch):

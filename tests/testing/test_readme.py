@@ -15,6 +15,7 @@ FILE = re.compile(r"^# (\w+\.py)\n(.*?)(?=^# \w+\.py$|\Z)", re.DOTALL | re.MULTI
 EXAMPLES = [dict(FILE.findall(block.text)) for block in blocks_run_by(__file__)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("files", EXAMPLES, ids=max)
 def test_the_example_passes_on_both_databases(tmp_path, txnstore_postgres_server, files):
     assert len(files) == 2

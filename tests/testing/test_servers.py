@@ -74,6 +74,7 @@ def test_programs_that_are_told_come_before_a_container_and_behind_a_url(engine,
         choose_server({"TXNSTORE_TEST_POSTGRES_PROGRAMS": str(tmp_path)})
 
 
+@pytest.mark.slow
 def test_a_cluster_of_other_programs_is_of_their_version():
     with choose_server({"TXNSTORE_TEST_POSTGRES_PROGRAMS": str(find_programs(16))}).start(fsync=False) as server:
         assert server.version // 10_000 == 16

@@ -96,6 +96,7 @@ def test_a_database_comes_back_as_new_and_under_another_name(databases, server):
     assert content_of(server, again) != content_of(server, new)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     "statement",
     [
@@ -217,6 +218,7 @@ def test_each_has_run_the_statement_that_renews_it(server, template):
     databases.close()
 
 
+@pytest.mark.slow
 def test_two_runs_of_the_same_process_id_meet_on_no_name():
     """In containers every run has the same one; what a killed run has left is in nobody's way."""
     program = (

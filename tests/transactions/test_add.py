@@ -41,6 +41,7 @@ def commit_with_records(bench, producer) -> None:
 WAYS = pytest.mark.parametrize("send", [send_records, send_offsets, commit_with_records], ids=lambda way: way.__name__)
 
 
+@pytest.mark.slow_but_first
 @WAYS
 @pytest.mark.parametrize(
     ("state", "identity", "error"),

@@ -79,6 +79,7 @@ def test_completing_it_once_or_more_often_gives_what_was_decided(bench, decided)
         assert bench.row(decided.transactional_id).state is S.COMPLETE_COMMIT
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("steps", range(6))
 @pytest.mark.parametrize(
     "go_on",

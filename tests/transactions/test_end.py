@@ -63,6 +63,7 @@ def bring_into(bench, producer, state: str) -> None:
     assert bench.row(producer.transactional_id).state.kafka_name == state
 
 
+@pytest.mark.slow_but_first
 @WAYS
 @pytest.mark.parametrize(("state", "column", "answer"), CELLS)
 def test_a_cell_of_kafkas_table(bench, writes_elsewhere: bool, state: str, column: str, answer: str) -> None:
@@ -95,6 +96,7 @@ def test_a_cell_of_kafkas_table(bench, writes_elsewhere: bool, state: str, colum
         assert row == before
 
 
+@pytest.mark.slow_but_first
 @WAYS
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
 @pytest.mark.parametrize("state", ["Ongoing", "PrepareCommit", "CompleteAbort"])

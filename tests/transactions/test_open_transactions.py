@@ -162,6 +162,7 @@ def test_a_further_writer_is_named_by_its_own_process(store, partition_id):
     assert [one.client for one in each_open_in(store)] == [None]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("transactional_id", ["-rf", "it's; rm *", "a\nb", "ä", ".x", "nightly:7.load_a-b"])
 def test_the_command_that_is_named_frees_readers_whatever_the_transactional_id(url, transactional_id):
     with open_store(url) as store:

@@ -178,6 +178,7 @@ def expire(bench, late) -> None:
     assert late.transactional_id in expire_transactional_ids(bench.store)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("writes_elsewhere", [False, True], ids=["in one database", "over several databases"])
 @pytest.mark.parametrize("since", ["a start", "a successor", "a new producer id", "an expiry"])
 def test_a_commit_that_stands_is_answered_whoever_has_come_since(own_bench, writes_elsewhere: bool, since: str) -> None:

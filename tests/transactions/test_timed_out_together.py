@@ -109,6 +109,7 @@ def abort_all(bench: Bench, producers: list[Producer]) -> TimedOut:
     return bench.store.write(partial(abort_together, names, None))
 
 
+@pytest.mark.slow_but_first
 def test_they_leave_the_rows_that_they_leave_one_by_one(store, clock) -> None:
     benches = [bench_on(store, clock) for _ in range(2)]
     opened = [open_some(bench) for bench in benches]
@@ -124,6 +125,7 @@ def test_they_leave_the_rows_that_they_leave_one_by_one(store, clock) -> None:
     assert_sound(store, at_rest=True)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     "columns",
     [
@@ -167,6 +169,7 @@ def test_a_statement_that_misses_one_is_an_error_and_none_is_aborted(own_bench, 
     assert bench.markers(bench.partition_ids[0]) == []
 
 
+@pytest.mark.slow_but_first
 def test_each_producer_is_told_and_goes_on(own_bench) -> None:
     bench = own_bench
     producers = open_some(bench)
@@ -258,6 +261,7 @@ def executions(bench: Bench, work: Callable[[], object]) -> int:
     return count
 
 
+@pytest.mark.slow_but_first
 def test_many_cost_as_many_statements_as_a_few(own_bench) -> None:
     bench = own_bench
     counts = []

@@ -246,6 +246,7 @@ def refuse_all(bench, zombies) -> None:
         )
 
 
+@pytest.mark.slow_but_first
 @WAYS
 @TIMES
 @ENDS
@@ -308,6 +309,7 @@ def test_what_was_decided_of_it_is_completed_by_whoever_comes_next(open_bench, c
     assert open_bench.read(open_bench.partition_ids[0]) == ([b"a"] if commit else [])
 
 
+@pytest.mark.slow_but_first
 @WAYS
 @TIMES
 def test_of_an_abort_by_an_administrator_at_the_last_epochs_hears_who_had_taken_over_last(

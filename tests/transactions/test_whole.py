@@ -44,6 +44,7 @@ from txnstore.testing.postgres_server import connection_string
 __all__ = ["worlds"]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.campaign
 @settings(max_examples=EXAMPLES)
 @given(steps=st.lists(STEPS, min_size=1, max_size=12))
@@ -72,6 +73,7 @@ USUAL = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cells", "committers"), USUAL)
 def test_what_is_usual_is_committed_at_once(worlds: Worlds, pair, cells, committers) -> None:
     name = pair[0].names[0]
@@ -83,6 +85,7 @@ def test_what_is_usual_is_committed_at_once(worlds: Worlds, pair, cells, committ
     assert_same(pair)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("text", [None, "within"], ids=["offset order", "commit order"])
 @pytest.mark.parametrize("cells", [[], [(0, 0, 1), (2, 0, 2)]], ids=["only offsets", "records"])
 def test_offsets_that_cannot_wait_begin_a_transaction_and_are_committed_with_it(
@@ -99,6 +102,7 @@ def test_offsets_that_cannot_wait_begin_a_transaction_and_are_committed_with_it(
         assert_same(pair)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("committer", "is_usual"),
     [
@@ -186,6 +190,7 @@ OPEN_BUT_UNUSUAL = [
 ]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("steps", OPEN_BUT_UNUSUAL)
 def test_what_is_open_and_not_as_the_client_believes_goes_the_general_way(worlds: Worlds, pair, steps) -> None:
     name = pair[0].names[0]
@@ -219,6 +224,7 @@ UNUSUAL = [
 ]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(("steps", "cells"), UNUSUAL)
 def test_what_is_unusual_goes_the_general_way(worlds: Worlds, pair, steps, cells) -> None:
     name = pair[0].names[0]
@@ -234,6 +240,7 @@ def test_what_is_unusual_goes_the_general_way(worlds: Worlds, pair, steps, cells
         happens(pair, "forget", name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("committer", [4, 12], ids=["that is to come", "that it has left"])
 def test_a_member_in_another_generation_has_nothing_committed_at_once(worlds: Worlds, pair, committer) -> None:
     happens(pair, "commit", pair[0].names[0], [(0, 0, 1)], 0, [(committer, [0, 1], None)], 0)
@@ -241,6 +248,7 @@ def test_a_member_in_another_generation_has_nothing_committed_at_once(worlds: Wo
     assert_same_rows(pair[0].rows(), pair[1].rows())
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("committer", [9, 10], ids=["a generation", "a lasting name"])
 @pytest.mark.parametrize("has_members", [True, False], ids=["beside members", "where nobody is"])
 @pytest.mark.parametrize("step", ["commit", "send", "commit_offsets"])
@@ -273,6 +281,7 @@ ELSEWHERE = [
 ]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(("cells", "committers"), ELSEWHERE)
 def test_an_old_epoch_commits_nothing(worlds: Worlds, pair, cells, committers) -> None:
     name = pair[0].names[0]
@@ -285,6 +294,7 @@ def test_an_old_epoch_commits_nothing(worlds: Worlds, pair, cells, committers) -
     assert_same(pair)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(("cells", "committers"), ELSEWHERE)
 def test_what_has_begun_before_is_committed_with_all_that_it_has(worlds: Worlds, pair, cells, committers) -> None:
     name = pair[0].names[0]
@@ -306,6 +316,7 @@ def test_the_oldest_open_transaction_of_other_producers_holds_the_last_stable_of
     assert_same(pair)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("time_ms", [0, 1, 0xFFFF, 1_700_000_000_123, 2**48 - 1])
 def test_the_checksum_of_a_marker_is_made_from_its_time(time_ms: int) -> None:
     producer = ProducerIdentity(7, 3)

@@ -87,6 +87,7 @@ GROUPS = st.lists(st.tuples(CELLS, COMMITS).filter(any), min_size=1, max_size=5)
 GROUP_STEPS = st.one_of(st.tuples(st.just("group"), PRODUCERS, GROUPS), STEPS)
 
 
+@pytest.mark.slow
 @pytest.mark.slow_on_postgresql
 @pytest.mark.campaign
 @settings(max_examples=times(20))
@@ -133,6 +134,7 @@ OTHERWISE: dict[str, tuple[Cells, Committers]] = {
 }
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("what", OTHERWISE)
 @pytest.mark.parametrize("place", [0, 2, 4])
 def test_one_that_is_unusual_sends_all_the_general_way(worlds: Worlds, what: str, place: int) -> None:
@@ -144,6 +146,7 @@ def test_one_that_is_unusual_sends_all_the_general_way(worlds: Worlds, what: str
     assert_same(pair)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("before", range(6))
 def test_the_last_epochs_are_passed(worlds: Worlds, before: int) -> None:
     pair = worlds.new_pair()
@@ -196,6 +199,7 @@ RECORDS: list[tuple[Cells, Committers]] = [([(1, 0, 1)], []), ([(0, 0, 3), (1, 0
 ENDS = 3
 
 
+@pytest.mark.slow
 @pytest.mark.crashes
 @pytest.mark.slow_on_postgresql
 def test_a_crash_at_any_step_leaves_all_or_none_and_each_can_be_asked_for_again(open_anew) -> None:
@@ -223,6 +227,7 @@ def test_a_crash_at_any_step_leaves_all_or_none_and_each_can_be_asked_for_again(
     assert left == {0, ENDS}
 
 
+@pytest.mark.slow
 def test_a_newer_producer_comes_before_all_of_them_or_behind(open_anew) -> None:
     first, second, observer = (open_anew(pool_size=1) for _ in range(3))
     seen = set()
@@ -256,6 +261,7 @@ def test_a_newer_producer_comes_before_all_of_them_or_behind(open_anew) -> None:
     assert seen == {0, len(RECORDS)}
 
 
+@pytest.mark.slow
 @pytest.mark.slow_on_postgresql
 def test_two_producers_that_write_in_opposite_orders_do_not_block_each_other(open_anew) -> None:
     first, second, observer = (open_anew(pool_size=1) for _ in range(3))

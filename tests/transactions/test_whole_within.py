@@ -198,6 +198,7 @@ def pair(worlds: WorldsWithRows) -> tuple[World, World]:
     return pair
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(("cells", "committers"), USUAL)
 def test_what_is_usual_is_committed_at_once(worlds: WorldsWithRows, pair, cells, committers) -> None:
     name = pair[0].names[0]
@@ -209,6 +210,7 @@ def test_what_is_usual_is_committed_at_once(worlds: WorldsWithRows, pair, cells,
     assert_rows_and_records_are_the_same(worlds, pair)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(("steps", "cells"), UNUSUAL)
 def test_what_is_unusual_goes_the_general_way_and_keeps_the_applications_row(
     worlds: WorldsWithRows, pair, steps, cells

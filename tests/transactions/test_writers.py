@@ -212,6 +212,7 @@ def ends_and_another_begins(bench, producer):
     begin_transaction(bench.store, producer.transactional_id, producer.identity)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("over", "how"),
     [

@@ -285,6 +285,7 @@ def test_a_batch_in_which_a_pass_has_ended_at_the_log_start_is_no_damage(log):
     assert log.found(lambda *_: None) == {}
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("name", DAMAGES)
 def test_damage_to_a_compacted_partition_is_reported(log, name):
     damage, invariant, place, text = DAMAGES[name]

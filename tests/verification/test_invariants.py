@@ -600,6 +600,7 @@ class Undone(Exception):
     """Rolls the damage back."""
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.slow_on_postgresql
 @pytest.mark.parametrize("name", DAMAGES)
 def test_damage_is_reported_by_name(busy: Busy, name: str):
@@ -724,6 +725,7 @@ def test_what_stands_on_a_later_page_is_read_too(busy: Busy, monkeypatch: pytest
     assert {each.invariant for each in find_violations(busy.store)} == {Invariant.COMMITTED_VISIBLE}
 
 
+@pytest.mark.slow
 def test_pages_end_where_they_are_full_of_bytes(busy: Busy, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(reading, "PAGE_BYTES_MAX", 1)
     assert find_violations(busy.store) == []

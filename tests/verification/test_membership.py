@@ -115,6 +115,7 @@ def keep_offsets_of_nobody(connection, group):
     connection.execute(update(group_offsets).where(*this).values(group_id=group.unknown_id))
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("damage", "seen"),
     [

@@ -32,6 +32,7 @@ def commit(store: Store, partition_id: int) -> ProducerIdentity:
     return producer
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("table", "key", "names"),
     [

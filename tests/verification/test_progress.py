@@ -90,6 +90,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("name", DAMAGES)
 def test_damage_is_reported_by_name_and_only_that(store, name):
     progress = Progress(store)

@@ -33,6 +33,7 @@ def test_the_database_that_broke_is_named(txnstore_postgresql_url, txnstore_sqli
             in_snapshots([first, second], work)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("way", ["hot", "cold", "streamed"])
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_the_database_whose_statement_failed_is_named(

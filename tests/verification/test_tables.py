@@ -127,6 +127,7 @@ def names_of(url, table):
     return SEGMENT_TABLES if table == "record_batches" and not url.startswith("sqlite") else (table,)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 def test_what_a_table_has_lost_is_found(url, loss):
     with open_store(url) as store:

@@ -40,6 +40,7 @@ def begin_another(bench: Bench, producer: Producer, offset: int) -> None:
     producer.send_offsets(bench.prefix, {bench.partition_ids[1]: offset})
 
 
+@pytest.mark.slow_but_first
 @ENDS
 @pytest.mark.parametrize("takers", [1, 2, 3])
 @pytest.mark.parametrize("writes_elsewhere", [False, True], ids=["in one database", "over several databases"])

@@ -167,6 +167,7 @@ def test_a_log_of_which_everything_was_deleted_is_right(watched):
     assert watched.look() == [] == watched.look(watch=None)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("what", "invariant"),
     [

@@ -107,6 +107,7 @@ def test_what_has_no_configuration_is_refused(admin, resource):
 # --- change -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -193,6 +194,7 @@ def test_settings_without_a_meaning_are_kept_and_described(admin):
     assert values(admin, TOPIC) == {"retention.ms": "5"}
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -235,6 +237,7 @@ def test_an_error_says_what_kafkas_says(admin, operation, name, text):
     assert future.exception(PATIENCE_SECONDS).args[0].str() == text
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(("name", "of_topics"), _DEFAULTS_OF_BROKERS.items())
 def test_what_a_broker_has_for_its_topics_is_named_as_topics_have_it(admin, name, of_topics):
     assert of_topics in TOPIC_SETTINGS
@@ -244,6 +247,7 @@ def test_what_a_broker_has_for_its_topics_is_named_as_topics_have_it(admin, name
     assert future.exception(PATIENCE_SECONDS).args[0].str() == told
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("resource", "changes", "code"),
     [

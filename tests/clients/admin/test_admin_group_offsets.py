@@ -148,6 +148,7 @@ def test_offsets_are_deleted(admin, log):
     assert result(admin.delete_consumer_group_offsets([partitions("g", T0)])["g"]).topic_partitions[0].error is None
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("subscription", "assignment", "is_refused"),
     [(("t",), {}, True), (("^t.*",), {}, True), (("u",), {"t": [1]}, True), (("u", "^x"), {"u": [0]}, False)],

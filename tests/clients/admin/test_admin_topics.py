@@ -66,6 +66,7 @@ def test_the_stores_number_of_partitions_is_the_default(admin, database):
     assert counts == {"a": 4, "b": 4, "c": 1}
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("topic", "code"),
     [

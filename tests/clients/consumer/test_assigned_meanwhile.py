@@ -172,6 +172,7 @@ class Member:
         self.reader.finish()
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("seed", range(100))
 def test_what_is_handed_out_whole_is_so_in_all_that_is_assigned_then_whatever_comes_and_goes(seed):
     chance = random.Random(seed)

@@ -253,6 +253,7 @@ def grow(log: Log, chance: random.Random) -> None:
         log.commit({number: [chance.randint(1, 2) for _ in range(chance.randint(1, 3))] for number in partitions})
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("seed", range(150))
 def test_transactions_are_whole_whatever_is_read_when_and_wherever_readers_stop(seed):
     chance = random.Random(seed)

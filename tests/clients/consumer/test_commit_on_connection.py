@@ -81,6 +81,7 @@ def committed(consumer):
 # --- with the caller's rows, or not at all ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow_but_first
 def test_offsets_and_rows_are_committed_by_the_callers_commit(worker, caller, url):
     caller.write("row")
     answered = worker.commit(connection=caller.given)
@@ -90,6 +91,7 @@ def test_offsets_and_rows_are_committed_by_the_callers_commit(worker, caller, ur
     assert (committed(worker), ledger_of(url)) == (3, ["row"])
 
 
+@pytest.mark.slow_but_first
 def test_the_callers_rollback_takes_both_back_and_the_next_commit_has_both(worker, caller, url):
     caller.write("row")
     worker.commit(connection=caller.given)
@@ -102,6 +104,7 @@ def test_the_callers_rollback_takes_both_back_and_the_next_commit_has_both(worke
     assert (committed(worker), ledger_of(url)) == (3, ["row again"])
 
 
+@pytest.mark.slow_but_first
 def test_nothing_is_left_on_the_connection(worker, caller):
     driver = caller.driver
     before = {name: getattr(driver, name) for name in ("row_factory", "autocommit") if hasattr(driver, name)}

@@ -213,6 +213,7 @@ def test_a_reader_that_the_log_start_has_passed_begins_where_the_reset_says(log,
     assert texts(_read(make_consumer, 4, 2, within=3)) == [b"d", b"N"]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("reset", ["earliest", "latest", "error"])
 def test_a_position_at_the_first_record_of_a_transaction_is_its_beginning_and_a_deleted_part_leaves_it_out(
     log, make_consumer, reset
@@ -322,6 +323,7 @@ STEPS = st.one_of(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.campaign
 @settings(max_examples=times(8), suppress_health_check=list(HealthCheck))
 @given(steps=st.lists(STEPS, min_size=8, max_size=20))

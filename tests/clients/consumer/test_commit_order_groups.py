@@ -130,6 +130,7 @@ def commit_with(producer, consumer):
     producer.commit_transaction(PATIENCE_SECONDS)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.usefixtures("history")
 @pytest.mark.parametrize("first", [COMMIT_ORDER, PLAIN], ids=["commit", "offset"])
 def test_a_group_changes_its_order_only_by_a_reset_that_says_so(make_consumer, make_producer, url, first):

@@ -281,6 +281,7 @@ def test_many_threads_use_one_consumer(url, log):
     assert sorted(seen) == list(range(4_000))
 
 
+@pytest.mark.slow
 def test_seeking_while_another_thread_reads_gives_the_records_from_there(url, log):
     log.topic()
     log.write("t", 0, *[b"%d" % number for number in range(500)])
@@ -343,6 +344,7 @@ def test_a_forked_child_is_refused_and_leaves_the_parent_alone(url, topic):
         assert consumer.poll(PATIENCE_SECONDS).value() == b"1"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", ["poll(-1)", "consume(5)", "poll(600)"])
 def test_an_interrupt_ends_a_call_that_waits(url, topic, call):
     program = f"""

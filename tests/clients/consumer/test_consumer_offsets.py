@@ -242,6 +242,7 @@ def test_the_largest_offset_can_be_committed(reader, offset):
     assert reader().commit(offsets=[TP("t", 0, offset)], asynchronous=False)[0].offset == offset
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("metadata", [None, "", "why"])
 @pytest.mark.parametrize("way", ["commit", "transaction", "admin"])
 def test_no_metadata_and_an_empty_one_read_back_as_what_they_were(reader, make_producer, url, way, metadata):

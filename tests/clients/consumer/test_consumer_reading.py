@@ -55,6 +55,7 @@ def test_poll_waits_for_a_record_that_comes_later(log, assigned):
     assert consumer.poll(PATIENCE_SECONDS).value() == b"late"
 
 
+@pytest.mark.slow
 def test_commits_to_other_topics_cost_a_waiting_consumer_nothing(log, assigned, monkeypatch):
     log.topic()
     log.topic("other")
@@ -152,6 +153,7 @@ def test_a_marker_that_comes_after_the_record_was_handed_out_is_stepped_over(log
     eventually(lambda: position(consumer) == 2)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("offset", "reset", "expected"),
     [

@@ -160,6 +160,7 @@ def test_what_is_interrupted_between_the_call_and_the_application_comes_again(lo
     assert len(seen) > 5
 
 
+@pytest.mark.slow
 @on_sqlite_alone  # As above.
 @pytest.mark.skipif(not bulk.IN_C or sys.version_info >= (3, 12), reason="no garbage is collected within a call of C")
 def test_a_signal_that_comes_while_poll_makes_a_record_takes_none_with_it(log, make_consumer):

@@ -165,6 +165,7 @@ CALLS: dict[str, Callable[[Application], bool]] = {
 }
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("restarts", [False, True])
 @pytest.mark.parametrize("aborted", ["nothing", "at the end", "in between"])
 @pytest.mark.parametrize("interrupted", CALLS)
@@ -195,6 +196,7 @@ def test_after_an_interrupt_each_transaction_comes_whole_with_its_producer(inter
     assert interrupt.where is None
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("interrupted", ["poll", "consume", "seek", "pause", "resume", "add", "remove"])
 def test_what_is_kept_comes_whole_and_once_after_an_interrupt_of_a_call_that_gives_it_back(interrupted):
     def touch(application):
@@ -360,6 +362,7 @@ def test_two_interrupts_take_no_record_with_them(interrupted):
     assert moments.first is None
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("interrupted", ["poll", "consume"])
 def test_an_interrupt_while_messages_are_made_in_python_takes_none_with_it(interrupted):
     """The row is taken by then, and in no list; the second one comes while it is given back."""

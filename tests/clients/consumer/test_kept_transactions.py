@@ -111,6 +111,7 @@ def committed(consumer: Consumer) -> list[int]:
     return [one.offset for one in consumer.committed(partitions, PATIENCE_SECONDS)]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("timeout", [0, 0.0005])
 def test_calls_that_are_too_short_for_a_transaction_end_with_all_of_it_and_once(reader, timeout):
@@ -123,6 +124,7 @@ def test_calls_that_are_too_short_for_a_transaction_end_with_all_of_it_and_once(
     assert consumer.consume_transaction(0) is None
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("commits", [True, False], ids=["automatic commits", "commits by the application"])
 def test_what_is_kept_is_committed_by_nobody_and_comes_again_after_a_restart(reader, commits):
@@ -174,6 +176,7 @@ TOUCHES = {
 }
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("touch", TOUCHES.values(), ids=TOUCHES)
 def test_all_other_calls_find_records_and_positions_as_if_nothing_had_been_handed_out(reader, touch):
@@ -340,6 +343,7 @@ def test_a_call_ends_that_waits_while_the_consumer_is_closed_and_what_it_has_kep
     assert sorted(values_of(next_of(reader(goes_on=True)))) == sorted(LARGE)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
 def test_members_of_a_group_that_come_and_go_lose_nothing_and_have_nothing_twice(log, make_consumer, strategy):
     log.topic(partition_count=2)
@@ -369,6 +373,7 @@ def test_members_of_a_group_that_come_and_go_lose_nothing_and_have_nothing_twice
     assert sorted(seen) == places
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("timeout", [0, PATIENCE_SECONDS], ids=["short", "long"])
 def test_calls_of_several_threads_return_each_transaction_whole_and_once(reader, log, timeout):

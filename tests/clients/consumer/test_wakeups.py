@@ -87,6 +87,7 @@ def test_a_consumer_is_woken_by_a_commit_of_another_process_alone(url, log, wait
         child.communicate("end\n")
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     "configuration",
     [

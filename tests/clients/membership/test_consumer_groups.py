@@ -319,6 +319,7 @@ def test_a_consumer_without_membership_commits_once_a_crashed_member_is_expired(
     assert simple.commit(offsets=offsets, asynchronous=False)[0].offset == 1
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("name", ["half\ud800", "nul\0", "..", "a b", "'; DROP TABLE topics; --", "x" * 300])
 def test_what_cannot_name_a_topic_is_a_missing_topic(two, make_consumer, name):
     consumer = make_consumer()

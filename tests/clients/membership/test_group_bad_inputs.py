@@ -96,6 +96,7 @@ UNUSUAL_NAMES = (
 )
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("position", range(len(UNUSUAL_NAMES)))
 def test_names_that_are_unusual_are_names(four, url, log, position):
     name = UNUSUAL_NAMES[position]
@@ -294,6 +295,7 @@ def bring(crew, state):
     return a, others or (way and way(crew, a, settings)) or []
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.slow_on_postgresql
 @pytest.mark.variants_on_sqlite("kind")
 @pytest.mark.parametrize("state", WAYS)

@@ -272,6 +272,7 @@ WAYS_TO_COMMIT: dict[str, tuple[dict[str, Any], Callable[..., None] | None]] = {
 }
 
 
+@pytest.mark.slow_but_first
 @both_strategies
 @pytest.mark.parametrize("way", WAYS_TO_COMMIT)
 def test_the_next_owner_starts_exactly_where_the_former_one_stopped(four, crew, make_consumer, strategy, way):
@@ -368,6 +369,7 @@ def test_news_wait_for_the_application_to_take_the_answer_that_is_there(four, cr
     eventually(lambda: group._protocol._step > step and not group._has_news)
 
 
+@pytest.mark.slow_but_first
 @both_strategies
 @pytest.mark.parametrize("kind", ["assign", "revoke"])
 @pytest.mark.parametrize("interrupted", ["change_assignment", "served"])

@@ -361,6 +361,7 @@ def goes_on(producer, url, member, number, offset):
     assert values(read_to_end(url, "out")) == [b"committed"]
 
 
+@pytest.mark.slow_but_first
 @both_strategies
 @pytest.mark.parametrize("metadata", ["former", "present"])
 def test_a_former_owner_is_refused_within_a_transaction(shared, producer, url, strategy, metadata):
@@ -396,6 +397,7 @@ def test_a_former_member_commits_nothing_as_in_kafka(expired, producer):
     assert committed(b, 0) == [OFFSET_INVALID]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("way", ["shared", "expired"])
 def test_a_member_that_has_unsubscribed_is_refused_within_a_transaction(request, crew, producer, url, way):
     """Its partitions are another's, which has read the same: both outputs would count."""
@@ -426,6 +428,7 @@ def test_a_removed_member_is_refused_within_a_transaction(expired, crew, produce
     assert a.moves == [assigned(0, 1, 2, 3), lost(0, 1, 2, 3), assigned(*a.partitions)]
 
 
+@pytest.mark.slow_but_first
 @both_strategies
 def test_a_worker_that_is_rebalanced_in_the_middle_of_a_transaction_aborts_and_resumes(
     four, crew, producer, url, strategy
@@ -456,6 +459,7 @@ def test_a_worker_that_is_rebalanced_in_the_middle_of_a_transaction_aborts_and_r
     ]
 
 
+@pytest.mark.slow_but_first
 @both_strategies
 @pytest.mark.parametrize("ownership", [{}, AS_IN_KAFKA], ids=["owners", "members"])
 def test_what_was_sent_before_a_rebalance_counts_by_the_membership_of_then(
@@ -489,6 +493,7 @@ def test_what_was_sent_before_a_rebalance_counts_by_the_membership_of_then(
     assert committed(a, moved, kept) == [5, 2]
 
 
+@pytest.mark.slow_but_first
 @both_strategies
 @pytest.mark.parametrize("commits", [True, False], ids=["commit", "abort"])
 def test_the_next_owner_waits_for_offsets_of_an_open_transaction(four, crew, producer, strategy, commits):

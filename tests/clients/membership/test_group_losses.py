@@ -310,6 +310,7 @@ def test_what_comes_back_while_on_revoke_runs_and_polls_is_assigned_behind_it_th
 # --- max.poll.interval.ms -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_but_first
 @both_strategies
 def test_others_take_over_from_an_application_that_does_not_poll_and_its_next_poll_rejoins(four, crew, strategy):
     (a,) = crew.members("a", **LATE, **strategy)
@@ -392,6 +393,7 @@ def test_a_late_application_with_a_static_name_is_told_too(four, crew):
     assert a.moves == [lost(0, 1), assigned(0, 1)]
 
 
+@pytest.mark.slow
 def test_an_application_that_waits_in_consume_is_not_late(four, crew, log):
     (a,) = crew.members("a", **LATE)
     crew.until([a], lambda: len(a.records) == 4 * RECORDS)
@@ -400,6 +402,7 @@ def test_an_application_that_waits_in_consume_is_not_late(four, crew, log):
     assert a.calls == [assigned(0, 1, 2, 3)]
 
 
+@pytest.mark.slow_but_first
 @both_strategies
 def test_who_has_unsubscribed_and_is_late_does_not_come_back(four, crew, log, strategy):
     (a,) = crew.members("a", **LATE, **strategy)

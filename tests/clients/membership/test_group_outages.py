@@ -138,6 +138,7 @@ def kinds(reading):
     return {kind for member in reading.members for kind, _ in member.moves}
 
 
+@pytest.mark.slow_but_first
 @both_strategies
 def test_a_group_that_does_not_answer_for_less_than_a_session_loses_nobody(url, crew, log, strategy):
     fill(log)
@@ -159,6 +160,7 @@ def test_a_group_that_does_not_answer_for_less_than_a_session_loses_nobody(url, 
     assert {member.generation for member in reading.members} == {generation}
 
 
+@pytest.mark.slow_but_first
 @both_strategies
 def test_nothing_is_handed_out_past_the_local_deadline_until_the_group_has_answered(url, crew, log, strategy):
     fill(log)
@@ -179,6 +181,7 @@ def test_nothing_is_handed_out_past_the_local_deadline_until_the_group_has_answe
     reading.until(lambda: reading.is_shared() and all(map(commits_position, reading.members)))
 
 
+@pytest.mark.slow_but_first
 @both_strategies
 def test_a_member_alone_keeps_its_place_if_nobody_took_it(url, crew, log, strategy):
     """The one that is late is not removed by itself: what it had is still its own."""
@@ -265,6 +268,7 @@ def test_a_server_that_is_back_within_the_session_costs_nobody_his_place(cluster
         assert member.consumer.commit(asynchronous=False)
 
 
+@pytest.mark.slow
 def test_a_server_that_is_away_for_longer_than_the_session(cluster, killed):
     reading = killed()
     for member in reading.members:

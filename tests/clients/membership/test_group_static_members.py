@@ -189,6 +189,7 @@ def test_unsubscribing_gives_the_partitions_back_and_keeps_the_place(pair, crew,
     assert b.errors == a.errors == []
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("way", ["by itself", "on a connection"])
 @pytest.mark.parametrize("others", ["nobody", "a successor", "another member"])
 def test_who_has_left_commits_what_it_assigns_itself_once_its_session_is_over_and_nobody_is_there(

@@ -51,6 +51,7 @@ def owned_by_all(members):
 # --- assignors ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("mine", "others", "shares"),
     [

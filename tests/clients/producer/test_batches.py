@@ -25,6 +25,7 @@ def counted_encodings(monkeypatch) -> list[int]:
     return record_counts
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.variants_on_sqlite
 @pytest.mark.parametrize(
     "record",

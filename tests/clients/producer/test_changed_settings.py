@@ -52,6 +52,7 @@ def test_a_record_that_was_refused_is_taken_once_the_topic_allows_it(make_produc
     assert values(read_to_end(url, topic)) == [b"good"] * 3 + [record["value"]]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("way", ["flushed", "with the commit", "by itself"])
 def test_a_transaction_is_judged_by_the_settings_that_hold(make_producer, url, refused, way):
     topic, record, _, change = refused

@@ -25,6 +25,7 @@ from txnstore.testing.invariants import assert_sound
 # --- one commit ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_but_first
 def test_records_and_rows_are_committed_together(producer, any_caller, url, topic, entry):
     producer.begin_transaction()
     producer.enlist(any_caller.given)
@@ -69,6 +70,7 @@ def test_no_other_transaction_begins_while_one_lets_go_of_the_last_ones_connecti
     assert (is_there(url, entry), committed_values(url, topic)) == (True, [b"1"])
 
 
+@pytest.mark.slow_but_first
 def test_an_abort_takes_both_back(producer, any_caller, url, topic, entry):
     producer.begin_transaction()
     any_caller.write(entry)

@@ -62,6 +62,7 @@ ALL_OF_IT = ([str(NUMBER)], [str(NUMBER)], NUMBER)
 # --- cut --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("side", ["before", "after"])
 @pytest.mark.parametrize("kind", ["driver", "core", "orm"])
 def test_a_connection_that_is_cut_at_the_commit(txnstore_postgresql_url, kind, side):
@@ -194,6 +195,7 @@ def test_an_interrupt_before_the_commit_leaves_it_to_be_aborted(begun, bank, mon
     assert found(bank) == NOTHING
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("side", ["before", "after"])
 def test_an_interrupt_in_the_commit_leaves_it_to_be_asked_for_again(begun, bank, monkeypatch, side):
     send = EnlistedConnection._send_commit

@@ -33,6 +33,7 @@ from txnstore.transactions.outcome import end_within
 # --- the caller's own endings -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("ending", ["commit", "rollback"])
 def test_the_callers_own_ending_is_refused(producer, any_caller, url, topic, entry, ending):
     if any_caller.is_sqlite and any_caller.kind.endswith("driver"):
@@ -52,6 +53,7 @@ def test_the_callers_own_ending_is_refused(producer, any_caller, url, topic, ent
     assert committed_values(url, topic) == [b"1"]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("ending", ["COMMIT", "ROLLBACK", "COMMIT; BEGIN", "ROLLBACK; BEGIN"])
 def test_an_ending_behind_the_guards_is_seen_before_anything_is_decided(producer, url, topic, entry, ending):
     with calling(url, "driver") as caller:
@@ -352,6 +354,7 @@ def test_a_second_connection_to_the_same_database(producer, url, topic, entry):
     assert is_there(url, entry)
 
 
+@pytest.mark.slow_but_first
 def test_a_connection_that_another_producer_has_enlisted(make_producer, any_caller, url, topic, entry):
     """Both would commit it: the first would commit all of it, and hear of a refusal."""
     first, second = make_producer(), make_producer()
@@ -373,6 +376,7 @@ def test_a_connection_that_another_producer_has_enlisted(make_producer, any_call
     assert (is_there(url, f"{entry} of the second"), committed_values(url, topic)) == (True, [b"1", b"2"])
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("end", ["abort", "close", "close elsewhere", "drop"])
 def test_a_connection_is_free_for_another_producer_once_the_first_has_ended(make_producer, url, topic, entry, end):
     for kind in ("core", "orm", "driver"):
@@ -565,6 +569,7 @@ def test_a_read_that_is_older_than_the_last_commit(producer, url, topic, entry):
     assert is_there(url, f"{entry} again")
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("isolation", ["REPEATABLE READ", "SERIALIZABLE"])
 @pytest.mark.parametrize("what", ["a topic that is created", "a topic that it creates", "the producer itself"])
 def test_a_snapshot_that_is_older_than_what_is_written_to_says_so(make_producer, url, entry, isolation, what):
@@ -726,6 +731,7 @@ def test_refusals_hold_no_secret(producer, url):
     producer.abort_transaction(PATIENCE_SECONDS)
 
 
+@pytest.mark.slow
 def test_a_child_can_enlist_that_was_forked_while_a_thread_did():
     is_over = threading.Event()
 

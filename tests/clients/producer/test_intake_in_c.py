@@ -204,6 +204,7 @@ bounds = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow_but_first
 @on_sqlite_alone
 @bounds
 def test_whatever_is_produced_is_queued_or_refused_alike(make_pair, bounds):

@@ -182,6 +182,7 @@ BEHIND_THE_ANSWER = [
 ]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("is_enlisted", [False, True])
 @pytest.mark.parametrize(("owner", "name"), BEHIND_THE_ANSWER)
 def test_a_commit_behind_whose_answer_there_is_no_memory_stands(

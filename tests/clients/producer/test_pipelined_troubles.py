@@ -117,6 +117,7 @@ def test_what_a_refused_commit_has_left_in_the_store_is_aborted(ready, monkeypat
     assert seen(url, topic) == ([b"before", b"after"], [b"before", b"half", b"after"])
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("call", ["commit", "offsets", "enlist", "leave"])
 def test_no_call_of_the_next_transaction_outlives_a_refused_commit(
     ready, make_refused, hold_database, url, topic, call
@@ -241,6 +242,7 @@ def test_what_is_sealed_does_not_expire(make_transactional, hold_database, url, 
 # --- in order, all of them -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("before", [1, 10, 19, 20, 21])
 def test_the_last_epochs_are_passed_on_the_way(make_transactional, hold_database, url, topic, before):
     make_transactional().close()
@@ -404,6 +406,7 @@ def test_what_stands_is_not_committed_again_though_its_reports_fail(
     report(*failed[0])
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("at_once", [True, False])
 @pytest.mark.parametrize(
     ("owner", "name"),

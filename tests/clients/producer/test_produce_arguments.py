@@ -117,6 +117,7 @@ def test_keys_and_values_are_bytes_or_text_or_none(producer, topic, url, given, 
     assert len(message) == len(stored or b"")
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("given", "stored"),
     [

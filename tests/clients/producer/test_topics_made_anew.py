@@ -212,6 +212,7 @@ def test_a_producer_says_of_a_partition_that_the_new_topic_lacks(make_producer, 
 # --- offsets of transactions ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("member", [True, False], ids=["with the commit", "pending"])
 def test_offsets_of_a_transaction_never_get_lost_in_the_old_topic(consumer, make_producer, log, anew, member):
     """They would be committed where nobody looks: the records that were consumed would be consumed again."""

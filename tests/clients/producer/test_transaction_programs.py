@@ -102,6 +102,7 @@ def test_after_its_time_the_same_producer_resumes(store, clock, make_transaction
     assert seen(url, topic)[0] == [b"1", b"2"]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("left", range(4))
 def test_a_producer_goes_on_past_the_last_epoch_of_its_producer_id(store, make_transactional, url, topic, left):
     """Every end of a transaction takes an epoch (KIP-890); after the last one there is a new producer id."""
@@ -142,6 +143,7 @@ class Interrupted(BaseException):
     """Something from outside that is not an Exception."""
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     "error", [ValueError("no"), KeyboardInterrupt(), SystemExit(3), GeneratorExit(), Interrupted()]
 )

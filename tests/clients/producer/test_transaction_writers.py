@@ -104,6 +104,7 @@ def test_a_commit_that_names_writers_is_taken_up_again_once_it_is_done(
     assert seen() == ["a"]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("kind", ["alone", "with a connection"])
 def test_a_commit_under_way_is_not_taken_up_as_one_of_other_writers(
     url, producer, token, make_writer, seen, monkeypatch, kind
@@ -225,6 +226,7 @@ def test_writers_are_named_only_where_a_token_was_given_out(producer) -> None:
     producer.commit_transaction(writers=[])
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("how", ["commit", "abort", "init", "timeout", "administrator", "next"])
 def test_a_writer_that_comes_late_is_fenced(
     url, store, clock, producer, token, make_writer, make_producer, how, seen
@@ -270,6 +272,7 @@ def refused_calls():
     }
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("name", sorted(refused_calls()))
 def test_a_writer_neither_begins_nor_ends_the_transaction(url, producer, token, make_writer, name, seen) -> None:
     writer = make_writer(token)

@@ -99,6 +99,7 @@ def age(url, transactional_id, *, left=0):
         store.write(lambda connection: connection.execute(row.values(producer_epoch=EPOCH_EXHAUSTED - left - 1)))
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
 @pytest.mark.parametrize("left", [0, 1, 2])
 def test_of_all_processes_that_take_it_over_the_last_one_completes_it(url, start, commit, left):
@@ -205,6 +206,7 @@ def test_a_name_that_came_too_late_is_written_when_it_is_asked_for_again(url, st
     assert outcome(state, url) is Outcome.COMMITTED
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("call", ["prepare_transaction", "transaction_token"])
 @pytest.mark.parametrize("end", ["commit_transaction", "abort_transaction"])
 def test_an_empty_transaction_whose_begin_came_too_late_can_be_ended(url, start, hold_database, monkeypatch, call, end):

@@ -306,6 +306,7 @@ def test_at_every_step_of_a_commit(make_producer, url, monkeypatch):
     fail_at_every_step(Program(make_producer, url, commit=commit_and_wait), IN_A_CALL, monkeypatch, OUTCOMES)
 
 
+@pytest.mark.slow
 def test_at_every_step_of_a_commit_in_the_background(make_producer, url, monkeypatch):
     program = Program(make_producer, url, before=flush_a_part, commit=leave_and_wait)
     fail_at_every_step(program, IN_A_CALL, monkeypatch, OUTCOMES)
@@ -315,6 +316,7 @@ def test_at_every_step_of_a_commit_that_is_wholly_in_the_client(make_producer, u
     fail_at_every_step(Program(make_producer, url, commit=leave_and_wait), OF_SEALED, monkeypatch, OUTCOMES_OF_SEALED)
 
 
+@pytest.mark.slow
 def test_at_every_step_of_a_commit_with_an_enlisted_connection(make_producer, url, monkeypatch):
     make_ledger(url)
     callers = contextlib.ExitStack()
@@ -384,6 +386,7 @@ def end_mistakenly(make_producer, url, monkeypatch, *, stands, leaves=0):
     return [(error.fatal(), error.code(), "the outcome is unknown" in error.str()) for error in errors]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("stands", [False, True])
 @pytest.mark.parametrize("leaves", [0, 1])
 def test_a_lasting_mistake_ends_the_producer_and_the_outcome_is_unknown(
@@ -474,6 +477,7 @@ def test_a_call_for_which_no_thread_can_be_started_is_made_again(make_producer, 
     assert values(read_to_end(url, TOPIC)) == [b"1"]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("owner", "name"),
     [

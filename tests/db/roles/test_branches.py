@@ -80,6 +80,7 @@ def pay(producer, teller, role, name):
     producer.produce(TOPICS[role], name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", TOPICS)
 def test_log_and_database_commit_together(shop, make_producer, open_teller, entries, role):
     name = f"paid {next(_NUMBERS)}"

@@ -198,6 +198,7 @@ def test_long_names_of_roles_have_policies_of_their_own(bare):
     ]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("kind", "bounds", "why"),
     [
@@ -291,6 +292,7 @@ def test_a_coordinator_does_all_that_clients_do(bare, client_path):
         client_path(store)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("may_call", [True, False], ids=["may call the functions", "may not"])
 def test_who_may_not_call_the_functions_commits_by_statements(bare, may_call):
     bare.grant_all()

@@ -138,6 +138,7 @@ def test_a_role_with_limits_ends_what_is_its_own(shop, guest):
         assert aborted.value.args[0].txn_requires_abort()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["terminate", "init", "abort"])
 def test_one_that_is_open_in_a_topic_that_it_does_not_see_is_not_ended_in_part(shop, guest, ending):
     hidden, topic = f"hidden-{next(_NUMBERS)}", f"shared-{next(_NUMBERS)}"
@@ -194,6 +195,7 @@ def test_a_store_of_which_a_part_is_shown_does_not_move(half, tmp_path):
     assert half.read(read_move) is None
 
 
+@pytest.mark.slow
 def test_a_store_that_is_there_though_nothing_of_it_is_shown_is_no_place_to_move_to(half, tmp_path):
     with open_store(f"sqlite:///{tmp_path}/there.db", moving=True) as source:
         with pytest.raises(PermissionDenied, match="some rows of"):
@@ -288,6 +290,7 @@ VIEWS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("said", VIEWS)
 def test_whether_a_role_sees_all_is_said_by_the_policies_that_are_its_own(bare, said):
     statements, sees_all, sees_all_locked = VIEWS[said]

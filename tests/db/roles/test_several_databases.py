@@ -40,6 +40,7 @@ def names_in_each(cluster, prefix):
     return [next(name for name in names if cluster.coordinator_id_of(name) == number) for number in (1, 2)]
 
 
+@pytest.mark.slow
 def test_a_worker_and_a_reader_do_their_work_wherever_ids_and_groups_live(databases):
     reads = {"auto.offset.reset": "earliest", "enable.auto.commit": False}
     with open_cluster(databases()) as cluster:
@@ -74,6 +75,7 @@ def test_a_worker_and_a_reader_do_their_work_wherever_ids_and_groups_live(databa
                     )
 
 
+@pytest.mark.slow
 def test_who_may_not_bring_the_newest_topics_to_a_database_waits_for_somebody_who_may(databases, monkeypatch):
     with open_cluster(databases()) as upkeep, open_cluster(databases("writer")) as cluster:
         assert not cluster.reconcile(2)
