@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from txnstore import KafkaError, KafkaException, Producer, moving
-from txnstore.moving import archive_files, loading
+from txnstore.moving import loading
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_a_file_that_appears_meanwhile_is_replaced_only_if_that_was_asked_for(
     def refuse(*_, **__):
         raise OSError(errno.EPERM, "no links here")
 
-    class Noticing(archive_files.pq.ParquetWriter):
+    class Noticing(pq.ParquetWriter):
         def close(self):
             super().close()
             path.write_text("mine")
@@ -73,7 +73,7 @@ def test_a_file_that_appears_meanwhile_is_replaced_only_if_that_was_asked_for(
         monkeypatch.setattr("pathlib.Path.hardlink_to", refuse)
         assert run("export", "orders", "--parquet", tmp_path / "other.parquet").code == 0
         assert pq.read_table(tmp_path / "other.parquet").num_rows == 3
-    monkeypatch.setattr(archive_files.pq, "ParquetWriter", Noticing)
+    monkeypatch.setattr(pq, "ParquetWriter", Noticing)
     ended = run("export", "orders", "--parquet", path, *(["--force"] if force else []))
     assert ended.code == (0 if force else 1)
     if not force:

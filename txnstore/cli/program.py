@@ -6,6 +6,7 @@ shell's user need not wait for.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import io
@@ -195,7 +196,9 @@ def _open_streams() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115 - as long as the process
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            # It is done before the stream may say that it does not know its position.
+            with contextlib.suppress(OSError):
+                stream.reconfigure(errors="backslashreplace")
 
 
 def _is_no_echo(record: logging.LogRecord) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
 import pytest
 
@@ -111,7 +112,9 @@ def test_what_is_read_with_a_message_that_cannot_be_deserialized_is_not_lost(ope
     fill(*[b"bad" if number in bad else b"%d" % number for number in range(10)])
 
     async def scenario():
-        slow, seen, failed = Slow(), [], []
+        slow = Slow()
+        seen: list[int] = []
+        failed: list[Any] = []
         slow.ended.set()
         async with await open_consumer(slow) as consumer:
             await consumer.subscribe(["t"])
@@ -119,7 +122,7 @@ def test_what_is_read_with_a_message_that_cannot_be_deserialized_is_not_lost(ope
                 try:
                     seen += [int(it.value()) for it in await consumer.consume(10 - count, PATIENCE_SECONDS)]
                 except ValueDeserializationError as error:
-                    failed.append(error.kafka_message.offset())
+                    failed += [error.kafka_message and error.kafka_message.offset()]
                 await consumer.commit(asynchronous=False)
                 # Nothing is committed that was not handed out.
                 assert (await consumer.committed(HERE))[0].offset == len(seen) + len(failed)

@@ -135,7 +135,7 @@ def looked_at():
 def test_what_is_interrupted_between_the_call_and_the_application_comes_again(log, make_consumer, kind, call):
     log.topic()
     log.write("t", 0, *[b"%d" % number for number in range(RECORD_COUNT)])
-    configuration = {"enable.auto.commit": True, "auto.commit.interval.ms": 0}
+    configuration: dict[str, object] = {"enable.auto.commit": True, "auto.commit.interval.ms": 0}
     configuration |= ATOMIC if call == "consume_transaction" else {}
     configuration |= {"value.deserializer": StringDeserializer()} if kind is DeserializingConsumer else {}
     consumer = make_consumer(configuration, kind=kind)

@@ -42,6 +42,7 @@ class Core(SimpleNamespace):
 
     gathered, let_go = ConsumerCore.gathered, ConsumerCore.let_go
     give_back, _give_back = ConsumerCore.give_back, ConsumerCore._give_back
+    _put_back = ConsumerCore._put_back
 
 
 class Application:
@@ -56,7 +57,7 @@ class Application:
         self._core: Any = Core(
             order=self.reader.order,
             subscription=subscription,
-            arrived=threading.RLock(),
+            arrived=threading.Condition(),
             group=SimpleNamespace(may_deliver=True),
             inbox=SimpleNamespace(events=()),
             look_for_database=lambda: None,
