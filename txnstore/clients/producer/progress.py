@@ -36,7 +36,7 @@ from txnstore.clients.producer.state import (
 )
 from txnstore.clients.producer.thread import SenderStopped
 from txnstore.db.cluster.cluster import repaired
-from txnstore.deadline import bounded, give, new_future, result_within
+from txnstore.deadline import bounded, give, new_future, result_within, to_its_end
 from txnstore.errors import (
     OutcomeForgotten,
     OutcomeUnknown,
@@ -364,13 +364,13 @@ class TransactionProgress:
         """Let an enlisted session do all that its own commit does before the COMMIT: records may still be produced.
 
         Raises:
-            KafkaException: it has failed; the transaction has to be aborted.
+            KafkaException: it has failed; the transaction has to be aborted, as after an interrupt.
         """
         from txnstore.db.callers.sessions import prepare_session
 
         try:
             prepare_session(callers)
-        except Exception as error:
+        except BaseException as error:
             if isinstance(error, TxnStoreError):
                 kafka_error = transaction_error_of(error, None)
             else:
@@ -378,7 +378,10 @@ class TransactionProgress:
                 told = f": {error.args[0].str()}" if isinstance(error, KafkaException) else ""
                 reason = f"flushing an enlisted session failed ({type(error).__name__}{told}); nothing was committed"
                 kafka_error = KafkaError(KafkaError._FAIL, reason, txn_requires_abort=True)
-            self.fail(kafka_error)
+            # Also when interrupted: what its hooks have written and produced they would do again.
+            to_its_end(partial(self.fail, kafka_error))
+            if not isinstance(error, Exception):
+                raise
             raise KafkaException(kafka_error) from error
 
     def _enter_error(self, error: KafkaError) -> None:
