@@ -111,6 +111,38 @@ def test_an_async_session_that_is_ended_outside_of_run_sync_says_so_and_stays_en
     assert values(read_to_end(url, "t"))[2:] == [b"commit_transaction"]
 
 
+@pytest.mark.parametrize("is_failed", [True, False], ids=["by an error", "at its end"])
+def test_an_async_session_that_was_closed_within_the_block_is_in_the_way_of_nothing(url, async_url, is_failed):
+    """Its rows are gone; where its end comes is outside of run_sync, and the producer goes on all the same."""
+    producer = Producer({"bootstrap.servers": url, "transactional.id": "anna"})
+    producer.init_transactions(PATIENCE_SECONDS)
+
+    async def work(engine):
+        with producer.transaction(PATIENCE_SECONDS):
+            producer.produce("t", b"lost")
+            async with AsyncSession(engine) as session:
+                await session.run_sync(producer.enlist)
+                await session.execute(INSERT, {"entry": "lost"})
+                if is_failed:
+                    raise ZeroDivisionError
+
+    async def work_and_go_on():
+        engine = create_async_engine(async_url)
+        with pytest.raises(ZeroDivisionError if is_failed else KafkaException) as raised:
+            await work(engine)
+        if not is_failed:
+            assert raised.value.args[0].txn_requires_abort()
+            assert "closed by its owner" in raised.value.args[0].str()
+        with producer.transaction(PATIENCE_SECONDS):
+            producer.produce("t", b"1")
+        await engine.dispose()
+
+    asyncio.run(work_and_go_on())
+    producer.close()
+    assert ledger_of(url) == []
+    assert values(read_to_end(url, "t"))[2:] == [b"1"]
+
+
 def test_an_async_connection_that_another_producer_has_enlisted_is_refused(url, async_url):
     producers = [Producer({"bootstrap.servers": url, "transactional.id": name}) for name in ("anna", "bert")]
     for producer in producers:

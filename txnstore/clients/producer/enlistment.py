@@ -500,7 +500,7 @@ class Enlistment:
 
     def _check(self, taken: EnlistedConnection) -> None:
         try:
-            taken.callers.check_thread()
+            taken.check_thread()
         except TxnStoreError as error:
             raise KafkaException(KafkaError(KafkaError._STATE, str(error))) from error
         try:

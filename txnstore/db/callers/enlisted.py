@@ -258,6 +258,15 @@ class EnlistedConnection:
                 self._mark_sqlite(connection)
         self._guards.set()
 
+    def check_thread(self) -> None:
+        """Refuse a thread that may not use the connection; any may let go of one that its owner has closed.
+
+        Raises:
+            InvalidRequest: see `CallersConnection.check_thread`.
+        """
+        if not self._is_lost:
+            self.callers.check_thread()
+
     def check(self) -> None:
         """Refuse to go on if the caller's database transaction is not the one that was taken; asks no server.
 
@@ -334,10 +343,10 @@ class EnlistedConnection:
         Raises:
             InvalidRequest: SQLite: this is another thread than the connection's; nothing has happened.
         """
-        self.callers.check_thread()
-        was_rolled_back = self._guards.was_rolled_back
+        is_lost = self._is_lost
+        self.check_thread()
         self._guards.remove()
-        if was_rolled_back or self.callers.is_closed or self.callers.is_given_up:
+        if is_lost:
             # What may be open on it now is not txnstore's business.
             return
         with contextlib.suppress(SQLAlchemyError, psycopg.Error, sqlite3.Error):
@@ -379,6 +388,10 @@ class EnlistedConnection:
         self._guards.remove()
 
     # --- inside -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _is_lost(self) -> bool:
+        return self._guards.is_lost or self.callers.is_closed
 
     def _mark_sqlite(self, connection: Connection) -> None:
         """Begin if need be, take the write lock, and leave a savepoint: with the transaction, it is gone."""
