@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sqlalchemy import event, text
+from sqlalchemy import create_engine, event, text
 from sqlalchemy.orm import Session
 
 from tests.clients.callers import application_engine
@@ -47,3 +47,23 @@ def test_hooks_that_an_interrupt_has_ended_are_not_called_again(producer, url, t
     engine.dispose()
     assert (is_there(url, f"{entry} audited 0"), is_there(url, f"{entry} audited 1")) == (False, True)
     assert committed_values(url, topic) == [b"2", b"of the hook"]
+
+
+@pytest.mark.parametrize("is_session", [True, False], ids=["session", "connection"])
+def test_who_gets_a_connection_from_the_pool_that_was_enlisted_commits_it(producer, url, topic, entry, is_session):
+    """Before the producer has heard of that, and after."""
+    engine = create_engine(application_engine(url).url, pool_size=1, max_overflow=0, pool_timeout=PATIENCE_SECONDS)
+    producer.begin_transaction()
+    with Session(engine) if is_session else engine.connect() as enlisted:
+        producer.enlist(enlisted)
+        enlisted.execute(INSERT, {"entry": entry})
+    producer.produce(topic, b"1")
+    for moment in ("before", "after"):
+        with engine.begin() as connection:
+            connection.execute(INSERT, {"entry": f"{entry} {moment}"})
+        if moment == "before":
+            assert "closed by its owner" in error_of(producer.commit_transaction, PATIENCE_SECONDS).str()
+            producer.abort_transaction(PATIENCE_SECONDS)
+    engine.dispose()
+    assert [is_there(url, one) for one in (entry, f"{entry} before", f"{entry} after")] == [False, True, True]
+    assert committed_values(url, topic) == []

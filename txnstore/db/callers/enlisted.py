@@ -200,7 +200,8 @@ class CallerGuards:
     def _send_or_refuse(self, send: Callable[..., Any], command: Any, *arguments: Any, **options: Any) -> Any:
         text_of = getattr(command, "as_bytes", None)
         sent = command if text_of is None else text_of(self._driver)
-        if isinstance(sent, bytes) and sent.startswith(_ENDING_COMMANDS):
+        # Its owner may have given it back to a pool meanwhile: what others commit there is their own.
+        if isinstance(sent, bytes) and sent.startswith(_ENDING_COMMANDS) and self.are_needed:
             raise self._refuse(_OF_A_BLOCK)
         return send(command, *arguments, **options)
 
