@@ -124,7 +124,8 @@ class EnlistedBranches:
     def flush(self) -> None:
         """Write what sessions of the ORM hold back, and look whether the connections are still their owners'."""
         for known in self.connections:
-            self._progress.flush_session(known.callers)
+            if not known.guards.is_lost:  # what its owner does with the session since is its own
+                self._progress.flush_session(known.callers)
         self._notice_losses()
 
     def vote(self, timeout_ms: int | None = None) -> None:
