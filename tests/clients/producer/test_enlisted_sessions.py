@@ -67,3 +67,62 @@ def test_who_gets_a_connection_from_the_pool_that_was_enlisted_commits_it(produc
     engine.dispose()
     assert [is_there(url, one) for one in (entry, f"{entry} before", f"{entry} after")] == [False, True, True]
     assert committed_values(url, topic) == []
+
+
+# --- several connections ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["of the same kind", "sqlite"])
+def other(request, txnstore_sqlite_url, url):
+    """The engine of another database; on PostgreSQL it may be one of the log's own, which is another connection."""
+    if request.param == "sqlite" or url.startswith("sqlite"):
+        engine = application_engine(txnstore_sqlite_url)
+    else:
+        engine = application_engine(url)
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE IF NOT EXISTS orders (item TEXT)"))
+    yield engine
+    engine.dispose()
+
+
+READ = text("SELECT count(*) FROM orders")
+WRITE = text("INSERT INTO orders VALUES ('tea')")
+
+
+def on(engine):
+    return {"bind_arguments": {"bind": engine}}
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_other_connections_of_a_session_that_it_only_reads_do_no_harm(producer, url, topic, entry, other, when):
+    engine = application_engine(url)
+    with Session(engine) as session:
+        if when == "before":
+            session.execute(READ, **on(other))
+        with producer.transaction(PATIENCE_SECONDS):
+            producer.enlist(session)
+            if when == "meanwhile":
+                session.execute(READ, **on(other))
+            session.execute(INSERT, {"entry": entry})
+            producer.produce(topic, b"1")
+        assert not session.in_transaction()
+    engine.dispose()
+    assert (is_there(url, entry), committed_values(url, topic)) == (True, [b"1"])
+
+
+@pytest.mark.parametrize("mode", ["written", "each statement by itself"])
+def test_other_connections_of_a_session_that_may_have_written_are_refused(producer, url, topic, entry, other, mode):
+    engine = application_engine(url)
+    with Session(engine) as session:
+        if mode == "each statement by itself":
+            session.connection(bind_arguments={"bind": other}, execution_options={"isolation_level": "AUTOCOMMIT"})
+            session.execute(READ, **on(other))
+        else:
+            session.execute(WRITE, **on(other))
+        producer.begin_transaction()
+        error = error_of(producer.enlist, session)
+        assert "several connections (binds)" in error.str()
+        producer.abort_transaction(PATIENCE_SECONDS)
+        session.rollback()
+    engine.dispose()
+    assert (is_there(url, entry), committed_values(url, topic)) == (False, [])

@@ -38,6 +38,8 @@ WANTED: Final = (
 )
 #: sqlite3.LEGACY_TRANSACTION_CONTROL, from Python 3.12 on: `isolation_level` says when a database transaction begins.
 _LEGACY_CONTROL: Final = -1
+# Who writes a row needs a number; the question gives out none, and takes no lock.
+_HAS_WRITTEN: Final = "SELECT pg_catalog.pg_current_xact_id_if_assigned() IS NOT NULL"
 
 
 # --- cursors that the caller's settings do not reach -----------------------------------------------------------------
@@ -165,6 +167,14 @@ class CallersConnection(ABC):
         return owner.closed or owner.invalidated or owner.connection.dbapi_connection is not self.driver
 
     @abstractmethod
+    def may_have_written(self) -> bool:
+        """Return whether more than reads may be open, or each statement commits by itself.
+
+        Raises:
+            psycopg.Error: PostgreSQL, which is asked, refuses, or the connection broke.
+        """
+
+    @abstractmethod
     def check_usable(self) -> None:
         """Refuse a connection on which a statement would not be part of a database transaction of the caller's.
 
@@ -221,6 +231,14 @@ class _PsycopgConnection(CallersConnection):
     @property
     def is_in_transaction(self) -> bool:
         return self.driver.info.transaction_status is not TransactionStatus.IDLE
+
+    def may_have_written(self) -> bool:
+        if self.driver.autocommit or not self.is_in_transaction:
+            return bool(self.driver.autocommit)
+        cursor = self.cursor()
+        cursor.execute(_HAS_WRITTEN, prepare=False)
+        ((has_written,),) = cursor.fetchall()
+        return bool(has_written)
 
     def check_usable(self) -> None:
         if self.is_closed:
@@ -300,6 +318,12 @@ class _SQLiteConnection(CallersConnection):
     @property
     def is_in_transaction(self) -> bool:
         return bool(self.driver.in_transaction)
+
+    def may_have_written(self) -> bool:
+        # sqlite3 begins before it writes, if it is left to that; what the application began may have been only read.
+        real = _driver_of(self.driver)
+        is_left_to_it = getattr(real, "autocommit", _LEGACY_CONTROL) == _LEGACY_CONTROL
+        return self.is_in_transaction or not is_left_to_it or real.isolation_level is None
 
     def check_usable(self) -> None:
         if self.is_closed:
@@ -481,7 +505,8 @@ def _recognized(given: object, driver: Any, owner: Connection | None, session: S
 
 def _driver_of(connection: Any) -> Any:
     """Return the connection behind what SQLAlchemy makes of an asynchronous one."""
-    return connection.driver_connection if isinstance(connection, AsyncAdapt_psycopg_connection) else connection
+    is_adapted = isinstance(connection, AsyncAdapt_psycopg_connection | AsyncAdapt_aiosqlite_connection)
+    return connection.driver_connection if is_adapted else connection
 
 
 _KINDS: Final[tuple[tuple[type, type[CallersConnection]], ...]] = (

@@ -14,7 +14,11 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from txnstore.errors import InvalidRequest
+import psycopg
+from sqlalchemy.exc import SQLAlchemyError
+
+from txnstore.db.callers.connections import callers_connection
+from txnstore.errors import InvalidRequest, TxnStoreError
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -28,30 +32,16 @@ _ENLIST_IT: Final = (
 
 
 def check_sessions(callers: CallersConnection) -> None:
-    """Refuse a session that has other connections as well, and the connection of one that is not handed over itself.
+    """Refuse a session that has written on others as well, and the connection of one that is not handed over itself.
 
     Raises:
         InvalidRequest: one of both.
     """
     if callers.session is not None:
-        check_one_connection(callers.session)
+        _check_one_connection(callers.session, callers.owner)
     elif any(_others(callers)):
         raise InvalidRequest(
             f"this connection is one that a Session of SQLAlchemy's has in its transaction; {_ENLIST_IT}"
-        )
-
-
-def check_one_connection(session: Session) -> None:
-    """Refuse a session whose commit would be several, one after the other.
-
-    Raises:
-        InvalidRequest: it has begun on several connections.
-    """
-    if len(set(_connections_of(session))) > 1:
-        raise InvalidRequest(
-            "this session has begun on several connections (binds), and would commit them one after the other: what"
-            " one of them has written could stand without the rest; give each engine a session of its own, and enlist"
-            " those (another PostgreSQL database votes), or write to one engine only"
         )
 
 
@@ -61,16 +51,39 @@ def prepare_session(callers: CallersConnection) -> None:
     Its `before_commit` hooks are called and what it holds back is written, also within its savepoints, which end.
 
     Raises:
-        InvalidRequest: it has begun on another connection meanwhile, or another session holds something back for the
+        InvalidRequest: it has written on another connection meanwhile, or another session holds something back for the
             connection.
         Exception: of a hook of the application's, or SQLAlchemyError: what is to be written was refused.
     """
     if callers.session is not None:
         _prepare(callers.session)
-        # Afterwards it begins on none.
-        check_one_connection(callers.session)
-    if any(other.new or other.dirty or other.deleted for other in _others(callers)):
+        # Afterwards it runs nothing.
+        _check_one_connection(callers.session, callers.owner)
+    if any(map(_holds_back, _others(callers))):
         raise InvalidRequest(f"a Session of SQLAlchemy's was given the enlisted connection; {_ENLIST_IT}, or flush it")
+
+
+def _check_one_connection(session: Session, enlisted: Connection | None) -> None:
+    """Refuse a session whose commit would be several, one after the other, unless all but one have only read."""
+    if any(map(_may_have_written, set(_connections_of(session)) - {enlisted})):
+        raise InvalidRequest(
+            "this session has written on several connections (binds), or may have, and would commit them one after the"
+            " other: what one of them has written could stand without the rest; give each engine a session of its own,"
+            " and enlist those (another PostgreSQL database votes), or write to one engine only"
+        )
+
+
+def _may_have_written(connection: Connection) -> bool:
+    try:
+        callers = callers_connection(connection)
+        return callers.is_closed or callers.may_have_written()
+    except (TypeError, TxnStoreError, SQLAlchemyError, psycopg.Error):
+        # Of a kind that nothing is known of, or in no state to say so.
+        return True
+
+
+def _holds_back(session: Session) -> bool:
+    return bool(session.new or session.dirty or session.deleted)
 
 
 def _prepare(session: Session) -> None:
