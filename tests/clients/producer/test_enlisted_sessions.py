@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from sqlalchemy import create_engine, event, text
-from sqlalchemy.orm import Session
+from sqlalchemy import Column, MetaData, Table, Text, create_engine, event, text
+from sqlalchemy.orm import Session, registry
 
 from tests.clients.callers import application_engine
 from tests.clients.producer.enlisting import *  # noqa: F403 - the fixtures
@@ -126,3 +126,33 @@ def test_other_connections_of_a_session_that_may_have_written_are_refused(produc
         session.rollback()
     engine.dispose()
     assert (is_there(url, entry), committed_values(url, topic)) == (False, [])
+
+
+@pytest.mark.parametrize("is_clean", [True, False], ids=["clean", "held back"])
+def test_a_connection_that_a_session_was_given_and_has_read_is_enlisted(producer, url, topic, entry, is_clean):
+    class Entry:
+        def __init__(self, entry):
+            self.entry = entry
+
+    known = registry()
+    known.map_imperatively(Entry, Table("ledger", MetaData(), Column("entry", Text, primary_key=True)))
+    engine = application_engine(url)
+    with engine.connect() as connection, Session(connection) as session:
+        session.execute(text("SELECT count(*) FROM ledger"))
+        if not is_clean:
+            session.add(Entry(f"{entry} held back"))
+        producer.begin_transaction()
+        if is_clean:
+            producer.enlist(connection)
+            connection.execute(INSERT, {"entry": entry})
+            producer.produce(topic, b"1")
+            producer.commit_transaction(PATIENCE_SECONDS)
+            session.close()
+            assert session.scalar(text("SELECT count(*) FROM ledger WHERE entry = :entry"), {"entry": entry}) == 1
+        else:
+            assert "enlist the session itself" in error_of(producer.enlist, connection).str()
+            producer.abort_transaction(PATIENCE_SECONDS)
+            session.expunge_all()
+    known.dispose()
+    engine.dispose()
+    assert (is_there(url, entry), committed_values(url, topic)) == ((True, [b"1"]) if is_clean else (False, []))

@@ -39,7 +39,8 @@ def check_sessions(callers: CallersConnection) -> None:
     """
     if callers.session is not None:
         _check_one_connection(callers.session, callers.owner)
-    elif any(_others(callers)):
+    elif any(other.bind is not callers.owner or _holds_back(other) for other in _others(callers)):
+        # One that was given the connection, and has only read, is asked again before the commit.
         raise InvalidRequest(
             f"this connection is one that a Session of SQLAlchemy's has in its transaction; {_ENLIST_IT}"
         )
