@@ -507,6 +507,7 @@ def test_another_file_that_is_attached_is_refused_for_it_commits_apart(
                 assert error.txn_requires_abort()
             assert (error.code(), "the other's" in error.str()) == (KafkaError.INVALID_REQUEST, True)
             assert "keep the tables in the log's own file" in error.str()
+            assert "(mode=ro, immutable=1), for nothing tells so: read it on a second connection" in error.str()
             producer.abort_transaction(PATIENCE_SECONDS)
     with contextlib.closing(sqlite3.connect(other)) as connection:
         assert connection.execute("SELECT count(*) FROM orders").fetchone() == (0,)
@@ -516,14 +517,15 @@ def test_another_file_that_is_attached_is_refused_for_it_commits_apart(
 def test_what_is_attached_in_memory_is_no_file(producer, url, topic, entry):
     if not url.startswith("sqlite"):
         pytest.skip("SQLite's connections have several files")
-    with calling(url, "driver") as caller:
-        caller.given.execute("ATTACH ':memory:' AS notes")
-        caller.given.execute("CREATE TEMPORARY TABLE more (item)")
-        caller.given.execute("INSERT INTO more VALUES (1)")
-        caller.given.commit()
+    with contextlib.closing(sqlite3.connect(url.replace("sqlite:///", "file:"), uri=True)) as connection:
+        connection.execute("ATTACH ':memory:' AS notes")
+        connection.execute("ATTACH 'file:/shared?vfs=memdb' AS shared")
+        connection.execute("CREATE TEMPORARY TABLE more (item)")
+        connection.execute("INSERT INTO more VALUES (1)")
+        connection.commit()
         producer.begin_transaction()
-        producer.enlist(caller.given)
-        caller.write(entry)
+        producer.enlist(connection)
+        connection.execute("INSERT INTO ledger VALUES (?)", [entry])
         producer.produce(topic, b"1")
         producer.commit_transaction(PATIENCE_SECONDS)
     assert (is_there(url, entry), committed_values(url, topic)) == (True, [b"1"])

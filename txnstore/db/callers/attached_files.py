@@ -9,6 +9,7 @@ tells whether a database transaction has written to an attached file, or could, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from txnstore.errors import InvalidRequest
@@ -41,7 +42,9 @@ def check_one_commit(ask: Callable[[str], Rows], rows: Rows | None = None) -> No
     Raises:
         InvalidRequest: it has attached another file, and one of them has no journal that they share.
     """
-    names = [row[1] for row in (ask(FILES) if rows is None else rows) if row[0] >= _FIRST_ATTACHED and row[2]]
+    attached = [row for row in (ask(FILES) if rows is None else rows) if row[0] >= _FIRST_ATTACHED]
+    # The name of a database that is shared in memory (vfs=memdb) looks like a path.
+    names = [name for _, name, path in attached if path and Path(path).exists()]
     for name in ("main", *names) if names else ():
         quoted = '"{}"'.format(str(name).replace('"', '""'))
         ((mode,),) = ask(f"PRAGMA {quoted}.journal_mode")
@@ -51,5 +54,6 @@ def check_one_commit(ask: Callable[[str], Rows], rows: Rows | None = None) -> No
                 f"this SQLite connection has another file attached ({names[0]}), and SQLite commits a file with a"
                 " write-ahead log, such as the log's, apart from all others: a crash in between would leave rows"
                 " without records, or records without rows; keep the tables in the log's own file, and DETACH the"
-                " other (or have all files in rollback-journal mode: PRAGMA journal_mode = DELETE)"
+                " other, even one that is only read (mode=ro, immutable=1), for nothing tells so: read it on a second"
+                " connection (or have all files in rollback-journal mode: PRAGMA journal_mode = DELETE)"
             )
