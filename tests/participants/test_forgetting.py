@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import make_url
 
+from txnstore.db.postgresql.branches import connect_participant
 from txnstore.errors import BranchEndedOtherwise, InvalidRequest, InvalidUrl, StoreUnavailable
 from txnstore.participants import recovery
 from txnstore.participants.recovery import forget_branch
@@ -47,14 +48,33 @@ def test_what_is_prepared_anywhere_on_a_server_that_can_be_asked_is_not_forgotte
     with pytest.raises(InvalidRequest, match="is prepared in"):
         forget_branch(bank.store, gid, [away, bank.tables[0].url], force=True)
     assert len(bank.rows()) == 2
-    # One that is away keeps from nothing, and is told of.
-    (unasked,) = forget_branch(bank.store, gone.gid, [away], force=True)
-    assert isinstance(unasked, StoreUnavailable)
-    assert [row.gid for row in bank.rows()] == [gid]
     with pytest.raises(InvalidUrl):
         forget_branch(bank.store, gid, ["sqlite:///shop.db"], force=True)
+    # Whose database is gone leaves it out.
+    assert forget_branch(bank.store, gone.gid, force=True) == []
+    assert [row.gid for row in bank.rows()] == [gid]
     bank.recover()
     assert bank.rows() == []
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_branch_is_not_forgotten_while_a_database_that_was_named_is_away(bank, monkeypatch, commit):
+    transfer = bank.prepared()
+    transfer.decide(commit=commit)
+    transfer.die()
+    (gid,) = bank.tables[1].our_gids()
+
+    def find_its_server_restarting(url):
+        if url == bank.store.url:
+            return connect_participant(url)
+        raise StoreUnavailable("it restarts")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(recovery, "connect_participant", find_its_server_restarting)
+        with pytest.raises(StoreUnavailable, match=rf"{gid}.*it restarts.*leave out a participant that is gone"):
+            forget_branch(bank.store, gid, [bank.tables[1].url], force=True)
+    bank.recover()
+    bank.assert_whole(transfer.name, committed=commit)
 
 
 def test_a_branch_that_was_to_abort_is_forgotten_without_force(bank):
@@ -96,7 +116,11 @@ def test_who_cannot_say_what_is_prepared_is_named_the_stores_own_server_too(bank
         raise InvalidRequest("it is a standby")
 
     monkeypatch.setattr(recovery, "database_of_prepared", refuse_standby)
-    told = forget_branch(bank.store, gone.gid, [bank.tables[0].url], force=True)
     keeps = bank.store.backend.keeps_prepared
-    assert asked == [make_url(bank.store.url.url).database] * keeps + ["checking"]
-    assert [str(error) for error in told] == ["it is a standby"] * (1 + keeps)
+    own = [make_url(bank.store.url.url).database] * keeps
+    with pytest.raises(InvalidRequest, match=r"may be prepared where nobody says so now \(it is a standby\)"):
+        forget_branch(bank.store, gone.gid, [bank.tables[0].url], force=True)
+    assert asked == [*own, "checking"]
+    told = forget_branch(bank.store, gone.gid, force=True)
+    assert asked == [*own, "checking", *own]
+    assert [str(error) for error in told] == ["it is a standby"] * keeps

@@ -108,8 +108,9 @@ def forget(
 ) -> None:
     """Forget a part of a transaction in another database that is gone for good, or has lost it.
 
-    Refused while it is prepared on a server that can be asked: the store's own, and those of --participant. Wherever
-    else it is prepared, recovery will roll it back, although its transaction was to commit.
+    Refused while it is prepared on the store's own server or on one of --participant, or one of these does not answer:
+    name all that are left, and leave out the one that is gone. Wherever else it is prepared, recovery will roll it
+    back, although its transaction was to commit.
     """
     refused: list[TxnStoreError] = []
     with opened(url, schema) as cluster:

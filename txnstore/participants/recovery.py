@@ -151,14 +151,14 @@ def forget_branch(
     """Delete what `store` knows of a branch that nobody can end any more, for its database is gone or has lost it.
 
     The servers of `store`, of its cluster and of `participants` are asked whether it is prepared; returned is why some
-    did not say.  If it is prepared elsewhere, who finds it there afterwards rolls it back.
+    of the store's own did not say.  If it is prepared elsewhere, who finds it there afterwards rolls it back.
 
     Raises:
         InvalidRequest: it is not known, or prepared; its transaction is open, or decided to commit without `force`.
+        TxnStoreError: one of `participants` does not say, or the store cannot be reached.
         InvalidUrl: one of `participants` is not the URL of a PostgreSQL database.
         StoreCopied: the store is a copy.
         PermissionDenied: row-level security may hide its transaction from this role.
-        TxnStoreError: the store cannot be reached.
     """
     check_original(store)
     # Before anybody is asked: what is decided later is prepared meanwhile.
@@ -167,19 +167,28 @@ def forget_branch(
     others = several(cluster)
     members = [store] if others is None else list(others.stores(left_out))
     urls = [member.url for member in members if member.backend.keeps_prepared]
+    named = [parse_url(each) if isinstance(each, str) else each for each in participants]
     unasked = list(left_out.values())
-    for url in (*urls, *(parse_url(each) if isinstance(each, str) else each for each in participants)):
+    silent: list[TxnStoreError] = []
+    for url, silences in (*((url, unasked) for url in urls), *((url, silent) for url in named)):
         try:
             database = _database_of_prepared(url, gid)
         except InvalidUrl:
             raise
         except TxnStoreError as error:
-            unasked.append(error)
+            silences.append(error)
             continue
         if database is not None:
             raise InvalidRequest(
                 f"the branch {gid} is prepared in {database}: `txnstore transactions recover --participant URL` ends it"
             )
+    if silent:
+        # Named, for the branch may be there: who finds it once that database is back would roll back what is committed.
+        told = "; ".join(str(error) for error in silent)
+        raise type(_gravest(silent))(
+            f"the branch {gid} may be prepared where nobody says so now ({told}): try again, or leave out a participant"
+            " that is gone for good"
+        )
 
     def work(connection: Connection) -> None:
         # Nobody decides it meanwhile.
