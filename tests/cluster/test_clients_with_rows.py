@@ -82,6 +82,33 @@ def test_the_controller_and_members_vote_like_any_other_database(postgresql_site
         assert records(urls, "orders", 3) == [b"0", b"1", b"2"]
 
 
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_role_that_may_not_read_the_log_votes_from_the_controller_and_from_members(
+    postgresql_site, ledgers, txnstore_postgres_server, place
+):
+    server, urls, role = txnstore_postgres_server, ", ".join(postgresql_site.urls), "ledger_only"
+    server.create_role(role, "secret")
+    try:
+        ledgers[place].execute(f"GRANT SELECT, INSERT ON ledger TO {role}")
+        ledgers[place].commit()
+        address = connection_string(server.url(ledgers[place].info.dbname, role, "secret"))
+        with (
+            contextlib.closing(psycopg.connect(address)) as teller,
+            Producer({"bootstrap.servers": urls, "transactional.id": "anna"}) as producer,
+        ):
+            producer.init_transactions(PATIENCE_SECONDS)
+            with producer.transaction():
+                producer.enlist(teller)
+                teller.execute("INSERT INTO ledger VALUES ('one')")
+                producer.produce("orders", b"one", partition=0)
+            assert teller.execute("SELECT entry FROM ledger").fetchall() == [("one",)]
+        assert records(urls, "orders", 1) == [b"one"]
+    finally:
+        ledgers[place].execute(f"REVOKE ALL ON ledger FROM {role}")
+        ledgers[place].commit()
+        server.drop_role(role)
+
+
 @pytest.mark.slow_but_first
 @pytest.mark.parametrize("coordinator_id", [1, 2, 3])
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])

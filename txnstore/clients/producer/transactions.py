@@ -35,7 +35,7 @@ from txnstore.clients.producer.thread import DelayedJob
 from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.db.store import Store
 from txnstore.deadline import Deadline
-from txnstore.errors import InvalidRequest, TransactionAbortable, TxnStoreError
+from txnstore.errors import InvalidRequest, PermissionDenied, TransactionAbortable, TxnStoreError
 from txnstore.model import GroupMembership, ProducerIdentity
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.outcome import Ended
@@ -408,10 +408,14 @@ class ProducerTransactions:
         """Return whether the connection leads to the one database that holds the log; one of several only votes."""
         from txnstore.db.callers.on_caller_connection import is_same_store
 
-        if not is_same_store(store, callers):
-            return False
-        if self._sender.session.connection.is_alone:
-            return True
+        is_same, is_alone = False, self._sender.session.connection.is_alone
+        try:
+            is_same = is_same_store(store, callers)
+        except PermissionDenied:
+            if is_alone:  # Who only votes need not read the log's tables.
+                raise
+        if not is_same or is_alone:
+            return is_same
         if not callers.keeps_prepared:
             raise InvalidRequest(
                 "the store is spread over several SQLite files: no database transaction of one of them can hold the"
