@@ -211,6 +211,29 @@ def test_what_is_open_and_not_as_the_client_believes_goes_the_general_way(worlds
     assert_same(pair)
 
 
+@pytest.mark.parametrize(
+    "steps",
+    [
+        pytest.param([("commit", [], 0, [], 0, "readers"), ("lose_branch",)], id="missing"),
+        pytest.param([("commit", [], 0, [], 0, "readers")], id="committed"),
+        pytest.param([("abort",)], id="aborted"),
+    ],
+)
+def test_a_branch_of_an_earlier_transaction_is_in_nobodys_way(worlds: Worlds, pair, steps) -> None:
+    name = pair[0].names[0]
+    happens(pair, "send", name, (0, [0], None))
+    happens(pair, "register", name)
+    for step, *arguments in steps:
+        happens(pair, step, name, *arguments)
+    happens(pair, "start", name)
+    happens(pair, "send", name, (0, [0, 1], None))
+    worlds.places.clear()
+    happens(pair, "commit", name, [(0, 0, 1)], 0, [], 0, "readers")
+    assert worlds.places
+    assert None not in worlds.places
+    assert_same(pair)
+
+
 UNUSUAL = [
     pytest.param([("append", [(0, 0, 1)])], [(1, 0, 1)], id="it is open already"),
     pytest.param([("exhaust", 32_766)], [(0, 0, 1)], id="no epoch is left"),

@@ -36,7 +36,7 @@ from txnstore.model import NO_PRODUCER, OffsetAndMetadata, ProducerIdentity, Rec
 from txnstore.testing.invariants import assert_sound
 from txnstore.testing.manual_clock import ManualClock
 from txnstore.transactions import rows
-from txnstore.transactions.branch_rows import RegisteredBranch, insert_branches
+from txnstore.transactions.branch_rows import RegisteredBranch, insert_branches, mark_missing
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.outcome import Ended
 from txnstore.transactions.protocol import AT_REST, TransactionState
@@ -203,6 +203,10 @@ class World:
         """Let another database have a share in the transaction."""
         branch = RegisteredBranch(f"branch of {name}", name, self.producers[name], "away/one", "1:1", "7")
         self.store.write(lambda connection: insert_branches(connection, [branch]))
+
+    def lose_branch(self, name: str) -> None:
+        """Let that database have lost its share, which was to commit."""
+        assert self.store.write(lambda connection: mark_missing(connection, f"branch of {name}"))
 
     def take_over(self, name: str) -> None:
         """Be the next process, which is to end what was prepared, and may add nothing (KIP-939)."""

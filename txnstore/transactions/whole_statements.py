@@ -114,8 +114,13 @@ _HAS_MORE: Final = HotStatement(
         or_(
             *[
                 exists().where(table.c.transactional_id == bindparam("of_transactional_id"))
-                for table in (transaction_groups, transaction_partitions, transaction_writers, transaction_branches)
-            ]
+                for table in (transaction_groups, transaction_partitions, transaction_writers)
+            ],
+            # The others were decided with earlier transactions.
+            exists().where(
+                transaction_branches.c.transactional_id == bindparam("of_transactional_id"),
+                transaction_branches.c.outcome.is_(None),
+            ),
         )
     )
 )

@@ -183,7 +183,10 @@ BEGIN
             OR EXISTS (SELECT FROM {schema}.transaction_groups WHERE transactional_id = of_transactional_id)
             OR EXISTS (SELECT FROM {schema}.transaction_partitions WHERE transactional_id = of_transactional_id)
             OR EXISTS (SELECT FROM {schema}.transaction_writers WHERE transactional_id = of_transactional_id)
-            OR EXISTS (SELECT FROM {schema}.transaction_branches WHERE transactional_id = of_transactional_id)
+            OR EXISTS (
+                SELECT FROM {schema}.transaction_branches
+                WHERE transactional_id = of_transactional_id AND outcome IS NULL
+            )
         THEN
             RAISE 'the transaction is not usual' USING ERRCODE = '{not_usual}';
         END IF;
