@@ -26,12 +26,14 @@ from txnstore.errors import (
     InvalidProducerEpoch,
     InvalidRequest,
     ProducerFenced,
+    StoreUnavailable,
     TransactionAbortable,
     TxnStoreError,
 )
 from txnstore.participants import branches
 from txnstore.participants.branch_rules import gid_prefix, new_gid
 from txnstore.testing.postgres_server import connection_string
+from txnstore.transactions.branch_rows import mark_missing
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.recovery import abort_by_administrator, abort_timed_out
 
@@ -574,7 +576,7 @@ def test_an_administrator_who_ends_a_branch_the_other_way_is_told_of(bank, commi
 
 
 @pytest.mark.parametrize("commit", [False, True])
-def test_a_commit_that_a_failover_has_lost_is_told_of(sqlite_bank, commit):
+def test_a_commit_that_a_failover_has_lost_is_told_of_once(sqlite_bank, commit, caplog):
     """A standby that had not heard of the vote has taken over: it has not come to the transaction's number yet."""
     transfer = sqlite_bank.prepared()
     table = sqlite_bank.tables[1]
@@ -587,7 +589,50 @@ def test_a_commit_that_a_failover_has_lost_is_told_of(sqlite_bank, commit):
     assert sqlite_bank.is_in(transfer.name) == [commit, commit, False]
     # It may be a copy of the database that voted: there its row decides.
     transfer.branches.forget_ended()
-    assert [row.database_label.rpartition("/")[2] for row in sqlite_bank.rows()] == ["savings"] * commit
+    kept = sqlite_bank.rows()
+    assert [(row.database_label.rpartition("/")[2], row.is_missing) for row in kept] == [("savings", True)] * commit
+    # Once, in the log as well: recovery has nothing to add.
+    sqlite_bank.recover()
+    assert sqlite_bank.rows() == kept
+    events = [vars(record).get("event") for record in caplog.records if record.levelname == "ERROR"]
+    assert events == ["branch_ended_otherwise"] * commit
+
+
+def test_a_loss_that_the_log_cannot_take_note_of_is_told_of_all_the_same(sqlite_bank, monkeypatch):
+    transfer = sqlite_bank.prepared()
+    for gid in sqlite_bank.tables[1].our_gids():
+        sqlite_bank.tables[1].watching.execute(f"ROLLBACK PREPARED '{gid}'")
+    transfer.decide(commit=True)
+
+    def refuse(*_):
+        raise StoreUnavailable
+
+    with monkeypatch.context() as patch:
+        patch.setattr(branches, "mark_missing", refuse)
+        with pytest.raises(BranchEndedOtherwise, match=rf"transactions forget {gid} --force`"):
+            transfer.finish(commit=True)
+    transfer.branches.forget_ended()
+    with pytest.raises(BranchEndedOtherwise):
+        sqlite_bank.recover()
+
+
+def test_a_loss_is_told_of_by_the_call_that_is_repeated_after_an_interrupt(sqlite_bank, monkeypatch):
+    transfer = sqlite_bank.prepared()
+    for gid in sqlite_bank.tables[1].our_gids():
+        sqlite_bank.tables[1].watching.execute(f"ROLLBACK PREPARED '{gid}'")
+    transfer.decide(commit=True)
+
+    def interrupt(connection, gid):
+        assert mark_missing(connection, gid)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(branches, "mark_missing", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            transfer.finish(commit=True)
+    with pytest.raises(BranchEndedOtherwise, match="savings"):
+        transfer.finish(commit=True)
+    assert [row.is_missing for row in sqlite_bank.rows() if row.gid == gid] == [True]
 
 
 def test_whether_a_branch_has_ended_as_decided_is_asked_until_it_is_known(sqlite_bank, monkeypatch):

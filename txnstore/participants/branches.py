@@ -11,6 +11,7 @@ Whatever happens to this process, recovery finds the branches by their gids, and
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -48,8 +49,11 @@ from txnstore.transactions.branch_rows import (
     forget_branches,
     insert_branches,
     known_branches,
+    mark_missing,
 )
 from txnstore.transactions.transaction import LockedTransaction, write_in_time
+
+_log = logging.getLogger(__name__)
 
 #: How long the databases may take to prepare: constraints that were deferred are checked now.
 VOTE_TIMEOUT_MS: Final = 30_000
@@ -121,6 +125,8 @@ class Branches:
         #: The databases where somebody has ended a branch otherwise than was decided, until it was told, and whether
         #: that is sure.
         self._ended_otherwise: dict[str, bool] = {}
+        #: The labels of those of them that were to commit, by gid.
+        self._missing: dict[str, str] = {}
 
     def __len__(self) -> int:
         """Return how many databases take part in the open transaction."""
@@ -304,8 +310,12 @@ class Branches:
                     " maintain --participant)"
                 )
             time.sleep(pause_seconds)
+        for gid, label in self._missing.items():
+            self._mark_missing(gid, label)
         labels, self._ended_otherwise = self._ended_otherwise, {}
+        missing, self._missing = self._missing, {}
         if labels:
+            by_hand = "".join(f"; then `txnstore transactions forget {gid} --force`" for gid in missing)
             unsure = ""
             if not all(labels.values()):
                 unsure = (
@@ -315,7 +325,27 @@ class Branches:
             raise BranchEndedOtherwise(
                 f"the transaction of {self._transactional_id[:80]!r} has ended, but in {', '.join(labels)} somebody"
                 " else has ended its branch, or a failover has lost it, and not as was decided: what it wrote there has"
-                f" to be put right by hand{unsure}"
+                f" to be put right by hand{unsure}{by_hand}"
+            )
+
+    def _mark_missing(self, gid: str, label: str) -> None:
+        """Take note that this branch is told of, so that recovery does not tell of it again, and keep its row."""
+        try:
+            is_new = self._store.write(lambda connection: mark_missing(connection, gid), retry_timeout_ms=0)
+        except TxnStoreError:
+            # Recovery does it.
+            return
+        if is_new:
+            _log.error(
+                "the transaction of %r is decided: commit; but its branch %s is not known to have committed in %s",
+                self._transactional_id[:80],
+                gid,
+                label,
+                extra={
+                    "event": "branch_ended_otherwise",
+                    "database": label,
+                    "transactional_id": self._transactional_id,
+                },
             )
 
     def _try_to_end(self, decided: dict[str, bool], timeout_seconds: float) -> None:
@@ -384,6 +414,8 @@ class Branches:
                     self._ended_otherwise[branch.database.label] = is_sure
                     # A copy of that server may have answered in its place: without its row it would be rolled back.
                     is_kept = commit
+                    if commit:
+                        self._missing[branch.gid] = branch.database.label
             except BranchUnfinished as error:
                 branch.trouble = str(error)
                 return False
