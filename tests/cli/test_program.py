@@ -37,13 +37,20 @@ def in_shell(text, url, **environment):
     )
 
 
-def test_what_is_written_to_a_closed_stream_goes_nowhere(txnstore_sqlite_url):
+NO_OUTPUT = "txnstore: the output cannot be written: Bad file descriptor\n"
+
+
+def test_a_closed_output_takes_no_records_and_what_is_said_beside_them_goes_nowhere(txnstore_sqlite_url):
     ended = in_shell("$TXN topics create orders >&-", txnstore_sqlite_url)
-    assert (ended.returncode, ended.stderr) == (0, "")
-    ended = in_shell("echo a | $TXN produce orders >&- 2>&-; $TXN consume orders 2>&-", txnstore_sqlite_url)
+    assert (ended.returncode, ended.stderr) == (1, NO_OUTPUT)
+    ended = in_shell("echo a | $TXN produce orders >&- 2>&- && $TXN consume orders 2>&-", txnstore_sqlite_url)
     assert (ended.returncode, ended.stdout) == (0, "a\n")
-    ended = in_shell("$TXN consume orders >&-", txnstore_sqlite_url)
-    assert (ended.returncode, ended.stderr) == (0, "")
+    ended = in_shell("$TXN consume orders --group billing >&-", txnstore_sqlite_url)
+    assert (ended.returncode, ended.stderr) == (1, NO_OUTPUT)
+    # It has committed nothing that nobody got.
+    assert in_shell("$TXN consume orders --group billing", txnstore_sqlite_url).stdout == "a\n"
+    ended = in_shell("$TXN topics list <&- >&-", txnstore_sqlite_url)
+    assert (ended.returncode, ended.stderr) == (1, NO_OUTPUT)
     ended = in_shell("$TXN produce orders <&-", txnstore_sqlite_url)
     assert (ended.returncode, ended.stderr) == (1, "txnstore: standard input is closed\n")
     assert in_shell("$TXN consume orders", txnstore_sqlite_url).stdout == "a\n"

@@ -185,15 +185,16 @@ def run(arguments: Sequence[str] | None) -> None:
 
 
 def _open_streams() -> None:
-    """Let what is written to a closed stream go nowhere, and what its encoding lacks be written as its number.
+    """Let nothing that is opened later take the number of a closed stream, and get what is meant for that.
 
-    A file that is opened later would otherwise take the number of the closed one, and get what is meant for that.
+    The output refuses what is written to it, as a closed one does: records that nobody gets must not count as printed.
+    What is said beside them goes nowhere.  What the encoding of a stream lacks is written as its number.
     """
     if sys.stdin is None:
         os.open(os.devnull, os.O_RDONLY)
-    for name in ("stdout", "stderr"):
+    for name, mode in (("stdout", os.O_RDONLY), ("stderr", os.O_WRONLY)):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115 - as long as the process
+            setattr(sys, name, open(os.open(os.devnull, mode), "w", encoding="utf-8"))  # noqa: PTH123, SIM115 - for good
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper):
             # It is done before the stream may say that it does not know its position.
