@@ -246,7 +246,8 @@ def consume(
 ) -> None:
     """Read records from the first one up to the end, or as the options say.
 
-    What a group has read is committed once it is printed.  Nothing is committed without --group.
+    What a group has read is committed once it is printed, and where it is told to begin at once.  Nothing is committed
+    without --group.
     """
     start = _start(from_beginning=from_beginning, offset=offset, since=since)
     if group is not None and partition:
@@ -330,7 +331,7 @@ class _ConsumeRun:
         self._output = sys.stdout.buffer
         #: The partitions that are read and not at their ends; None: not assigned yet.
         self._left: set[int] | None = None
-        #: Those of a group that this run has committed for: where it was to begin is of no account any more.
+        #: Those of a group that this run has begun: where it was to begin is of no account any more.
         self._begun: set[int] = set()
 
     def assign(self, consumer: Consumer, start: Mapping[int, int]) -> None:
@@ -340,18 +341,30 @@ class _ConsumeRun:
     def subscribe(self, consumer: Consumer, start: Mapping[int, int] | None) -> None:
         def assigned(consumer: Consumer, partitions: Sequence[TopicPartition]) -> None:
             self._left = {partition.partition for partition in partitions}
-            if start is not None:
-                # Once: what this or another member has committed since counts after that.
-                consumer.assign(
-                    [
-                        partition
-                        if partition.partition in self._begun
-                        else TopicPartition(self._topic, partition.partition, start.get(partition.partition, 0))
-                        for partition in partitions
-                    ]
-                )
+            if start is None:
+                return
+            new = [
+                TopicPartition(self._topic, partition.partition, start.get(partition.partition, 0))
+                for partition in partitions
+                if partition.partition not in self._begun
+            ]
+            # Once: what this or another member commits after that counts.
+            consumer.assign([*new, *(partition for partition in partitions if partition.partition in self._begun)])
+            if new:
+                self._begin(consumer, new)
 
         consumer.subscribe([self._topic], on_assign=assigned)
+
+    def _begin(self, consumer: Consumer, new: list[TopicPartition]) -> None:
+        """Commit where partitions begin: whoever has them next goes on there, though nothing was printed of them."""
+        try:
+            consumer.commit(offsets=new, asynchronous=False)
+        except KafkaException as error:
+            if error.args[0] != KafkaError.ILLEGAL_GENERATION:
+                raise
+            # They are about to go to somebody else, and are not begun.
+        else:
+            self._begun.update(partition.partition for partition in new)
 
     def run(self, consumer: Consumer) -> None:
         while not self._is_done():
@@ -369,7 +382,6 @@ class _ConsumeRun:
                     offsets=[TopicPartition(self._topic, number, offset) for number, offset in printed.items()],
                     asynchronous=False,
                 )
-                self._begun.update(printed)
 
     def _is_done(self) -> bool:
         if self._count_max is not None and self.count >= self._count_max:
