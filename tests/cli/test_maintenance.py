@@ -125,6 +125,32 @@ def test_it_runs_until_a_signal_and_ends_in_good_order(start, request, database,
     assert out == ""
 
 
+#: In place of its work: it ends in the middle of what no signal of Python's interrupts.
+NO_END = """
+import sqlite3
+from txnstore.cli import maintenance
+
+def run(cluster, duties, stop):
+    print("at work", flush=True)
+    stop.wait()
+    print("stopped", flush=True)
+    sqlite3.connect(":memory:").execute(
+        "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
+    ).fetchall()
+
+maintenance._run_all = run
+"""
+
+
+def test_the_second_sigterm_ends_it_at_once(start, txnstore_sqlite_url):
+    process = start("maintain", txnstore_sqlite_url, before=NO_END)
+    for line in ("at work\n", "stopped\n"):
+        assert process.stdout.readline() == line
+        process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGTERM
+
+
 def test_systemd_starts_it_as_it_stands_there_and_ends_it_in_good_order(start, abandoned, monkeypatch):
     unit = configparser.ConfigParser(interpolation=None)
     unit.read_string(block_of(__file__, "Who does it", "ini").text)

@@ -15,7 +15,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     It exits with 0 when all is done, 1 for an error, 2 for a wrong call, 75 if the same call may succeed later, 130
     after Ctrl-C and 143 after SIGTERM.
     """
-    with _ended_by_signals() as came:
+    with _ended_by_signals() as terminated:
         try:
             # Here, because it takes a moment in which Ctrl-C may come.
             from txnstore.cli.program import run
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             run(arguments)
         except (KeyboardInterrupt, SystemExit) as end:
             if isinstance(end, KeyboardInterrupt) or end.code == _INTERRUPTED:
-                sys.exit(_TERMINATED if came else _INTERRUPTED)
+                sys.exit(_TERMINATED if terminated.has_come else _INTERRUPTED)
             raise
 
 
@@ -32,24 +32,30 @@ _INTERRUPTED = 130
 _TERMINATED = 143
 
 
+class EndedBySignal:
+    """What ends a command, by SIGTERM, as Ctrl-C does: in good order."""
+
+    def __init__(self) -> None:
+        self.has_come = False
+
+    def __call__(self, *_: object) -> None:
+        self.has_come = True
+        raise KeyboardInterrupt
+
+
 @contextmanager
-def _ended_by_signals() -> Iterator[list[int]]:
-    """Let SIGTERM end a command as Ctrl-C does, in good order; yield where it is noted that it came.
+def _ended_by_signals() -> Iterator[EndedBySignal]:
+    """Let SIGTERM end a command as Ctrl-C does; yield what notes that it came.
 
     Commands that run until they are stopped have handlers of their own in its place.
     """
-    came: list[int] = []
-
-    def handle(number: int, _: object) -> None:
-        came.append(number)
-        raise KeyboardInterrupt
-
+    end = EndedBySignal()
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield came
+        yield end
         return
-    signal.signal(signal.SIGTERM, handle)
+    signal.signal(signal.SIGTERM, end)
     try:
-        yield came
+        yield end
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -12,6 +12,7 @@ from typing import Annotated, Final
 
 import typer
 
+from txnstore.cli import EndedBySignal
 from txnstore.cli.options import (
     Participants,
     Schema,
@@ -212,7 +213,7 @@ def _run_one(
 
 
 def stop_at_signals(stop: threading.Event) -> None:
-    """Set `stop` when Ctrl-C or SIGTERM comes; the second one does what it usually does."""
+    """Set `stop` when Ctrl-C or SIGTERM comes; the second Ctrl-C is as usual, the second SIGTERM ends it at once."""
     for number in (signal.SIGINT, signal.SIGTERM):
         _stop_at(number, stop)
 
@@ -220,6 +221,9 @@ def stop_at_signals(stop: threading.Event) -> None:
 def _stop_at(number: signal.Signals, stop: threading.Event) -> None:
     """Let the first signal end the loop after what runs, the second one do what it usually does."""
     usual = signal.getsignal(number)
+    if isinstance(usual, EndedBySignal):
+        # An order to end well was given by the first one.
+        usual = signal.SIG_DFL
 
     def handle(*_: object) -> None:
         signal.signal(number, usual)
