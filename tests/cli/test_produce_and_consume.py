@@ -412,6 +412,26 @@ def test_ctrl_c_aborts_the_transaction(done, run, monkeypatch):
     assert done("consume", "orders") == "a\n"
 
 
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ([], "0 records were written, and of 1 that is not known\n"),
+        (["-t", "load"], "it is not known whether it was committed\n"),
+    ],
+)
+def test_who_does_not_wait_for_what_is_given_up_is_told_that_it_is_not_known(done, run, monkeypatch, option, told):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    done("topics", "create", "orders")
+    # Its database takes nothing for now.
+    for call in ("flush", "commit_transaction", "abort_transaction"):
+        if not option or call != "flush":
+            monkeypatch.setattr(Producer, call, interrupt)
+    ended = run("produce", "orders", "-X", "linger.ms=30000", *option, stdin=b"a\n")
+    assert (ended.code, ended.out, ended.err) == (130, "", told)
+
+
 @pytest.mark.slow
 def test_a_reader_that_goes_away_is_no_error(start, txnstore, txnstore_sqlite_url, monkeypatch):
     monkeypatch.setenv("TXNSTORE_URL", txnstore_sqlite_url)

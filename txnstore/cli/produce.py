@@ -339,11 +339,16 @@ class _Writing:
             if self._is_committing:
                 try:
                     producer.abort_transaction(_CALL_SECONDS)
-                except KafkaException:
-                    # Its end was asked for already.
+                except (KafkaException, KeyboardInterrupt):
+                    # Its end was asked for already, or the user does not wait for it.
                     return "it is not known whether it was committed", False
             return _NOTHING_COMMITTED, True
-        unknown = producer.flush(_CALL_SECONDS) + self._reports.unknown
+        try:
+            left = producer.flush(_CALL_SECONDS)
+        except KeyboardInterrupt:
+            # Once more: the user does not wait, but is told.
+            left = len(producer)
+        unknown = left + self._reports.unknown
         written, failed = f"{records_were(self._reports.delivered)} written", self._reports.failed
         # Records of other partitions go on while one fails: what was written may stand behind it.
         if failed:
