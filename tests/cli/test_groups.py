@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import sys
+
 import pytest
+import typer
 
 from txnstore.clients.consumer.consumer import Consumer
 from txnstore.clients.producer.producer import Producer
@@ -160,6 +164,15 @@ def test_groups_are_deleted_after_a_question(run, done, answer):
     assert len(answer("groups", "list")) == 2
     assert done("groups", "delete", "a", "b", "--yes") == "group a was deleted\ngroup b was deleted\n"
     assert answer("groups", "list") == []
+
+
+def test_sigterm_at_the_question_whether_to_delete_ends_as_it_does_elsewhere(run, done, monkeypatch):
+    done("produce", "orders", stdin=b"a\n")
+    done("consume", "orders", "-g", "billing")
+    asking = sys.modules[typer.confirm.__module__]
+    monkeypatch.setattr(asking, "visible_prompt_func", lambda _: signal.raise_signal(signal.SIGTERM))
+    assert run("groups", "delete", "billing").code == 143
+    assert "billing" in done("groups", "list")
 
 
 def test_bad_calls_change_nothing(run, done, answer):

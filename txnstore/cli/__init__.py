@@ -22,9 +22,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
             run(arguments)
         except (KeyboardInterrupt, SystemExit) as end:
-            if isinstance(end, KeyboardInterrupt) or end.code == _INTERRUPTED:
-                sys.exit(_TERMINATED if terminated.has_come else _INTERRUPTED)
-            raise
+            code = _INTERRUPTED if isinstance(end, KeyboardInterrupt) else end.code
+            # Also where something has made another end of it, as a question does.
+            sys.exit(_TERMINATED if terminated.has_come and code else code)
 
 
 #: As a shell tells of a process that a signal has ended: 128 and the signal's number.
@@ -39,6 +39,7 @@ class EndedBySignal:
         self.has_come = False
 
     def __call__(self, *_: object) -> None:
+        """Note that the signal has come, and interrupt."""
         self.has_come = True
         raise KeyboardInterrupt
 
