@@ -144,6 +144,8 @@ class FromKafka:
         self._found: Mapping[str, KafkaTopic] | None = None
         #: The topics of the first look in which it is to begin at ends that it could not be told of, with identities.
         self._unbegun: Mapping[str, str] = {}
+        #: Of their partitions those ends that it could be told of then.
+        self._first_ends: Mapping[PartitionName, int] = {}
         self._topics: dict[str, Topic] = {}
         self._positions: dict[PartitionName, int] = {}
         #: They are left out until they have a leader again.
@@ -225,6 +227,9 @@ class FromKafka:
             check_leaders(topic, self._store.database_id)
         known = self._store.read(lambda connection: read_relay_positions(connection, self._relay_id))
         found = self._with_known_ends(listed, {partition.topic for partition in known})
+        if self._found is None:
+            unbegun = {name: listed[name] for name in self._unbegun}
+            self._first_ends = {partition: high for partition, (_, high) in self._bounds(consumer, unbegun).items()}
         bounds = self._bounds(consumer, found)
         leaderless = {PartitionName(name, number) for name, topic in listed.items() for number in topic.leaderless}
         self._check_not_forgotten(self._positions.keys() & (bounds.keys() | leaderless), known)
@@ -233,7 +238,8 @@ class FromKafka:
         begun = seen if self._found is None else found.keys() - self._unbegun.keys()
         new = {
             partition: RelayPosition(
-                found[partition.topic].topic_uuid, low if self._is_earliest or partition.topic in begun else high
+                found[partition.topic].topic_uuid,
+                low if self._is_earliest or partition.topic in begun else self._first_ends.get(partition, high),
             )
             for partition, (low, high) in bounds.items()
             if partition not in known
@@ -285,8 +291,8 @@ class FromKafka:
     def _with_known_ends(self, listed: Mapping[str, KafkaTopic], begun: Collection[str]) -> dict[str, KafkaTopic]:
         """Return the topics without those that `--start latest` cannot begin in yet: where they end, nobody knows.
 
-        One is without all of its partitions until they have leaders, for they begin at one time.  What comes up while
-        the relay runs is begun at the first record, whoever leads it.
+        One is without all of its partitions until they have leaders: those that had one at first begin where they
+        ended then.  What comes up while the relay runs is begun at the first record, whoever leads it.
         """
         if self._found is None and not self._is_earliest:
             self._unbegun = {name: topic.topic_uuid for name, topic in listed.items() if topic.leaderless}
