@@ -217,11 +217,14 @@ def parse_time(text: str) -> int:
         return max(0, int(time.time() * 1000) - int(found[1]) * _UNIT_MS[found[2]])
     if _MILLISECONDS.fullmatch(text):
         milliseconds = int(text)
-        if milliseconds < _MILLISECONDS_MIN:
+        # Zero is the time before all records, and nothing else.
+        if 0 < milliseconds < _MILLISECONDS_MIN:
             read = datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            are_seconds = milliseconds * 1000 >= _MILLISECONDS_MIN
             raise typer.BadParameter(
-                f"{text} is {read} in milliseconds since 1970; if seconds are meant, write {text}000, and a date with"
-                f" its hyphens; a time is {FORMS}"
+                f"{text} is {read} in milliseconds since 1970; "
+                + (f"if seconds are meant, write {text}000, and a date" if are_seconds else "write a date")
+                + f" with its hyphens; a time is {FORMS}"
             )
     else:
         try:
