@@ -97,15 +97,15 @@ def export(
     )
     if compression not in _COMPRESSIONS:
         raise typer.BadParameter(f"one of {', '.join(_COMPRESSIONS)}", param_hint="--compression")
-    if parquet.exists() and not force:
-        raise CommandFailed(f"{parquet} is there already; --force replaces it")
     with opened(url, schema, limits=patient_limits()) as cluster, progress_bar("exporting") as bar:
         try:
             done = archiving.export(
                 cluster, topic, parquet, selection, compression=compression, replaces=force, told=bar.show
             )
         except OSError as error:
-            raise CommandFailed(f"{parquet}: {error.strerror or error}") from None
+            is_replaced = isinstance(error, FileExistsError) and parquet.is_file() and not parquet.is_symlink()
+            how = "; --force replaces it" if is_replaced else ""
+            raise CommandFailed(f"{parquet}: {error.strerror or error}{how}") from None
     for number, (start, end) in done.contents.ranges.items():
         say(f"{topic}-{number}: offsets {start} to {end - 1}" if start < end else f"{topic}-{number}: nothing")
     hint(f"{records_were(done.record_count)} written to {parquet}")
