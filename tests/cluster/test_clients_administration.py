@@ -24,9 +24,11 @@ from txnstore.admin import (
 from txnstore.cli import maintenance
 from txnstore.cli.output import FAILED, CommandFailed
 from txnstore.cli.program import NAMES, program_with
+from txnstore.clients.admin.calls import Call
 from txnstore.clients.model.metadata import ConsumerGroupTopicPartitions, TopicCollection
 from txnstore.db.cluster.membership import label_of_address
 from txnstore.db.opening import open_store
+from txnstore.db.store import Store
 from txnstore.db.url import parse_url
 from txnstore.errors import StoreUnavailable
 from txnstore.maintenance.loop import Maintenance
@@ -142,6 +144,19 @@ def test_a_topic_that_an_open_transaction_elsewhere_has_written_to_is_not_delete
         assert caught.value.args[0].code() == KafkaError.INVALID_TXN_STATE
         producer.abort_transaction(PATIENCE_SECONDS)
     admin.delete_topics([topic])[topic].result(PATIENCE_SECONDS)
+
+
+def test_each_step_of_deleting_a_topic_has_what_is_left_of_the_calls_time(admin, topic, monkeypatch):
+    left_ms, written, write = iter([9_000, 4_000]), [], Store.write
+
+    def noting(store, work, **options):
+        written.append(options.get("retry_timeout_ms"))
+        return write(store, work, **options)
+
+    monkeypatch.setattr(Call, "retry_ms", lambda *_: next(left_ms))
+    monkeypatch.setattr(Store, "write", noting)
+    admin.delete_topics([topic])[topic].result(PATIENCE_SECONDS)
+    assert (4_000 in written, 9_000 in written) == (True, False)
 
 
 def test_transactions_are_listed_described_and_aborted_wherever_they_are_coordinated(admin, topic, make):

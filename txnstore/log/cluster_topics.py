@@ -59,8 +59,12 @@ def create_topic(
     return topic
 
 
-def delete_topics(cluster: Cluster, names: Collection[str], *, retry_timeout_ms: int | None = None) -> None:
+def delete_topics(
+    cluster: Cluster, names: Collection[str], *, retry_ms: Callable[[Store], int | None] = lambda _: None
+) -> None:
     """Delete the topics, all or none, as `topics.delete_topic`; other databases drop what they have of them.
+
+    `retry_ms` is asked before each step how long it may be tried again.
 
     Raises:
         InvalidTransactionState: an open transaction has written to one, as far as coordinators can be asked.
@@ -68,7 +72,8 @@ def delete_topics(cluster: Cluster, names: Collection[str], *, retry_timeout_ms:
     """
     if not cluster.is_alone:
         for topic in cluster.controller.read(
-            lambda connection: topics.find_topics(connection, list(names)), retry_timeout_ms=retry_timeout_ms
+            lambda connection: topics.find_topics(connection, list(names)),
+            retry_timeout_ms=retry_ms(cluster.controller),
         ):
             refuse_if_in_use(cluster, topic.partition_ids)
 
@@ -77,7 +82,7 @@ def delete_topics(cluster: Cluster, names: Collection[str], *, retry_timeout_ms:
         for name in sorted(names):
             topics.delete_topic(connection, name)
 
-    change(cluster, work, wakes_readers=True, retry_timeout_ms=retry_timeout_ms)
+    change(cluster, work, wakes_readers=True, retry_timeout_ms=retry_ms(cluster.controller))
     purge_soon(cluster.controller)
 
 

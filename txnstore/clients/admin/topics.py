@@ -312,7 +312,7 @@ def create(
 
 def delete(cluster: Cluster, call: Call[str, None], name: str) -> None:
     """Delete the topic."""
-    delete_topics(cluster, [name], retry_timeout_ms=call.retry_ms(cluster.controller))
+    delete_topics(cluster, [name], retry_ms=call.retry_ms)
 
 
 def grow(
