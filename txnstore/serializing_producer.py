@@ -94,3 +94,7 @@ class SerializingProducer(Producer, Generic[Key, Value]):
             timestamp=timestamp,
             headers=headers,
         )
+
+    def _produce_of_batch(self, topic: str, **message: Any) -> None:
+        # What is bytes in a batch is given to no serializer.
+        super().produce(topic, **message)

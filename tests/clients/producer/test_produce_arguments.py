@@ -10,7 +10,7 @@ import pytest
 
 from tests.clients.steps import PATIENCE_SECONDS, create_topic, error_of, read_to_end, values
 from tests.databases import on_sqlite_alone
-from txnstore import TIMESTAMP_CREATE_TIME, KafkaError, KafkaException, TopicPartition
+from txnstore import TIMESTAMP_CREATE_TIME, KafkaError, KafkaException, Producer, TopicPartition
 from txnstore.admin import AdminClient, NewPartitions
 from txnstore.log.partitioners import PARTITIONERS
 
@@ -271,6 +271,19 @@ def test_a_batch_is_queued_message_by_message(producer, topic, url):
     assert (four.key(), four.value(), four.headers()) == (None, None, None)
     assert [error for error, _ in reports] == [None] * 5
     assert all("_error" not in message for message in messages)
+
+
+def test_a_batch_goes_through_what_a_subclass_has_made_of_produce(url, topic):
+    class Marking(Producer):
+        def produce(self, topic, value=None, key=None, headers=None, **options):  # type: ignore[override]  # as users do
+            super().produce(topic, value, key, headers=[*(headers or ()), ("by", b"us")], **options)
+
+    with Marking({"bootstrap.servers": url}) as producer:
+        assert producer.produce_batch(topic, [{"value": b"1"}, {"key": b"2", "headers": [("a", b"1")]}], 0) == 2
+        assert producer.flush(PATIENCE_SECONDS) == 0
+    one, two = read_to_end(url, topic)
+    assert (one.value(), one.key(), one.headers()) == (b"1", None, [("by", b"us")])
+    assert (two.value(), two.key(), two.headers()) == (None, b"2", [("a", b"1"), ("by", b"us")])
 
 
 def test_what_of_a_batch_cannot_be_queued_says_why_in_its_place(producer, topic, url):

@@ -282,14 +282,12 @@ class Producer(OfOneProcess):
             message.pop("_error", None)
             own = message.get("callback", message.get("on_delivery"))
             try:
-                # Not a subclass's, which may have other parameters, or a serializer for what is bytes here.
-                Producer.produce(
-                    self,
+                self._produce_of_batch(
                     topic,
-                    message.get("value"),
-                    message.get("key"),
-                    message.get("partition", partition),
-                    default if own is None else own,
+                    value=message.get("value"),
+                    key=message.get("key"),
+                    partition=message.get("partition", partition),
+                    on_delivery=default if own is None else own,
                     timestamp=message.get("timestamp", 0),
                     headers=message.get("headers"),
                 )
@@ -300,6 +298,10 @@ class Producer(OfOneProcess):
             else:
                 queued += 1
         return queued
+
+    def _produce_of_batch(self, topic: str, **message: Any) -> None:
+        """Queue one of a batch, by a subclass's `produce` where there is one."""
+        self.produce(topic, **message)
 
     def poll(self, timeout: float = -1) -> int:
         """Serve callbacks and return how many events that were; wait for the first one up to `timeout` seconds.
