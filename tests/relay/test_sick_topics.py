@@ -12,7 +12,7 @@ import txnstore
 from tests.relay.running import beside, wait_until
 from tests.relay.store_side import make_topic, numbered, put, ship
 from txnstore.db.schema import topic_configs
-from txnstore.log.topics import get_topic
+from txnstore.log.topics import delete_topic, get_topic
 from txnstore.relay.errors import KafkaUnavailable, RelayFailed
 from txnstore.relay.kafka_cluster import KafkaCluster
 from txnstore.relay.options import RelayOptions
@@ -118,6 +118,25 @@ def test_a_topic_that_kafka_does_not_take_is_in_the_way_of_no_other_and_shipped_
     assert stand_in.side.read("bad") == {0: numbered(3)}
     told = [record.getMessage() for record in caplog.records if "topic bad: " in record.getMessage()]
     assert [message.rpartition("; ")[2] for message in told] == ["trying again", "topic bad: going on"]
+
+
+def test_of_a_topic_that_is_deleted_while_it_is_left_out_nobody_is_told_that_it_goes_on(
+    store, stand_in, sick, caplog, monkeypatch
+):
+    caplog.set_level("INFO")
+    monkeypatch.setattr("txnstore.relay.to_kafka.ANSWER_SECONDS", 0.05)
+    for name in ("shop", "bad"):
+        make_topic(store, name)
+        put(store, name, numbered(2))
+    _not_created(sick, stand_in)
+    relay = ToKafka(store, stand_in.cluster(), RelayOptions())
+    with beside(relay.run):
+        wait_until(lambda: "bad" in relay._left_out)
+        store.write(lambda connection: delete_topic(connection, "bad"))
+        wait_until(lambda: not relay._left_out)
+        put(store, "shop", numbered(2, 2))
+        wait_until(lambda: relay.shipped_count == 4)
+    assert "topic bad: going on" not in caplog.text
 
 
 def test_a_kafka_that_does_not_tell_its_topics_is_in_the_way_of_no_partition(store, stand_in, sick, monkeypatch):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Final
@@ -590,10 +590,11 @@ class ToKafka:
                 if topic.name not in errors:
                     self._add(topic, first_offsets)
             unknown |= errors
-        self._leave_out(unknown, are_asked_for=must_be_there and bool(self._options.topics))
+        found = {topic.name for topic in topics}
+        self._leave_out(unknown, found, are_asked_for=must_be_there and bool(self._options.topics))
         self._looked_at = now
 
-    def _leave_out(self, errors: Mapping[str, Exception], *, are_asked_for: bool) -> None:
+    def _leave_out(self, errors: Mapping[str, Exception], found: Collection[str], *, are_asked_for: bool) -> None:
         """Go on without topics in which something is wrong, and tell of them.
 
         Raises:
@@ -601,7 +602,10 @@ class ToKafka:
         """
         for name in self._left_out.keys() - errors.keys():
             del self._left_out[name]
-            self._without.pop(name).passed()
+            trouble = self._without.pop(name)
+            if name in found:
+                # Else it was deleted.
+                trouble.passed()
         self._left_out.update(errors)
         if are_asked_for:
             self._check_none_left_out()
