@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import subprocess
@@ -15,6 +16,7 @@ import typer
 from rich.text import Text
 from typer.testing import CliRunner
 
+from txnstore.cli import main
 from txnstore.cli.program import NAMES, _named, program_with
 from txnstore.errors import InvalidUrl, OutcomeUnknown, StoreUnavailable
 
@@ -65,6 +67,16 @@ def test_what_the_encoding_of_the_output_lacks_is_shown_by_its_number(txnstore_s
     # Records are bytes.
     assert ended.stdout.splitlines()[-1] == "k\u00e9"
     assert ended.stdout.count(r"\xe9") == 2
+
+
+def test_a_program_that_makes_a_call_itself_writes_after_it_as_before(monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii", errors="replace"))
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    sys.stdout.write("\xe9\n")
+    sys.stdout.flush()
+    assert written.getvalue().endswith(b"\n?\n")
 
 
 def test_the_version_is_that_of_the_package(txnstore, monkeypatch):

@@ -13,7 +13,7 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Annotated, Final, NamedTuple
 
 import typer
@@ -107,6 +107,8 @@ _GROUPS: Final = (
     _Group("dump", "Print what the tables hold, as kafka-dump-log prints it."),
 )
 NAMES: Final = frozenset(entry.name for entry in (*_COMMANDS, *_GROUPS))
+#: How a stream writes what its encoding lacks.
+_AS_NUMBERS: Final = "backslashreplace"
 #: Set by the shell's completion, which has the words of the line in variables of its own.
 _COMPLETION_VARIABLE: Final = "_TXNSTORE_COMPLETE"
 
@@ -164,7 +166,11 @@ def _txnstore(
 
 def run(arguments: Sequence[str] | None) -> None:
     """Run the command and exit; see `txnstore.cli.main`."""
-    _open_streams()
+    with _open_streams():
+        _run(arguments)
+
+
+def _run(arguments: Sequence[str] | None) -> None:
     # The driver warns of what fails behind an error, which is told of by itself.
     logging.getLogger("psycopg").addFilter(_is_no_echo)
     try:
@@ -184,22 +190,35 @@ def run(arguments: Sequence[str] | None) -> None:
         sys.exit(FAILED)
 
 
-def _open_streams() -> None:
+@contextlib.contextmanager
+def _open_streams() -> Iterator[None]:
     """Let nothing that is opened later take the number of a closed stream, and get what is meant for that.
 
     The output refuses what is written to it, as a closed one does: records that nobody gets must not count as printed.
-    What is said beside them goes nowhere.  What the encoding of a stream lacks is written as its number.
+    What is said beside them goes nowhere.  What the encoding of a stream lacks is written as its number,
+    by this call and not by what its program writes after it.
     """
+    before: list[tuple[io.TextIOWrapper, str | None]] = []
     if sys.stdin is None:
         os.open(os.devnull, os.O_RDONLY)
     for name, mode in (("stdout", os.O_RDONLY), ("stderr", os.O_WRONLY)):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.open(os.devnull, mode), "w", encoding="utf-8"))  # noqa: PTH123, SIM115 - for good
         stream = getattr(sys, name)
-        if isinstance(stream, io.TextIOWrapper):
-            # It is done before the stream may say that it does not know its position.
-            with contextlib.suppress(OSError):
-                stream.reconfigure(errors="backslashreplace")
+        if isinstance(stream, io.TextIOWrapper) and stream.errors != _AS_NUMBERS:
+            before.append((stream, stream.errors))
+            _set_errors(stream, _AS_NUMBERS)
+    try:
+        yield
+    finally:
+        for stream, errors in before:
+            _set_errors(stream, errors)
+
+
+def _set_errors(stream: io.TextIOWrapper, errors: str | None) -> None:
+    # It is done before the stream may say that it does not know its position; and it may be closed by now.
+    with contextlib.suppress(OSError, ValueError):
+        stream.reconfigure(errors=errors)
 
 
 def _is_no_echo(record: logging.LogRecord) -> bool:
