@@ -227,7 +227,7 @@ class FromKafka:
             check_leaders(topic, self._store.database_id)
         known = self._store.read(lambda connection: read_relay_positions(connection, self._relay_id))
         found = self._with_known_ends(listed, {partition.topic for partition in known})
-        if self._found is None:
+        if self._found is None and self._unbegun:
             unbegun = {name: listed[name] for name in self._unbegun}
             self._first_ends = {partition: high for partition, (_, high) in self._bounds(consumer, unbegun).items()}
         bounds = self._bounds(consumer, found)
