@@ -21,6 +21,7 @@ def filled(done, url):
     return url
 
 
+@pytest.mark.slow
 def test_a_topic_goes_into_a_file_and_back(run, filled, tmp_path):
     path = tmp_path / "orders.parquet"
     ended = run("export", "orders", "--parquet", path, "--from", 1, "--until", 3, "--compression", "none")
@@ -82,6 +83,7 @@ def test_a_file_that_appears_meanwhile_is_replaced_only_if_that_was_asked_for(
     assert list(tmp_path.glob(".*.part")) == []
 
 
+@pytest.mark.slow
 def test_a_new_topic_that_keeps_old_records_for_ever_is_told_of(run, filled, tmp_path):
     path = tmp_path / "old.parquet"
     with Producer({"bootstrap.servers": filled}) as producer:
@@ -94,7 +96,7 @@ def test_a_new_topic_that_keeps_old_records_for_ever_is_told_of(run, filled, tmp
     assert (ended.code, "txnstore topics alter old --config retention.ms=-1" in ended.err) == (1, True)
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize(("limit", "is_old"), [("before", True), ("after", False)])
 def test_who_loads_timestamps_that_the_topic_refuses_is_told_what_lets_them_in(
     run, done, filled, tmp_path, limit, is_old

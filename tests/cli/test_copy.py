@@ -26,6 +26,7 @@ def urls(request, url):
     return url, request.getfixturevalue(f"txnstore_{kind}_url")
 
 
+@pytest.mark.slow
 def test_it_says_what_went_where(txnstore, urls):
     ended = txnstore("copy", *urls)
     assert (ended.code, ended.err) == (0, "")
@@ -47,6 +48,7 @@ def test_it_says_what_went_where(txnstore, urls):
     assert txnstore("topics", "list", "--url", urls[1]).out.splitlines()[1].split()[0] == "orders"
 
 
+@pytest.mark.slow
 def test_a_copy_that_stopped_is_cancelled_or_goes_on(txnstore, urls, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt
@@ -83,6 +85,7 @@ def test_what_a_newer_version_has_closed_is_to_be_opened_by_it(txnstore, txnstor
     assert "is closed" in txnstore("topics", "list", "--url", url).err
 
 
+@pytest.mark.slow
 def test_an_error_says_that_the_source_is_closed_only_if_it_is(txnstore, urls, monkeypatch):
     def fail(*_, **__):
         raise StoreFull("there is no room; nothing was changed")
@@ -100,7 +103,7 @@ def test_an_error_says_that_the_source_is_closed_only_if_it_is(txnstore, urls, m
     assert txnstore("copy", *urls).code == 0
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), StoreUnavailable("no server")])
 def test_what_stops_it_between_both_says_that_neither_is_open_and_what_opens_the_target(
     txnstore, urls, monkeypatch, error
@@ -117,6 +120,7 @@ def test_what_stops_it_between_both_says_that_neither_is_open_and_what_opens_the
     assert "lives in" in txnstore("copy", *urls).out
 
 
+@pytest.mark.slow
 def test_what_stops_it_behind_its_end_says_nothing_of_what_is_closed(txnstore, urls, monkeypatch):
     open_target = moving._open
 
@@ -130,6 +134,7 @@ def test_what_stops_it_behind_its_end_says_nothing_of_what_is_closed(txnstore, u
     assert (ended.code, "open yet" in ended.err) == (130, False)
 
 
+@pytest.mark.slow
 def test_a_target_that_another_copy_fills_is_not_called_one_that_the_same_command_opens(txnstore, urls, tmp_path):
     third = f"sqlite:///{tmp_path / 'third.db'}"
     others = closing.Move(closing.MoveState.ARRIVING, str(uuid4()), "sqlite:///other.db", "")
@@ -140,6 +145,7 @@ def test_a_target_that_another_copy_fills_is_not_called_one_that_the_same_comman
     assert (ended.code, "open yet" in ended.err, "it has moved to" in ended.err) == (1, False, True), ended.err
 
 
+@pytest.mark.slow
 def test_who_cannot_ask_the_target_says_that_it_is_perhaps_not_open(txnstore, urls, monkeypatch):
     def stop(target, _ours):
         def fail(*_, **__):

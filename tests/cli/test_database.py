@@ -44,7 +44,7 @@ def test_migrate_refuses_what_would_be_gone_with_it(txnstore, tmp_path, url, cod
     assert not file.exists()
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:"])
 def test_a_database_in_memory_is_not_told_to_be_migrated(url):
     # In a process of its own: in this one other tests may have a store in memory.
@@ -83,6 +83,7 @@ def test_migrate_refuses_tables_that_are_newer_than_the_code(txnstore, url, code
     assert f"are of version {SCHEMA_VERSION + 1}, this txnstore knows {SCHEMA_VERSION}" in ended.err
 
 
+@pytest.mark.slow
 def test_migrate_brings_several_databases_from_whatever_version_they_are(txnstore, tmp_path, code_of_version):
     urls = [f"sqlite:///{tmp_path / name}.db" for name in ("first", "second", "third")]
     assert txnstore("migrate", urls[0]).code == 0
@@ -112,6 +113,7 @@ def test_migrate_takes_the_url_from_the_environment(txnstore, txnstore_empty_url
     open_store(txnstore_empty_url, create=False).close()
 
 
+@pytest.mark.slow
 def test_migrate_makes_a_schema_of_another_name(txnstore, txnstore_postgresql_url):
     assert txnstore("migrate", txnstore_postgresql_url, "--schema", "messages").code == 0
     open_store(txnstore_postgresql_url, schema="messages", create=False).close()

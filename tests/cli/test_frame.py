@@ -137,6 +137,7 @@ def test_sizes_and_durations_have_units():
     assert [output.duration_text(length) for length in lengths] == ["-", "5 ms", "1.5 s", "1.5 min", "2 h", "2 d"]
 
 
+@pytest.mark.slow
 def test_every_command_has_help_with_examples(txnstore):
     def commands(command, path):
         if not hasattr(command, "commands"):

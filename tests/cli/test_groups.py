@@ -24,6 +24,7 @@ def lag(answer):
     return lag
 
 
+@pytest.mark.slow
 def test_groups_are_listed_and_described(done, answer):
     done("produce", "orders", stdin=b"a\nb\nc\n")
     done("consume", "orders", "-g", "billing", "-c", "2")
@@ -39,6 +40,7 @@ def test_groups_are_listed_and_described(done, answer):
     ]
 
 
+@pytest.mark.slow
 def test_lag_counts_neither_markers_nor_what_is_aborted_or_open(url, done, lag):
     done("produce", "orders", "-t", "a", stdin=b"a\nb\n")
     done("consume", "orders", "-g", "billing", "-c", "1")
@@ -59,6 +61,7 @@ def test_lag_counts_neither_markers_nor_what_is_aborted_or_open(url, done, lag):
     assert lag() == (1, 0)
 
 
+@pytest.mark.slow
 def test_resetting_shows_first_and_does_it_when_told(run, done, answer, lag):
     done("produce", "orders", stdin=b"a\nb\nc\nd\n")
     done("consume", "orders", "-g", "billing", "-c", "3")
@@ -87,6 +90,7 @@ def test_resetting_shows_first_and_does_it_when_told(run, done, answer, lag):
     assert done("consume", "orders", "-g", "billing") == "d\n"
 
 
+@pytest.mark.slow
 def test_that_an_offset_outside_the_log_was_not_taken_is_said(run, done):
     done("topics", "create", "orders", "-p", "2")
     done("produce", "orders", "-p", "1", stdin=b"a\nb\nc\n")
@@ -155,6 +159,7 @@ def test_a_group_with_members_is_left_alone(url, run, done, answer):
     assert answer("groups", "list")[0]["state"] == "Empty"
 
 
+@pytest.mark.slow
 def test_groups_are_deleted_after_a_question(run, done, answer):
     done("topics", "create", "orders")
     for group in ("a", "b"):

@@ -57,6 +57,7 @@ def test_once_does_everything_and_says_how_much(txnstore, abandoned):
     assert "1 timed out transactions aborted" not in txnstore("maintain", abandoned, "--once").out
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(("error", "code"), [(StoreBusy, 75), (PermissionDenied, 1), (AssertionError, 1)])
 def test_once_says_by_its_code_that_something_was_not_done(txnstore, url, monkeypatch, error, code):
     def fail(error):
@@ -89,6 +90,7 @@ def test_once_goes_on_if_one_database_cannot_be_read(txnstore, txnstore_sqlite_u
     assert f"txnstore: {txnstore_sqlite_url}: locked for long" in ended.err
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("is_listed", [True, False], ids=["away", "not in the list"])
 def test_once_is_to_be_repeated_for_a_database_that_is_away_not_for_one_that_is_not_in_the_list(
     txnstore, txnstore_sqlite_url, tmp_path, monkeypatch, is_listed
@@ -110,6 +112,7 @@ def test_once_is_to_be_repeated_for_a_database_that_is_away_not_for_one_that_is_
     assert ("it is away" if is_listed else "no URL of the list leads there") in ended.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("database", "number"), [("sqlite", signal.SIGINT), ("postgresql", signal.SIGTERM)])
 def test_it_runs_until_a_signal_and_ends_in_good_order(start, request, database, number):
     process = start("maintain", abandon(request.getfixturevalue(f"txnstore_{database}_url")))
@@ -151,6 +154,7 @@ def test_the_second_sigterm_ends_it_at_once(start, txnstore_sqlite_url):
     assert process.returncode == -signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_systemd_starts_it_as_it_stands_there_and_ends_it_in_good_order(start, abandoned, monkeypatch):
     unit = configparser.ConfigParser(interpolation=None)
     unit.read_string(block_of(__file__, "Who does it", "ini").text)
@@ -323,6 +327,7 @@ maintenance.LONG_DUTIES = (MaintenanceDuty("long", "log.cleaner.backoff.ms", lam
 """
 
 
+@pytest.mark.slow
 def test_the_second_signal_ends_it_whatever_it_is_at(start, abandoned):
     with open_store(abandoned) as store:
         store.write(lambda connection: connection.execute(update(stores).values(created_ms=0)))

@@ -121,6 +121,7 @@ BAD_LINES = [
 ]
 
 
+@pytest.mark.slow
 def test_a_bad_line_ends_the_run_and_aborts_the_transaction(run, done):
     done("topics", "create", "orders")
     for line, what in BAD_LINES:
@@ -234,6 +235,7 @@ def test_a_transaction_is_seen_as_a_whole(run, done):
     assert done("consume", "orders", "-o", "-2") == "b\nc\n"
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("timeout_seconds", [30, 60, 90])
 def test_a_transaction_may_be_told_to_take_less_or_more_time(done, timeout_seconds):
     done("produce", "orders", "-t", "load", "--transaction-timeout", str(timeout_seconds), stdin=b"a\n")
@@ -262,6 +264,7 @@ def test_giving_up_a_transaction_takes_no_longer_than_closing_the_producer(run, 
     assert done("consume", "orders") == "b\n"
 
 
+@pytest.mark.slow
 def test_what_is_open_is_not_shown_and_told_of(url, run, done):
     done("produce", "orders", stdin=b"before\n")
     with Producer({"bootstrap.servers": url, "transactional.id": "open"}) as producer:

@@ -123,6 +123,7 @@ def test_help_imports_no_command_and_no_database():
     assert "txnstore.cli.program" in imported
 
 
+@pytest.mark.slow
 def test_a_call_imports_the_command_that_it_names_and_no_other(tmp_path):
     program = f"import atexit, sys; atexit.register(lambda: print(*sys.modules)); {PROGRAM}"
     call = ["info", "--url", f"sqlite:///{tmp_path}/nothing.db"]
@@ -147,6 +148,7 @@ def help_texts(command, path=()):
         yield from help_texts(inner, (*path, name))
 
 
+@pytest.mark.slow
 def test_no_help_loses_what_stands_in_brackets(txnstore):
     eaten = []
     for path, text in help_texts(typer.main.get_command(program_with(NAMES))):
@@ -157,6 +159,7 @@ def test_no_help_loses_what_stands_in_brackets(txnstore):
     assert "txnstore[kafka]" in txnstore("relay", "--help").out.replace("\n", " ")
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -272,7 +275,7 @@ def test_an_output_that_cannot_be_written_is_one_line_and_code_1(
     assert txnstore("consume", "orders", "--group", "billing").out == "3 apples\n"
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_who_reads_no_further_is_told_nothing(start, txnstore_sqlite_url, monkeypatch, unbuffered):
     """On one database: it is not asked."""

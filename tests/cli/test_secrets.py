@@ -80,7 +80,7 @@ def _elsewhere(tmp_path, monkeypatch, caplog):
     caplog.set_level(logging.DEBUG)
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_no_command_repeats_the_password_of_a_malformed_url(command, caplog, capsys):
     assert len(URLS) >= 50

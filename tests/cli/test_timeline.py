@@ -62,6 +62,7 @@ def test_a_group_in_commit_order_is_at_a_place_and_within_a_transaction(url, dra
     assert pointers["group placed from 1 on"] == 3
 
 
+@pytest.mark.slow
 def test_a_part_is_drawn(drawn, done, answer):
     part = answer("timeline", "orders", "--from", "5", "--count", "2")
     assert (part["first_offset"], part["end_offset"]) == (5, 7)
@@ -91,6 +92,7 @@ def test_a_terminal_without_unicode_gets_letters(drawn, run, monkeypatch):
     assert "^ 4\n" in text
 
 
+@pytest.mark.slow
 def test_the_drawing_is_written_as_svg(drawn, run, done, tmp_path):
     file = tmp_path / "orders.svg"
     assert "shows the offsets 0 to 9 of orders-0" in done("timeline", "orders", "--svg", file)
@@ -111,6 +113,7 @@ def test_an_empty_log_is_drawn(done, tmp_path):
     ET.fromstring((tmp_path / "empty.svg").read_text())
 
 
+@pytest.mark.slow
 def test_that_there_are_other_partitions_is_said_where_none_was_named(run, done):
     done("topics", "create", "orders", "-p", "3")
     done("topics", "create", "single")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
+
 STRANGE_NAMES = [
     "",
     " ",
@@ -152,6 +154,7 @@ def test_more_partitions_than_there_can_be_are_refused(run):
     assert (ended.code, ended.err.count("\n")) == (1, 1)
 
 
+@pytest.mark.slow
 def test_strange_names_are_refused_in_one_line(run, answer):
     commands = itertools.cycle((["describe"], ["alter", "-p", "2"], ["delete", "--yes"]))
     for name in STRANGE_NAMES:

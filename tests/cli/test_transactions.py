@@ -33,6 +33,7 @@ def opened(url, done):
         yield producer
 
 
+@pytest.mark.slow
 def test_transactions_are_listed_and_described(opened, done, answer):
     done("produce", "orders", "-t", "done", stdin=b"x\n")
     listed = answer("transactions", "list")
@@ -65,6 +66,7 @@ def test_the_producers_of_a_partition_are_described(opened, answer, done):
     assert done("transactions", "describe-producers", "orders").splitlines()[0].split()[0] == "PARTITION"
 
 
+@pytest.mark.slow
 def test_a_transaction_is_aborted_by_its_id(opened, run, done, answer):
     refused = run("transactions", "abort", "load", stdin=b"n\n")
     assert refused.code == 1
@@ -155,6 +157,7 @@ def test_what_holds_readers_back_is_shown_with_who_it_is_and_what_ends_it(opened
     assert run("transactions", "list-open", "unknown").code == 1
 
 
+@pytest.mark.slow
 def test_what_hangs_is_ended_in_one_go(url, done, run):
     done("topics", "create", "orders", "-p", "2")
     with open_store(url) as store:
@@ -186,6 +189,7 @@ def test_nothing_hangs_that_a_coordinator_knows(opened, answer, done):
     assert done("transactions", "find-hanging").split()[0] == "TOPIC"
 
 
+@pytest.mark.slow
 def test_bad_calls_change_nothing(opened, run, answer):
     for arguments, code in (
         (["list", "--state", "ongoing"], 2),

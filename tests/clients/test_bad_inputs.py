@@ -192,6 +192,7 @@ class TestProduce:
         for other in (None, 5, b"orders", ["orders"]):
             refused(told, TypeError, producer.produce, other, PAYLOAD)
 
+    @pytest.mark.slow_but_first
     @on_sqlite_alone
     @pytest.mark.parametrize("where", ["partition", "timestamp"])
     @pytest.mark.parametrize("case", NUMBERS_REFUSED)
@@ -293,6 +294,7 @@ class TestTransactions:
         error = refused(told, KafkaException, send, [TopicPartition(TOPIC, 0, 1)], BAD_MEMBERSHIPS[case])
         assert (error.code(), error.txn_requires_abort(), error.fatal()) == (KafkaError._BAD_MSG, False, False)
 
+    @pytest.mark.slow_but_first
     @pytest.mark.parametrize(
         ("position", "membership", "code"),
         [
@@ -318,6 +320,7 @@ class TestTransactions:
             send = in_transaction.send_offsets_to_transaction
             refused(told, kind, send, [TopicPartition(TOPIC, 0, 1)], NO_MEMBER, timeout)
 
+    @pytest.mark.slow
     def test_ids_are_taken_as_they_are_and_never_for_one_another(self, url):
         producers = [Producer({"bootstrap.servers": url, "transactional.id": text}) for text in HOSTILE_TEXTS]
         topic = create_topic(url, "by-hostile-ids")
@@ -388,6 +391,7 @@ class TestConsume:
             position.offset = number
         assert position.offset == 5
 
+    @pytest.mark.slow_but_first
     @pytest.mark.parametrize("offset", [11**9, 2**31, 2**63 - 2, 2**63 - 1])
     def test_offsets_that_are_not_in_the_log_lead_to_where_the_reset_says(self, url, consumer, told, offset):
         consumer.seek(TopicPartition(TOPIC, 0, offset))
@@ -418,6 +422,7 @@ class TestConsume:
     def test_counts_of_another_type(self, consumer, told, count):
         refused(told, TypeError, consumer.consume, count, 0)
 
+    @pytest.mark.slow_but_first
     @pytest.mark.parametrize(
         "call",
         [
@@ -451,6 +456,7 @@ class TestConsume:
             consumer.commit(offsets=[TopicPartition(TOPIC, 0, 1, text)], asynchronous=False)
             assert consumer.committed([TopicPartition(TOPIC, 0)], PATIENCE_SECONDS)[0].metadata == text
 
+    @pytest.mark.slow
     def test_groups_are_taken_as_they_are_and_never_for_one_another(self, url):
         for number, text in enumerate(HOSTILE_TEXTS):
             with consumer_of(url, text) as consumer:
@@ -459,6 +465,7 @@ class TestConsume:
             with consumer_of(url, text) as consumer:
                 assert consumer.committed([TopicPartition(TOPIC, 1)], PATIENCE_SECONDS)[0].offset == number
 
+    @pytest.mark.slow_but_first
     @on_sqlite_alone
     @pytest.mark.parametrize("method", ["assign", "incremental_assign", "position", "pause", "resume", "committed"])
     @pytest.mark.parametrize("partitions", [None, "orders", ("orders",), [None], ["orders"], 5])

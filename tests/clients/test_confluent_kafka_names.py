@@ -44,6 +44,7 @@ def installed(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_every_module_is_found_under_the_other_name():
     printed = run(
         INSTALL + "import confluent_kafka, confluent_kafka.admin, confluent_kafka.aio, confluent_kafka.cimpl\n"
@@ -68,6 +69,7 @@ def test_every_module_is_found_under_the_other_name():
     assert printed == "2.16.1 2.16.1 2.16.0\nmodule 'confluent_kafka' has no attribute 'ShareConsumer'\n"
 
 
+@pytest.mark.slow
 def test_a_second_call_changes_nothing():
     printed = run(
         INSTALL + "import confluent_kafka\n"
@@ -77,6 +79,7 @@ def test_a_second_call_changes_nothing():
     assert printed == "True\n"
 
 
+@pytest.mark.slow
 def test_an_installed_ones_pure_python_comes_along_and_nothing_else_of_it(installed):
     printed = run(
         INSTALL + "from confluent_kafka.schema_registry import RegistrySerializer\n"
@@ -88,6 +91,7 @@ def test_an_installed_ones_pure_python_comes_along_and_nothing_else_of_it(instal
     assert printed == "b'types x'\n"
 
 
+@pytest.mark.slow
 def test_without_an_installed_one_there_is_no_schema_registry(tmp_path):
     printed = run(
         "import importlib.machinery as machinery\n"
@@ -113,6 +117,7 @@ def test_where_the_real_one_was_imported_already_it_is_refused(installed, import
     assert printed.startswith("confluent_kafka has been imported already: call txnstore.install_as_confluent_kafka()")
 
 
+@pytest.mark.slow
 def test_the_module_itself_under_that_name_was_not_the_real_one():
     """What programs did before there was this function."""
     run(

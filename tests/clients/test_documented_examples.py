@@ -308,6 +308,7 @@ class TestOffsets:
 
 
 class TestTransactions:
+    @pytest.mark.slow
     def test_consume_transform_produce(self, url, produce):
         """Exactly once: what was read is committed with what was written, every few messages."""
         produce("input", *map(str, range(7)))
@@ -345,6 +346,7 @@ class TestTransactions:
             downstream.subscribe(["output"])
             assert [int(message.value()) for message in messages(downstream, 7)] == [0, 11, 22, 33, 44, 55, 66]
 
+    @pytest.mark.slow
     def test_an_aborted_transaction_is_processed_again(self, url, produce):
         """The retry that the documentation describes: abort, rewind to the committed offsets, begin again."""
         produce("input", "good", "flaky")
@@ -555,6 +557,7 @@ class TestAsyncio:
         asyncio.run(asyncio.wait_for(program(), PATIENCE_SECONDS))
         assert committed(url, "t") == [5]
 
+    @pytest.mark.slow
     def test_exactly_once(self, url, produce):
         produce("input", "a", "b")
 

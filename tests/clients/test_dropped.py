@@ -64,6 +64,7 @@ WAYS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("use", WAYS.values(), ids=WAYS)
 def test_a_client_that_is_dropped_with_its_owner_leaves_no_thread(url, use):
     before = set(threading.enumerate())
@@ -172,7 +173,7 @@ def test_a_producer_is_closed_at_the_end_of_the_program_whatever_the_log_says(ur
 ENDS = {"nothing": True, "del client": True, "client.flush()": False, "client.close()": False, "client.purge()": False}
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize(("end", "is_told"), ENDS.items(), ids=ENDS)
 def test_a_program_that_ends_without_sending_its_records_says_so(url, end, is_told):
     """As librdkafka does: nobody else would know of them. Without any handler for logs, too."""
@@ -230,7 +231,7 @@ LAST_CLIENTS = {
 }
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @on_sqlite_alone
 @pytest.mark.parametrize("client", LAST_CLIENTS.values(), ids=LAST_CLIENTS)
 def test_a_client_that_is_closed_while_the_interpreter_ends_waits_for_no_thread(url, client):

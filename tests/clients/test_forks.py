@@ -175,6 +175,7 @@ def test_every_public_method_is_tried():
         assert public - calls.keys() == {"close"}
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.variants_on_sqlite
 @pytest.mark.parametrize("is_held", [False, True], ids=["idle", "in use"])
 @pytest.mark.parametrize("kind", ["plain", "transactional"])
@@ -199,6 +200,7 @@ def test_a_producer_is_refused_in_a_child_and_goes_on_in_its_parent(make_produce
     assert reports == Counter(f"{value!r} None" for value in expected)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.variants_on_sqlite
 @pytest.mark.parametrize("is_held", [False, True], ids=["idle", "in use"])
 @pytest.mark.parametrize("how", ["assigned", "subscribed"])

@@ -56,6 +56,7 @@ class TestImports:
         assert cimpl.Message is Message
         assert cimpl.NewTopic is admin.NewTopic is NewTopic
 
+    @pytest.mark.slow
     def test_submodules_are_attributes_after_a_plain_import(self):
         """`import confluent_kafka` and then `confluent_kafka.cimpl.KafkaException` needs no further import."""
         program = """
@@ -70,6 +71,7 @@ class TestImports:
         """
         assert run(program) == "found"
 
+    @pytest.mark.slow
     def test_a_framework_that_imports_confluent_kafka_gets_ours(self):
         """The alias that lets an installed framework run unchanged."""
         program = """

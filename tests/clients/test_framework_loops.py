@@ -292,6 +292,7 @@ class TestThreads:
 
 
 class TestEndings:
+    @pytest.mark.slow
     def test_a_program_that_closes_nothing_ends_all_the_same(self, url, produced):
         program = """
             import sys

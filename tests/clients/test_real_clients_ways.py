@@ -56,6 +56,7 @@ def test_a_seek_in_a_topic_that_the_consumer_has_never_heard_of_names_it(make_co
     assert error_of(consumer.seek, TopicPartition("u", 0, 3)).code() == KafkaError._UNKNOWN_PARTITION
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("way", ["seek", "store_offsets"])
 def test_a_partition_of_a_topic_that_was_never_assigned_is_unknown_and_any_other_is_in_the_wrong_state(
     make_consumer, url, way

@@ -126,6 +126,7 @@ def test_a_consumer_imports_what_its_first_message_needs(txnstore_url, database)
     assert imported_by(CONSUME, txnstore_url) & needless == set()
 
 
+@pytest.mark.slow
 def test_garbage_is_collected_again_after_a_client_was_imported():
     program = "import gc; from txnstore import Producer; print(gc.isenabled())"
     assert imported_by(program, "") == {"True"}

@@ -260,6 +260,7 @@ def public_methods() -> list[tuple[str, str]]:
     ]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(("key", "name"), public_methods(), ids=lambda item: item)
 def test_a_method_takes_what_confluents_takes(key, name):
     ours = getattr(our_class(key), name, None)
@@ -406,6 +407,7 @@ def test_the_versions_are_told():
     assert tuple(int(part) for part in text.split(".")) == (number >> 24, number >> 16 & 255, number >> 8 & 255)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("statement", ["import txnstore", "import txnstore.error", "from txnstore import KafkaError"])
 def test_importing_the_package_imports_nothing_heavy(statement):
     program = f"{statement}\nimport sys\nprint(*sys.modules)"
@@ -435,7 +437,7 @@ print("sqlalchemy.orm" in sys.modules)
     assert (ended.stdout, ended.stderr) == ("False\n", "")
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "module", ["txnstore.db.url", "txnstore.clients.consumer.consumer", "txnstore.clock", "txnstore.aio"]
 )

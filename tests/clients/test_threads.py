@@ -142,6 +142,7 @@ def test_threads_that_produce_flush_poll_and_purge_get_one_report_for_each_recor
         assert mine == sorted(mine, key=accounts.accepted.index)
 
 
+@pytest.mark.slow
 def test_threads_that_begin_commit_and_abort_at_will_never_break_a_transaction(make_producer, topic, url):
     producer = make_producer({"transactional.id": topic, "linger.ms": 1})
     producer.init_transactions(PATIENCE_SECONDS)

@@ -181,6 +181,7 @@ def test_ensure_creates_nothing_where_client_or_store_forbid_it(directory, readi
     assert directory.ensure("a") == reading_directory.ensure("a")
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     "name", ["", ".", "..", "a b", "a/b", "x" * 250, "a\0b", "\ud800", "ä", "'; DROP TABLE x --", 5]
 )
@@ -198,6 +199,7 @@ def test_many_threads_that_ensure_a_topic_get_the_same(connection):
     assert len({topic.topic_id for topic in topics}) == 1
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("pattern", "names"),
     [

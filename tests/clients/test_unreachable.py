@@ -61,6 +61,7 @@ def test_a_timeout_of_nothing_is_transport_too(client):
     assert error.str().startswith("Failed to get metadata: ")
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("client", CLIENTS, indirect=True)
 def test_the_clusters_id_times_out_and_says_why(client):
     deadline = time.monotonic() + PATIENCE_SECONDS

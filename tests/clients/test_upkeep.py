@@ -276,6 +276,7 @@ def test_a_client_that_is_behind_has_its_next_turn_soon(store, configuration, mo
         wait_until(lambda: count(store, transaction_log) == 0)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("kind", ["producer", "consumer", "consumer in a group"])
 def test_a_client_is_closed_while_the_interpreter_ends(store, configuration, monkeypatch, kind):
     """As functions of `atexit` do; Python 3.12 starts no new thread then."""
@@ -321,6 +322,7 @@ def test_a_look_for_which_no_thread_can_be_started_is_for_the_next_one(store, co
         own.part()
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("stands_still", ["the look", "the turn"])
 def test_who_closes_a_client_waits_a_moment_whatever_the_database_does(store, configuration, monkeypatch, stands_still):
     standing, goes_on, over = threading.Event(), threading.Event(), []
@@ -378,6 +380,7 @@ def test_a_client_that_is_closed_during_its_turn_ends_it_with_the_portion(store,
     assert list(turns.look_for_due(store, [duty]).due) == [row.duty]
 
 
+@pytest.mark.slow
 def test_a_client_tells_once_of_a_duty_that_somebody_has_to_do_something_about(
     store, clock, configuration, patient, monkeypatch, caplog
 ):
@@ -446,6 +449,7 @@ def count_entries(configuration):
         return count(store, transaction_log)
 
 
+@pytest.mark.slow
 def test_clients_that_come_and_go_beside_due_work_leave_no_connection_and_lose_no_record(
     store, clock, configuration, monkeypatch
 ):

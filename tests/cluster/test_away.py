@@ -130,6 +130,7 @@ def test_a_start_waits_for_what_it_aborts_in_a_database_that_is_away(bench: Benc
     assert_cluster_sound(bench.cluster, at_rest=True)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("by", ["age", "administrator"])
 def test_a_commit_is_told_who_aborted_before_and_after_the_last_marker_is_written(bench: Bench, by: str):
     producer = bench.producer_at(1)

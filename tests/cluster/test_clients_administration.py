@@ -105,6 +105,7 @@ def test_each_database_is_a_broker_that_leads_what_lives_there(admin, topic):
     assert {node.port for node in described.nodes} == {topics.partitions[0].leader.port}
 
 
+@pytest.mark.slow
 def test_topics_grow_change_and_go_everywhere(admin, topic, make, urls):
     producer = make(Producer)
     admin.create_partitions([NewPartitions(topic, 9)])[topic].result(PATIENCE_SECONDS)
@@ -137,6 +138,7 @@ def test_topics_grow_change_and_go_everywhere(admin, topic, make, urls):
     assert {each.leader for each in leaders} == {0, 1, 2}
 
 
+@pytest.mark.slow
 def test_a_topic_that_an_open_transaction_elsewhere_has_written_to_is_not_deleted(admin, topic, make):
     for _, producer in open_transactions(make, admin, topic).values():
         with pytest.raises(KafkaException) as caught:
@@ -159,6 +161,7 @@ def test_each_step_of_deleting_a_topic_has_what_is_left_of_the_calls_time(admin,
     assert (4_000 in written, 9_000 in written) == (True, False)
 
 
+@pytest.mark.slow
 def test_transactions_are_listed_described_and_aborted_wherever_they_are_coordinated(admin, topic, make):
     producers = open_transactions(make, admin, topic)
     groups = leaders_of(admin, "group")
@@ -215,6 +218,7 @@ def test_transactions_are_listed_described_and_aborted_wherever_they_are_coordin
         admin.fence_producers([name])[name].result(PATIENCE_SECONDS)
 
 
+@pytest.mark.slow
 def test_offsets_and_records_are_looked_up_and_deleted_where_they_live(admin, topic, make):
     producer = make(Producer)
     for number in range(PARTITIONS):
@@ -231,6 +235,7 @@ def test_offsets_and_records_are_looked_up_and_deleted_where_they_live(admin, to
     assert [starts[each].result(PATIENCE_SECONDS).offset for each in partitions] == [1] * PARTITIONS
 
 
+@pytest.mark.slow
 def test_groups_are_listed_altered_and_deleted_wherever_they_live(admin, topic, make):
     admin.list_topics(timeout=PATIENCE_SECONDS)
     groups = leaders_of(admin, "group")
@@ -263,6 +268,7 @@ def value_of(consumer):
 # --- one more database ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_old_clients_work_on_when_a_database_joins_and_new_ones_use_it(site, make, admin, topic, urls):
     old = make(Producer)
     old.produce(topic, b"before", partition=1)
@@ -370,6 +376,7 @@ def test_the_commands_show_and_do_everything_over_all_databases(urls, admin, top
     assert rows("topics", "list") == []
 
 
+@pytest.mark.slow
 def test_a_record_that_waited_in_vain_for_a_database_names_it(site, monkeypatch):
     def open_unless_away(url, **options):
         if url == site.urls[1]:

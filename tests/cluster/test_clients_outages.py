@@ -165,7 +165,7 @@ def produced_to_both(make, topic, **settings):
     return producer, reports
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 def test_a_producer_goes_on_to_the_others_and_catches_up(make, topic, place):
     told: list[KafkaError] = []
     producer, reports = produced_to_both(make, topic, error_cb=told.append)
@@ -278,7 +278,7 @@ def test_transactions_elsewhere_go_on_and_one_that_wrote_there_can_be_aborted(ma
     }
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 def test_a_consumer_reads_on_from_the_others_and_catches_up(make, topic, place):
     producer, _ = produced_to_both(make, topic)
     told: list[KafkaError] = []
@@ -392,7 +392,7 @@ def request_topic(place):
     return "known"
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 def test_a_member_keeps_its_place_though_its_new_topics_cannot_be_looked_up(make, topic, place):
     """The controller is away, which knows the topics, and the group is in the second database."""
     other = request_topic(place)

@@ -132,6 +132,7 @@ def test_plain_records_are_delivered_and_read_in_order_wherever_they_live(make, 
     assert read_all(make, topic) == expected
 
 
+@pytest.mark.slow
 def test_a_group_reads_from_all_databases_and_commits(make, topic):
     producer = make(Producer)
     everywhere(producer, topic, b"a", b"b")
@@ -238,6 +239,7 @@ def test_offsets_of_groups_in_every_database_are_committed_with_the_transaction(
         consumer.close()
 
 
+@pytest.mark.slow
 def test_a_newer_producer_fences_the_older_one_everywhere(make, transactional, topic):
     old = transactional()
     old.begin_transaction()
@@ -272,6 +274,7 @@ def test_a_transaction_that_timed_out_is_aborted_everywhere_and_its_producer_goe
     assert read_all(make, topic) == {number: [b"again"] for number in range(PARTITIONS)}
 
 
+@pytest.mark.slow
 def test_a_reader_helps_with_a_transaction_that_is_coordinated_elsewhere(make, transactional, topic):
     names = ids_at_each_leader(transactional(), "id")
     abandoned = []
@@ -326,6 +329,7 @@ def test_the_outcome_is_asked_of_the_database_that_knows(urls, transactional, to
     assert caught.value.args[0].code() == KafkaError.TRANSACTIONAL_ID_NOT_FOUND
 
 
+@pytest.mark.slow
 def test_topics_are_made_by_their_first_record_and_known_everywhere(make, transactional):
     producer = transactional()
     producer.begin_transaction()
@@ -337,6 +341,7 @@ def test_topics_are_made_by_their_first_record_and_known_everywhere(make, transa
     assert consumer.poll(PATIENCE_SECONDS).value() == b"a"
 
 
+@pytest.mark.slow
 def test_a_partition_that_is_made_anew_elsewhere_is_found(make, urls):
     producer = make(Producer)
     with AdminClient({"bootstrap.servers": urls}) as admin, make(Consumer, group_id="nobody") as consumer:

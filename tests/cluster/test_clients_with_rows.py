@@ -109,7 +109,7 @@ def test_a_role_that_may_not_read_the_log_votes_from_the_controller_and_from_mem
         server.drop_role(role)
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("coordinator_id", [1, 2, 3])
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
 def test_what_a_coordinator_left_prepared_in_each_database_is_ended_by_the_maintenance(

@@ -214,6 +214,7 @@ def test_the_maintenance_brings_a_database_up_to_date(sqlite_bench: Bench):
     assert_cluster_sound(bench.cluster, at_rest=True)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("is_reachable", [True, False], ids=["controller there", "controller away"])
 def test_nothing_is_forgotten_by_settings_from_before_a_database_was_away(bench: Bench, is_reachable: bool):
     cluster = bench.cluster
@@ -333,6 +334,7 @@ def test_a_watch_tells_of_a_log_that_went_back_though_a_second_look_cannot_see_i
     assert Invariant.OFFSETS_FOLLOW in {violation.invariant for violation in verify(bench.cluster, watch=watch)}
 
 
+@pytest.mark.slow
 def test_a_watch_reads_nothing_again_for_its_second_look(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     """But for the partition in which the first one has found something."""
     decoded: list[tuple[int, int]] = []
@@ -395,6 +397,7 @@ def test_the_controller_away_keeps_nobody_from_opening_another_database(bench: B
     assert tries > 0
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("damage", ["a row", "a value", "a head", "a setting"])
 def test_the_checker_sees_copies_that_are_wrong(sqlite_bench: Bench, damage: str):
     bench = sqlite_bench
@@ -467,6 +470,7 @@ class BusyClient:
         self.begin(nth)
 
 
+@pytest.mark.slow
 def test_what_clients_do_between_the_snapshots_of_each_look_is_no_violation(bench: Bench, monkeypatch):
     """At the same places each time, for a transactional id and a group go on."""
     looks: list[int] = []

@@ -61,6 +61,7 @@ def test_who_takes_part_elsewhere_what_is_written_there_and_the_decision_are_las
     assert both(risky) == [{"on"}, {"on"}]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("how", ["together", "alone"])
 def test_so_is_that_it_is_aborted_for_its_age(risky: Bench, how: str):
     producer = opened(risky)

@@ -118,7 +118,7 @@ def maintain(cluster: Cluster) -> None:
 # --- what is lost stays, and refuses nobody ---------------------------------------------------------------------------
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("changed_since", [0, 1, 3])
 def test_records_of_a_topic_that_the_controller_has_lost_stay_whatever_it_changes_since(
     bench: Bench, changed_since: int, caplog: pytest.LogCaptureFixture
@@ -176,6 +176,7 @@ def test_what_came_back_with_the_controllers_last_state_is_as_it_was(bench: Benc
         assert read(cluster, lost.partition_ids[0]) == [b"a", b"b"]
 
 
+@pytest.mark.slow
 def test_a_topic_whose_deletion_was_lost_is_back_and_empty_where_it_was_deleted(bench: Bench):
     topic = topic_at(bench.cluster, 2, "payments")
     write(bench.cluster, topic.partition_ids[0])
@@ -220,7 +221,7 @@ def test_a_topic_whose_deletion_was_lost_has_its_records_where_nobody_had_heard_
     assert_cluster_sound(bench.cluster, at_rest=True)
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("changed_since", [0, 1, 2])
 def test_where_settings_were_lost_the_controllers_hold_from_the_next_look_on(
     bench: Bench, changed_since: int, caplog: pytest.LogCaptureFixture
@@ -500,7 +501,7 @@ def test_the_first_number_of_a_database_alone_is_below_the_first_of_a_cluster():
     assert 1 < FIRST_PARTITION_ID_MAX < STEP_MIN
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["refunds", "payments"])
 @pytest.mark.parametrize("changed_since", [0, 3])
 def test_what_is_made_after_the_loss_has_other_numbers_and_both_have_their_records(
@@ -633,6 +634,7 @@ def test_a_controller_from_before_its_cluster_makes_the_same_one_with_its_member
         assert records(cluster.own(2), lost.partition_ids[0]) == [b"a"]
 
 
+@pytest.mark.slow
 def test_a_database_that_has_the_label_of_one_that_was_lost_is_copied(site: Site, monkeypatch: pytest.MonkeyPatch):
     first, second, third = site.urls
     with site.open(first, second) as cluster:
@@ -653,6 +655,7 @@ def test_a_database_that_has_the_label_of_one_that_was_lost_is_copied(site: Site
         assert {number: row["label"] for (number,), row in copies.items()} == labels
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("is_taken", [False, True])
 def test_nothing_is_copied_to_a_database_that_is_not_the_one_that_is_registered(
     site: Site, caplog: pytest.LogCaptureFixture, *, is_taken: bool

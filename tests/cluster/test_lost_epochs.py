@@ -92,6 +92,7 @@ def test_lost_offsets_are_not_committed_with_those_of_the_next_transaction(bench
     assert bench.committed(group_id) == {number: 1}
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("is_open", [False, True])
 def test_whoever_was_started_before_is_fenced_however_many_have_come_since(bench: Bench, is_open: bool):
     older = [bench.producer_at(1)]

@@ -98,7 +98,7 @@ def run(capsys: pytest.CaptureFixture[str], bench: Bench, *arguments: Any) -> tu
     return int(ended.value.code or 0), captured.out, captured.err
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["abort", "find-hanging"])
 def test_a_consumer_of_the_group_goes_on_once_an_administrator_has_ended_it(
     bench: Bench, capsys: pytest.CaptureFixture[str], command: str
@@ -248,6 +248,7 @@ def test_what_the_coordinator_might_not_show_to_this_role_is_not_taken_for_lost(
     assert bench.offsets(group_id).unstable == {number}
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("moment", ["before the look", "behind the look"])
 def test_a_producer_that_starts_meanwhile_keeps_what_it_holds(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, moment: str

@@ -121,6 +121,7 @@ def test_lost_offsets_are_not_committed_with_the_next_transaction_of_the_same_pr
     assert bench.committed(group_id) == {}
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("with_offsets", [False, True])
 def test_who_takes_over_a_prepared_transaction_ends_nothing_that_came_after_it(bench: Bench, with_offsets: bool):
     """Its epoch is that which the producer of what came after has: only what that has written tells them apart."""

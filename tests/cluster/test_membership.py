@@ -97,6 +97,7 @@ def test_names_have_their_homes_for_ever():
     assert [coordinator_of_name(f"t{number}", members) for number in range(8)] == [1, 4, 4, 4, 1, 1, 2, 1]
 
 
+@pytest.mark.slow
 def test_fresh_databases_join_and_are_found_again(site: Site):
     with site.open() as cluster:
         assert ids(cluster) == [(1, True), (2, True), (3, True)]
@@ -165,6 +166,7 @@ def test_adding_a_database_again_changes_nothing(sqlite_site: Site):
         assert cluster.own(3).database_id == 3
 
 
+@pytest.mark.slow
 def test_files_of_one_name_are_told_apart_by_what_is_in_them(sqlite_site: Site, tmp_path: Path):
     urls = [sqlite_site.urls[0]]
     for folder in ("a", "b", "c"):
@@ -363,6 +365,7 @@ def test_the_pause_has_an_upper_bound(sqlite_site: Site):
         assert cluster.write_at(2, lambda _: 7) == 7
 
 
+@pytest.mark.slow
 def test_two_that_make_the_cluster_at_once_make_one(site: Site):
     found: list[list[tuple[int, str]]] = []
     errors: list[BaseException] = []
@@ -598,6 +601,7 @@ def test_the_number_of_a_bad_url_is_told_and_nothing_of_it(sqlite_site: Site):
     assert "secret" not in str(raised.value)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_forked_child_uses_the_cluster_with_connections_and_threads_of_its_own(sqlite_site: Site):
     with sqlite_site.open() as cluster:

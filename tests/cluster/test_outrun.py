@@ -112,7 +112,7 @@ def test_the_next_producer_starts_at_once_whatever_was_lost(
     assert {violation.invariant.name for violation in found} == ({"DECISION_STANDS"} if any(outcomes) else set())
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 3])
 def test_what_is_aborted_for_its_age_is_over_where_it_was_outrun(
     bench: Bench, count: int, caplog: pytest.LogCaptureFixture
@@ -145,6 +145,7 @@ def test_what_is_aborted_for_its_age_is_over_where_it_was_outrun(
         assert_cluster_sound(bench.cluster, at_rest=True)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("is_decided", [False, True])
 def test_who_has_gone_on_is_fenced_by_the_end_of_what_it_has_outrun(
     bench: Bench, is_decided: bool, caplog: pytest.LogCaptureFixture
@@ -220,6 +221,7 @@ def test_it_is_told_once_it_stands_however_often_that_was_tried(
     assert told.__dict__["transactional_id"] == survivor.name
 
 
+@pytest.mark.slow
 def test_that_a_group_was_outrun_is_noticed_as_well(bench: Bench, caplog: pytest.LogCaptureFixture):
     producer, number, group_id = bench.producer_at(1), bench.partition_at(3), bench.name_at(2, "group")
     lost_id = producer.identity.producer_id
@@ -240,6 +242,7 @@ def test_that_a_group_was_outrun_is_noticed_as_well(bench: Bench, caplog: pytest
     assert bench.offsets(group_id).unstable == set()
 
 
+@pytest.mark.slow
 def test_where_a_database_is_away_it_is_found_again_that_another_one_was_outrun(bench: Bench):
     producer = bench.producer_at(1)
     name = producer.transactional_id
@@ -258,6 +261,7 @@ def test_where_a_database_is_away_it_is_found_again_that_another_one_was_outrun(
     assert bench.queued(name) == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leaves", ["nothing", "another producer's"])
 def test_an_open_transaction_of_which_the_log_does_not_tell_where_it_began_is_left_alone(bench: Bench, leaves: str):
     survivor = Survivor(bench, in_same_partition=True)
@@ -274,6 +278,7 @@ def test_an_open_transaction_of_which_the_log_does_not_tell_where_it_began_is_le
     assert bench.row(survivor.name).state is S.PREPARE_ABORT
 
 
+@pytest.mark.slow
 def test_the_commands_that_the_list_names_end_what_was_lost(bench: Bench, capsys: pytest.CaptureFixture[str]):
     survivor = Survivor(bench, in_same_partition=True, everywhere=True)
     Producer(bench.cluster, survivor.name).start()

@@ -84,6 +84,7 @@ def groups_everywhere(bench: Bench) -> dict[int, str]:
     return groups
 
 
+@pytest.mark.slow
 @REFUSALS
 def test_what_is_asked_of_all_is_answered_by_the_others_and_names_the_one_that_refuses(
     bench: Bench, happens: Happens, refusal: type[TxnStoreError], what_to_do: str
@@ -117,7 +118,7 @@ def test_what_is_asked_of_all_is_answered_by_the_others_and_names_the_one_that_r
         list(cluster.stores())
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @REFUSALS
 def test_lists_show_what_the_others_have_and_say_who_refuses(
     bench: Bench, happens: Happens, refusal: type[TxnStoreError], what_to_do: str
@@ -155,6 +156,7 @@ def lead_elsewhere(monkeypatch: pytest.MonkeyPatch, site: Site) -> None:
     monkeypatch.setattr("txnstore.db.cluster.cluster.open_store", open_what_is_there)
 
 
+@pytest.mark.slow
 def test_a_topic_in_use_is_not_deleted_by_a_client_that_only_its_own_wrong_url_keeps_from_knowing(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ):
@@ -194,6 +196,7 @@ Trouble = Callable[[Cluster, Store], AbstractContextManager[None]]
 TROUBLES = pytest.mark.parametrize("trouble", [down, gone_back])
 
 
+@pytest.mark.slow
 @TROUBLES
 def test_the_lists_of_a_client_that_lives_long_go_on_without_a_member_that_was_open(
     bench: Bench, trouble: Trouble, caplog: pytest.LogCaptureFixture
@@ -242,7 +245,7 @@ def silent(store: Store, waited_ms: list[int]) -> Iterator[None]:
         del store._attempt
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "call", ["list_transactions", "list_open_transactions", "list_pending_offsets", "find_hanging_transactions"]
 )
@@ -266,6 +269,7 @@ def test_members_that_were_open_and_are_away_leave_a_listing_the_time_to_come(
     assert {getattr(record, "database", None) for record in caplog.records} >= {second.label, third.label}
 
 
+@pytest.mark.slow_but_first
 @TROUBLES
 def test_where_no_database_can_be_asked_that_is_the_answer(sqlite_bench: Bench, trouble: Trouble):
     with AdminClient({"bootstrap.servers": ",".join(sqlite_bench.site.urls)}) as admin:
@@ -277,6 +281,7 @@ def test_where_no_database_can_be_asked_that_is_the_answer(sqlite_bench: Bench, 
                 admin.list_transactions().result(PATIENCE_SECONDS)
 
 
+@pytest.mark.slow
 @TROUBLES
 def test_retention_goes_on_beside_a_member_that_was_open_but_where_its_groups_may_still_read(
     bench: Bench, trouble: Trouble
@@ -356,6 +361,7 @@ def test_a_store_that_was_closed_is_no_reason_to_go_on(bench: Bench):
         hanging_in_cluster(bench.cluster, {}, 0)
 
 
+@pytest.mark.slow_but_first
 @REFUSALS
 def test_one_that_refuses_is_left_alone_for_a_while_as_one_that_is_away_is(
     bench: Bench, happens: Happens, refusal: type[TxnStoreError], what_to_do: str, caplog: pytest.LogCaptureFixture

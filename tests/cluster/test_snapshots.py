@@ -160,6 +160,7 @@ def test_a_transaction_that_comes_whole_is_one_in_each_database(bench: Bench) ->
     assert all(numbers == list(range(4)) for numbers in seen.values())
 
 
+@pytest.mark.slow
 def test_a_transaction_tells_the_offsets_of_the_groups_that_its_own_database_coordinates(bench: Bench) -> None:
     urls = ", ".join(bench.site.urls)
     settings = {"txnstore.delivery.order": "commit", "txnstore.delivery.atomic": True, "auto.offset.reset": "earliest"}

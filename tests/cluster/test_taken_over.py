@@ -58,7 +58,7 @@ def refuse_all(bench: Bench, processes: list[Producer]) -> None:
                 request()
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @ENDS
 @pytest.mark.parametrize("is_away", [False, True], ids=["all there", "one away at the end"])
 def test_who_took_it_over_last_ends_it_in_every_database(bench: Bench, is_away: bool, commit: bool):
@@ -117,6 +117,7 @@ def test_what_the_last_one_has_decided_is_completed_by_others(bench: Bench, comm
     assert bench.committed(group_id) == ({bench.partition_at(1): 4} if commit else {})
 
 
+@pytest.mark.slow
 def test_an_administrator_aborts_what_was_taken_over(bench: Bench):
     group_id = bench.name_at(2, "group")
     *zombies, last = taken_over(bench, group_id, times=2)

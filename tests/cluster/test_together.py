@@ -200,6 +200,7 @@ def commits_of(bench: Bench, work: Any) -> Counter[str]:
     return found
 
 
+@pytest.mark.slow
 def test_many_cost_as_many_database_transactions_as_a_few(bench: Bench):
     bench.cluster.parallel = False
     counts = []
@@ -234,7 +235,7 @@ def test_readers_are_woken_where_markers_are_written_and_by_nothing_else(bench: 
         assert told == {1: [], 2: [Subjects(frozenset({there}))]}
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
 def test_many_that_are_decided_are_completed_together(bench: Bench, commit):
     bench.cluster.parallel = False

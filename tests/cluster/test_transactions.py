@@ -99,6 +99,7 @@ def test_a_transaction_ends_the_same_in_every_database(bench: Bench, commit: boo
     assert_cluster_sound(bench.cluster, at_rest=True)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_the_coordinator_commits_no_more_often_however_many_databases_take_part(sqlite_bench: Bench, count: int):
     bench = sqlite_bench
@@ -172,6 +173,7 @@ def test_buffered_offsets_of_a_group_elsewhere_count_with_every_commit(sqlite_be
         assert not bench.offsets(group).unstable
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("stands", [True, False])
 def test_a_commit_whose_answer_was_lost_is_told_as_it_is_after_a_newer_producer(bench: Bench, stands: bool):
     producer = bench.producer_at(2)
@@ -375,6 +377,7 @@ def test_writers_write_to_every_database_and_count_only_if_named(bench: Bench):
 # --- what an administrator does --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_open_transaction_is_aborted_as_a_whole_from_any_of_its_partitions(bench: Bench):
     producer = bench.producer_at(1)
     for number in (1, 2, 3):
@@ -548,6 +551,7 @@ def test_a_partition_deleted_under_a_transaction_is_no_part_of_it_any_more(sqlit
     assert_cluster_sound(bench.cluster, at_rest=True)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("remembered", [True, False], ids=["remembered", "forgotten"])
 def test_a_partition_deleted_between_decision_and_delivery_needs_no_marker(sqlite_bench: Bench, remembered: bool):
     bench = sqlite_bench
@@ -588,6 +592,7 @@ def test_at_the_end_of_the_interpreter_a_transaction_ends_without_threads(sqlite
     assert_cluster_sound(bench.cluster, at_rest=True)
 
 
+@pytest.mark.slow
 def test_many_recoveries_at_once_complete_each_transaction_once(bench: Bench):
     producers = [bench.producer_at(database_id) for database_id in (1, 2, 3)]
     began = [producer.identity for producer in producers]
@@ -619,6 +624,7 @@ def test_many_recoveries_at_once_complete_each_transaction_once(bench: Bench):
     assert_cluster_sound(bench.cluster, at_rest=True)
 
 
+@pytest.mark.slow
 def test_a_long_row_of_transactions_stays_in_order(bench: Bench):
     """Threads deliver: what each transaction wrote, and nothing else, is what readers find at its end."""
     producer = bench.producer_at(3)
@@ -659,6 +665,7 @@ def test_a_partition_knows_its_producers_of_all_databases(sqlite_bench: Bench):
     assert sqlite_bench.read(number) == [b"a"] * 3
 
 
+@pytest.mark.slow
 def test_who_is_held_back_ends_what_another_database_coordinates(bench: Bench):
     abandoned, alive = (bench.producer_at(2) for _ in range(2))
     abandoned.coordinator.init_producer_id(abandoned.transactional_id, 1_000)

@@ -73,6 +73,7 @@ def test_older_code_refuses_the_members_that_are_newer(bench: Bench, code_of_ver
         assert read(cluster, mine) == [b"a"]
 
 
+@pytest.mark.slow
 def test_what_was_decided_before_the_upgrade_is_delivered_after_it(bench: Bench, code_of_version: Become):
     site, producer = bench.site, bench.producer_at(1)
     partitions = [bench.partition_at(number) for number in (1, 2, 3)]

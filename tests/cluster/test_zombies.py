@@ -110,6 +110,7 @@ def test_who_is_announced_and_sleeps_before_it_asks_its_coordinator_changes_noth
     assert store.read(lambda connection: producers_of_partition(connection, bench.partition_at(2))) == []
 
 
+@pytest.mark.slow
 def test_who_is_announced_while_its_coordinator_is_away_asks_it_before_the_next_try(bench: Bench, monkeypatch):
     zombie, partition_id = bench.producer_at(1), bench.partition_at(2)
     late = zombie.batch(partition_id, b"late")
@@ -132,6 +133,7 @@ def test_who_is_announced_while_its_coordinator_is_away_asks_it_before_the_next_
     assert bench.read(partition_id) == []
 
 
+@pytest.mark.slow
 def test_a_producer_that_returns_after_a_day_goes_on(bench: Bench):
     producer = bench.producer_at(1)
     group_id = bench.name_at(2, "group")
@@ -146,6 +148,7 @@ def test_a_producer_that_returns_after_a_day_goes_on(bench: Bench):
     assert_cluster_sound(bench.cluster, at_rest=True, producers_expire=True)
 
 
+@pytest.mark.slow
 def test_who_sends_offsets_between_the_look_and_the_lock_is_not_forgotten(bench: Bench):
     producer = bench.producer_at(1)
     group_id = bench.name_at(2, "group")

@@ -67,6 +67,7 @@ def test_a_retried_batch_is_recognised_at_whichever_step_its_first_try_died(plac
     assert progress.commits == 1
 
 
+@pytest.mark.slow
 def test_a_plain_append_is_there_whole_or_not_at_all(place: Place):
     def check(left: View, commits: int) -> None:
         assert left.committed == left.everything == written(OLD, *[FIRST][:commits])

@@ -77,6 +77,7 @@ def test_where_statements_are_all_the_side_before_one_is_left_out_where_none_fai
     assert [crash.point for crash in every_crash(place.open, action, statements_are_all=True)] == expected
 
 
+@pytest.mark.slow
 @pytest.mark.slow_on_postgresql
 @pytest.mark.variants_on_sqlite("case")
 @pytest.mark.crashes
@@ -113,6 +114,7 @@ def test_who_dies_before_a_statement_has_left_what_who_died_after_the_last_one_d
     assert len(set(some.values())) > 1
 
 
+@pytest.mark.slow
 def test_a_crash_before_commit_undoes_everything_and_one_after_it_nothing(place: Place):
     with place.open() as others:
         crashes = 0
@@ -255,6 +257,7 @@ def test_a_failed_check_says_after_which_crash(place: Place):
         break
 
 
+@pytest.mark.slow
 def test_a_child_is_killed_at_both_sides_of_every_statement(place: Place):
     kills = list(every_kill(lambda: place.url, children.look_twice, prepare=children.open_plainly))
     assert [(kill.point.step, kill.point.when) for kill in kills] == [

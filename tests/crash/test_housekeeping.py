@@ -67,6 +67,7 @@ def test_a_reaper_that_died_is_followed_by_the_next_one(place: Place):
     assert progress.commits == 1
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("goes_as_many", [False, True], ids=["few", "as many"])
 def test_a_reaper_of_many_that_died_has_aborted_all_or_none(
     place: Place, monkeypatch: pytest.MonkeyPatch, goes_as_many: bool
@@ -188,6 +189,7 @@ def is_alone(world: World, store: Store) -> None:
     store.write(work)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(("forget", "portions"), [(expire_producers, 2), (trim_journal, 1)])
 def test_what_is_old_is_forgotten_in_portions_each_whole_or_not_at_all(
     place: Place, forget: Callable[[Store], int], portions: int
@@ -211,6 +213,7 @@ def test_what_is_old_is_forgotten_in_portions_each_whole_or_not_at_all(
     assert progress.commits == portions
 
 
+@pytest.mark.slow
 def test_a_turn_that_ends_anywhere_is_taken_up_once_its_time_is_over(place: Place):
     due = [duty for duty in DUTIES if duty.name in ("silent producers forgotten", "journal entries deleted")]
 

@@ -41,6 +41,7 @@ def at_its_end(store: Store, sent: SentOffsets) -> None:
     coordinator.end_transaction(name, identity, commit=True, offsets=[sent])
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("commit", [plainly, with_a_transaction, at_its_end])
 def test_a_crash_at_any_step_leaves_one_position_or_the_other(
     url: str, txnstore_open: Callable[..., Store], commit: Callable[[Store, SentOffsets], None]

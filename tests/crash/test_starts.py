@@ -57,7 +57,7 @@ STARTS = (
 )
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", STARTS, ids=str)
 def test_a_producer_that_died_while_it_started_may_start_again(place: Place, scenario: Scenario):
     initial = 1 if scenario.before is start_producer else 0
@@ -82,6 +82,7 @@ def test_a_producer_that_died_while_it_started_may_start_again(place: Place, sce
     assert progress.commits == 1
 
 
+@pytest.mark.slow
 def test_a_start_under_a_new_transactional_id_leaves_a_whole_row_or_none(place: Place):
     def before(world: World, store: Store) -> World:
         return replace(world, name="new", producer=ProducerIdentity(0, -1), decisions=0)

@@ -96,6 +96,7 @@ def go_on(world: World, store: Store, identity: ProducerIdentity, *, committed: 
     assert_sound(store, at_rest=True, partition_ids=world.partition_ids)
 
 
+@pytest.mark.slow_but_first
 @ENDS
 @WAYS
 def test_whoever_dies_as_it_takes_over_is_replaced_by_the_next_one(place: Place, elsewhere: bool, commit: bool) -> None:

@@ -110,6 +110,7 @@ class Waiting:
         return self.found == [True]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.usefixtures("nobody_looks")
 @pytest.mark.parametrize("subjects", [ORDERS, EVERYTHING, Subjects(group_ids=frozenset(["billing"]))])
 def test_a_stamp_wakes_who_waits_for_it_or_for_everything(store, subjects):
@@ -121,6 +122,7 @@ def test_a_stamp_wakes_who_waits_for_it_or_for_everything(store, subjects):
                 assert waiting.ends()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nobody_looks")
 def test_stamps_of_other_processes_wake_too_whatever_else_they_have_stamped(store, path):
     with closing(store.waiter(ORDERS)) as waiter:

@@ -78,6 +78,7 @@ def produce(url, **further):
             producer.produce("topic", "x")
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("setting", "expected"),
     [("off", "on"), ("on", "on"), ("local", "local"), ("remote_write", "remote_write"), ("remote_apply",) * 2],
@@ -111,6 +112,7 @@ def test_a_connection_of_a_pool_keeps_no_setting(watched_url):
             assert connection.exec_driver_sql(ask).scalar_one() == "off"
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(("durability", "expected"), [("full", "on"), ("database", "off")])
 def test_a_commit_on_the_callers_connection_is_as_lasting_and_his_settings_stay(watched_url, durability, expected):
     set_for_database(watched_url, "off")
@@ -138,6 +140,7 @@ def voting_server():
         yield server
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("durability", ["full", "database"])
 def test_a_vote_of_another_database_and_the_decision_are_as_lasting(watched_url, voting_server, durability):
     """Whatever risk is taken otherwise: of a decision that is lost the other database would keep its share."""

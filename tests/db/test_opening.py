@@ -61,6 +61,7 @@ def test_an_empty_database_is_left_empty_by_who_must_not_make_tables(txnstore_em
         assert opening.look(store).found is opening.Found.NOTHING
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("statements", "told"),
     [
@@ -204,6 +205,7 @@ def test_a_role_without_rights_is_told_how_it_gets_them(new_database, new_role, 
     open_store(txnstore_postgres_server.url(empty, role, "secret"), schema="shop").close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["its kind is granted", "SELECT is taken away"])
 def test_a_role_that_may_read_more_than_it_is_shown_is_told_what_to_do(
     way, new_database, new_role, granted, txnstore_postgres_server
@@ -235,6 +237,7 @@ def test_columns_and_tables_that_others_added_do_no_harm(store, url, client_path
         client_path(again)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     "schema", ["", "1st", "a b", 'x"; DROP TABLE y', "pg_store", "information_schema", "PG_x", "a" * 64, "ä", None, 7]
 )
@@ -243,6 +246,7 @@ def test_a_schema_of_an_impossible_name_is_refused(url, schema):
         open_store(url, schema=schema)
 
 
+@pytest.mark.slow
 def test_two_stores_live_in_two_schemas_of_one_database(txnstore_postgresql_url, client_path):
     with (
         open_store(txnstore_postgresql_url) as one,

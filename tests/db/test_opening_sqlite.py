@@ -161,6 +161,7 @@ def test_a_relative_path_stays_the_same_file_when_the_process_changes_its_folder
         assert again.read(list_topics) == ["orders"]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("name", ["with space", "ünï", "100%25", "a'b\"c;--", "a@b:c#d"])
 def test_a_path_may_have_any_printable_characters(tmp_path, name, client_path):
     with open_store(url_of(tmp_path / name)) as store:
@@ -202,6 +203,7 @@ def test_a_new_file_carries_our_mark_and_the_application_keeps_its_own(tmp_path)
     assert marks == [int.from_bytes(b"TXNS"), 42]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     "pragma",
     ["encoding = 'UTF-16le'", "encoding = 'UTF-16be'", "page_size = 512", "page_size = 65536", "auto_vacuum = 1"],

@@ -117,6 +117,7 @@ def through(txnstore_postgresql_url, bouncer_port):
     return url.render_as_string()
 
 
+@pytest.mark.slow
 def test_several_clients_do_everything_through_a_few_connections(through, pool_size, client_path):
     stores = [open_store(through) for _ in range(4)]
     with ThreadPoolExecutor(len(stores)) as threads:
@@ -128,6 +129,7 @@ def test_several_clients_do_everything_through_a_few_connections(through, pool_s
         store.close()
 
 
+@pytest.mark.slow
 def test_a_new_database_gets_its_tables_through_it(new_database, bouncer_port, client_path):
     with open_store(f"postgresql://anybody@{LOCALHOST}:{bouncer_port}/{new_database()}") as store:
         client_path(store)
@@ -157,7 +159,7 @@ def test_writers_of_one_partition_leave_no_gap_and_no_duplicate(through):
         store.close()
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 def test_a_waiting_reader_looks_by_itself_for_its_notification_may_be_lost(through):
     with open_store(through) as reader, open_store(through) as writer:
         waiter = reader.waiter()

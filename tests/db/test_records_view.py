@@ -123,6 +123,7 @@ def some_batch(random_: random.Random, size: int, mode: str) -> EncodedBatch:
     return batch.stamped(10**12 + 7) if mode == "stamped" else batch
 
 
+@pytest.mark.slow
 def test_the_view_shows_every_record_as_readers_read_it(store: Store) -> None:
     random_ = random.Random(5)
     modes = ("any", "fixed", "no values", "no keys", "headers", "gaps", "stamped")
@@ -130,6 +131,7 @@ def test_the_view_shows_every_record_as_readers_read_it(store: Store) -> None:
     assert from_view(store) == list(as_rows(rows, {}))
 
 
+@pytest.mark.slow
 def test_keys_and_values_are_found_wherever_they_lie(store: Store) -> None:
     random_ = random.Random(6)
 
@@ -289,6 +291,7 @@ def test_the_time_for_a_record_does_not_grow_with_its_batch(store: Store) -> Non
     assert min(seconds[total]) < 20 * min(seconds[100]), seconds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 1000])
 def test_the_view_can_be_counted_joined_limited_and_nested(store: Store, size: int) -> None:
     filled(store, [encode([Record(b"v", key=b"k%d" % (index % 3)) for index in range(size)])] * 2)

@@ -102,6 +102,7 @@ def read_by_fetch(store, topic_name, number, isolation):
     ], page.bounds.last_stable_offset
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("isolation", list(IsolationLevel))
 def test_what_is_printed_is_what_fetch_returns(filled, url, sql_program, isolation):
     rows = [plain(row) for row in printed(filled, url, sql_program)]
@@ -149,6 +150,7 @@ def test_headers_are_readable_json(filled, url, sql_program):
     ]
 
 
+@pytest.mark.slow
 def test_people_ask_in_plain_sql(filled, url, sql_program):
     view = "txnstore_records" if filled.backend.name == "sqlite" else "txnstore.records"
     by_status = f"SELECT status, count(*) FROM {view} WHERE topic = 'orders' GROUP BY status ORDER BY status;"

@@ -44,6 +44,7 @@ def kept(txnstore_postgres_server, database):
         yield store
 
 
+@pytest.mark.slow
 def test_a_role_that_owns_its_schema_and_nothing_else_makes_and_uses_the_tables(
     database, role, role_url, granted, client_path
 ):
@@ -53,6 +54,7 @@ def test_a_role_that_owns_its_schema_and_nothing_else_makes_and_uses_the_tables(
         upgrade(store)
 
 
+@pytest.mark.slow
 def test_a_role_that_may_make_schemas_makes_its_own(database, role, role_url, granted, client_path):
     granted(database, role, f"GRANT CREATE ON DATABASE {database} TO {{role}}")
     with open_store(role_url, schema="messages") as store:
@@ -67,6 +69,7 @@ def test_a_role_that_may_make_nothing_is_told_so(database, role, role_url, grant
         open_store(role_url)
 
 
+@pytest.mark.slow
 def test_a_role_that_may_read_and_write_does_everything_that_a_client_does(
     kept, database, role, role_url, granted, client_path
 ):
@@ -79,6 +82,7 @@ def test_a_role_that_may_read_and_write_does_everything_that_a_client_does(
             assert waiter.wait(60_000)
 
 
+@pytest.mark.slow
 def test_a_role_that_may_only_read_reads(kept, database, role, role_url, granted):
     granted(database, role, *READ)
     with open_store(role_url) as store:
@@ -88,18 +92,20 @@ def test_a_role_that_may_only_read_reads(kept, database, role, role_url, granted
             store.write(lambda connection: create_topic(connection, "orders"))
 
 
+@pytest.mark.slow
 def test_a_role_without_the_schema_is_told_so(kept, role_url):
     with pytest.raises(PermissionDenied, match="permission denied for schema txnstore"):
         open_store(role_url)
 
 
+@pytest.mark.slow
 def test_a_role_without_select_is_told_so(kept, database, role, role_url, granted):
     granted(database, role, READ[0])
     with pytest.raises(PermissionDenied, match="permission denied for table"):
         open_store(role_url)
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", ["INSERT", "UPDATE", "DELETE"])
 def test_a_right_that_is_missing_is_told_when_it_is_needed(
     kept, database, role, role_url, granted, client_path, missing
@@ -125,6 +131,7 @@ def test_a_role_that_may_not_connect_is_told_so(new_role, database, txnstore_pos
         open_store(txnstore_postgres_server.url(database, stranger, "secret"))
 
 
+@pytest.mark.slow
 def test_a_database_that_is_read_only_is_read_and_told_so(kept, database, role, role_url, granted):
     granted(database, role, *READ, *WRITE, f"ALTER DATABASE {database} SET default_transaction_read_only = on")
     with open_store(role_url) as store:

@@ -120,6 +120,7 @@ def snapshot(rotating, txnstore_postgresql_url):
         yield connection
 
 
+@pytest.mark.slow
 def test_the_log_does_not_grow_beside_an_old_snapshot(rotating, snapshot):
     partition_id = rotating.topic("orders")
     totals = []
@@ -398,6 +399,7 @@ def test_many_partitions_follow(rotating, monkeypatch):
     assert {rotating.segment_of(each) for each in ids} == {2}
 
 
+@pytest.mark.slow
 def test_a_partition_whose_batches_outlast_the_others_holds_no_segment_for_ever(rotating, snapshot):
     slow_id, fast_id = rotating.topic("audit"), rotating.topic("orders")
     totals = []

@@ -135,6 +135,7 @@ def test_a_connection_that_fails_tells_no_password(spoil, kind, url, told, txnst
     assert [form for form in FORMS if form in text] == []
 
 
+@pytest.mark.slow
 def test_a_store_and_its_engine_tell_no_password(url, told):
     options = url.update_query_dict({"sslpassword": SECRET})
     with open_store(rendered(options)) as store:
@@ -147,7 +148,7 @@ def test_a_store_and_its_engine_tell_no_password(url, told):
     assert "SELECT 1" in shown, "nothing was logged: the test looks at nothing"
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "statement", ["SELECT 1/0", "SELECT * FROM no_such_table", "SELEKT", "SELECT :value ::text::integer"]
 )

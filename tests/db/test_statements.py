@@ -194,6 +194,7 @@ def test_what_is_listed_is_found_however_long_the_list(heads: Store, listened: l
     assert sorted(found) == [number for number in wanted if number != 9]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("count", [1, 2, 25, 26, 60])
 def test_so_many_rows_are_inserted_in_order(heads: Store, listened: list[str] | None, count: int) -> None:
     entries = [{"transactional_id": "a", "group_id": f"{number:03}"} for number in range(count)]
@@ -202,6 +203,7 @@ def test_so_many_rows_are_inserted_in_order(heads: Store, listened: list[str] | 
     assert sorted(heads.read(lambda c: c.execute(names).scalars().all())) == [entry["group_id"] for entry in entries]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("count", [1, 2, 30])
 def test_rows_that_have_something_in_common_are_inserted(heads: Store, listened: list[str] | None, count: int) -> None:
     entries = [{"of_group_id": f"{number:03}"} for number in range(count)]
@@ -210,6 +212,7 @@ def test_rows_that_have_something_in_common_are_inserted(heads: Store, listened:
     assert sorted(found) == [("a", f"{number:03}") for number in range(count)]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("ids", [[], [7], list(range(1, 31)), list(range(1, 1500))])
 def test_what_is_listed_is_changed_however_long_the_list(heads: Store, listened: list[str] | None, ids: list[int]):
     wanted = [number for number in ids if number <= 30]
@@ -465,6 +468,7 @@ def test_a_statement_is_sent_to_the_schema_of_its_engine(txnstore_postgresql_url
     assert found == [[1], [2]]
 
 
+@pytest.mark.slow
 def test_a_store_that_is_dropped_takes_its_connections_along(txnstore_url: str) -> None:
     store = open_store(txnstore_url)
     store.write(lambda connection: INSERT_HEADS.run(connection, head(1)))

@@ -112,6 +112,7 @@ def test_an_error_of_the_work_rolls_back_and_comes_out_as_it_is(orders):
     assert orders.store.engine.pool.checkedout() == 0
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("error", [WriteConflict, StoreUnavailable, StoreBusy])
 def test_work_that_fails_for_a_reason_that_passes_is_run_again_from_the_start(orders, error):
     tries = []
@@ -141,6 +142,7 @@ def generation(store, group_id):
     )
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("group_id", ["readers", "50 % off; DROP", "it's \\'quoted'", "%s %(a)s", "ä\n$1"])
 def test_statements_written_at_once_are_one_database_transaction(store, group_id):
     make, change = (_MAKE_GROUP, {"group_id": group_id}), (_RAISE_GENERATION, {"of": group_id})
@@ -436,12 +438,14 @@ def test_a_store_in_memory_is_gone_with_its_process_and_not_with_a_child_of_it(s
 class TestFork:
     """A forked child opens connections of its own; those of its parent go on."""
 
+    @pytest.mark.slow
     def test_what_a_child_commits_lasts_when_its_parent_closes_the_store(self, url, start_child):
         child = start_child("fork_and_close", url)
         assert read(child) == "0"
         with open_store(url) as store:
             assert Orders(store).values() == [b"parent", b"child", b"parent again", b"child, alone"]
 
+    @pytest.mark.slow
     def test_parent_and_child_go_on_at_the_same_time(self, url, start_child):
         child = start_child("fork_and_compete", url)
         assert read(child) == "0"
@@ -456,6 +460,7 @@ class TestFork:
         with open_store(url) as store:
             assert Orders(store).values() == [b"parent", b"child", b"parent again"]
 
+    @pytest.mark.slow
     def test_a_file_that_was_in_use_at_the_fork_is_refused_in_the_child(self, txnstore_sqlite_url, start_child):
         child = start_child("fork_in_use", txnstore_sqlite_url)
         assert [read(child), read(child)] == ["StoreClosed", "StoreClosed"]
@@ -474,6 +479,7 @@ class TestFork:
             assert Orders(store).values() == [b"parent", b"parent again"]
 
 
+@pytest.mark.slow
 def test_processes_that_write_to_one_file_all_get_their_turn(txnstore_sqlite_url, start_child):
     counts = [int(word) for word in read(start_child("compete", txnstore_sqlite_url, 4, 2.5)).split()]
     assert len(counts) == 4
@@ -487,6 +493,7 @@ def test_processes_that_write_to_one_file_all_get_their_turn(txnstore_sqlite_url
 class TestInterrupt:
     """Ctrl-C."""
 
+    @pytest.mark.slow
     def test_while_waiting_for_a_lock_ends_at_once(self, url, start_child):
         child = start_child("interrupt_write", url)
         assert read(child) == "ready"
@@ -503,6 +510,7 @@ class TestInterrupt:
         with open_store(url) as store:
             assert Orders(store).values() == [b"a book"]
 
+    @pytest.mark.slow
     def test_while_waiting_for_news_ends_at_once(self, url, start_child):
         child = start_child("interrupt_waiter", url)
         assert read(child) == "waiting"

@@ -64,7 +64,7 @@ SETTINGS = {
 }
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_settings_of_the_database_change_nothing(settings, new_database, txnstore_postgres_server, client_path):
     name = new_database(**settings)
@@ -96,6 +96,7 @@ def wide_path(store):
     assert found == {partition_id: [b"wide"] for partition_id in partition_ids}
 
 
+@pytest.mark.slow
 def test_a_callers_connection_commits_a_wide_transaction_whatever_its_setting(new_database, txnstore_postgres_server):
     url = txnstore_postgres_server.url(new_database(array_nulls="off"))
     producer = Producer({"bootstrap.servers": url, "transactional.id": "wide"})
@@ -122,6 +123,7 @@ def test_a_callers_connection_commits_a_wide_transaction_whatever_its_setting(ne
         engine.dispose()
 
 
+@pytest.mark.slow
 def test_settings_of_the_role_change_nothing(new_database, new_role, granted, txnstore_postgres_server, client_path):
     name = new_database()
     role = new_role(statement_timeout="'50ms'", default_transaction_isolation="'serializable'", search_path="nowhere")
@@ -132,6 +134,7 @@ def test_settings_of_the_role_change_nothing(new_database, new_role, granted, tx
         store.read(lambda connection: connection.exec_driver_sql("SELECT pg_sleep(0.2)"))
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("strings", ["on", "off"])
 def test_what_sqlalchemy_would_ask_a_new_connection_it_has_been_told_already(
     strings, new_database, txnstore_postgres_server
@@ -202,6 +205,7 @@ TRAPS = [
 ]
 
 
+@pytest.mark.slow
 def test_what_strangers_planted_in_the_search_path_is_never_called(
     new_database, new_role, granted, txnstore_postgres_server, client_path
 ):

@@ -92,6 +92,7 @@ MALFORMED = [
 ]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("text", MALFORMED)
 def test_a_malformed_url_is_refused_before_anything_happens_and_not_repeated(text, tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
@@ -105,6 +106,7 @@ def test_a_malformed_url_is_refused_before_anything_happens_and_not_repeated(tex
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg"])
 @pytest.mark.parametrize("hosts", ["one:1,two:2", "one:1,two", "one:1,10.0.0.1:2,three.example:3"])
 @pytest.mark.parametrize("user", ["", "alice@", f"alice:{SECRET}@", f"alice:a,{SECRET}@"])
@@ -291,6 +293,7 @@ def test_whatever_is_percent_encoded_comes_back_and_is_not_shown(user, password,
     assert ":***@host/" in str(url)
 
 
+@pytest.mark.slow
 def test_a_password_of_any_characters_opens_the_store(
     txnstore_postgres_server, new_database, new_role, granted, client_path
 ):
@@ -303,6 +306,7 @@ def test_a_password_of_any_characters_opens_the_store(
 
 
 # The second is how libpq writes it, and who hands out URLs for it.
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["@/{name}?host={folder}&port={port}", "@{folder}:{port}/{name}"])
 def test_a_unix_socket_is_reached_by_its_folder(txnstore_postgres_server, new_database, client_path, form):
     server = txnstore_postgres_server

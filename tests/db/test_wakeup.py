@@ -52,6 +52,7 @@ WAITING_FOR_LOCKS = """
 CHILDREN = Path(__file__).parents[1] / "faults" / "children.py"
 
 
+@pytest.mark.slow
 def test_a_waiting_reader_is_woken_by_a_commit_of_another_process(orders, waiter, url):
     with subprocess.Popen(
         [sys.executable, str(CHILDREN), "commit_when_told", url],
@@ -127,6 +128,7 @@ store.write(lambda connection: append(connection, [Append(int(sys.argv[2]), batc
 """
 
 
+@pytest.mark.slow
 def test_a_commit_whose_writer_was_killed_before_its_hint_is_found_all_the_same(orders, bills, url):
     with closing(orders.store.waiter(about(orders))) as waiter:
         settle(waiter)
@@ -191,6 +193,7 @@ def test_a_write_of_somebody_else_to_the_file_costs_a_look_and_shows_nothing(
         assert orders.next_offset() == 0
 
 
+@pytest.mark.slow
 def test_a_reader_that_no_hint_reaches_looks_by_itself(postgresql):
     with closing(postgresql.store.waiter()) as waiter:
         settle(waiter)
@@ -257,6 +260,7 @@ def test_a_stranger_who_holds_the_lock_of_a_channel_holds_up_no_reader_and_no_se
         assert is_woken(waiter)
 
 
+@pytest.mark.slow
 def test_a_table_that_is_locked_holds_up_no_session_of_a_reader(postgresql, observer):
     statement = HotStatement(
         select(partition_heads.c.next_offset).where(partition_heads.c.partition_id == bindparam("of_partition_id"))

@@ -77,6 +77,7 @@ def announced(postgresql, observer):
     return postgresql.store, announcer
 
 
+@pytest.mark.slow
 def test_a_writer_notifies_by_itself_where_nothing_is_under_way(announced, observer, monkeypatch):
     store, announcer = announced
     thread = announcer._thread
@@ -291,10 +292,12 @@ def cost_of_waiting(waiter, look):
     return min(costs)
 
 
+@pytest.mark.slow
 def test_a_reader_that_waits_for_nothing_costs_less_than_a_hundredth_of_a_processor(orders, waiter):
     assert cost_of_waiting(waiter, orders.next_offset) < 0.01
 
 
+@pytest.mark.slow
 def test_a_reader_that_cannot_listen_is_cheap_as_well(proxied, proxy, postgresql):
     proxy.refuse_connections()
     with closing(proxied.store.waiter()) as waiter:

@@ -156,6 +156,7 @@ def test_writers_of_several_processes_are_served_in_the_order_in_which_they_came
     assert served(path) == ["0", "1", "2", "3", "4"]
 
 
+@pytest.mark.slow
 def test_a_writer_that_rolls_back_lets_the_next_one_go_too(path, start):
     waiter = start("1")
 
@@ -169,6 +170,7 @@ def test_a_writer_that_rolls_back_lets_the_next_one_go_too(path, start):
     waiter.says("done")
 
 
+@pytest.mark.slow
 def test_a_writer_whose_connection_is_lost_lets_the_next_one_go_too(path, start):
     waiter = start("1")
 
@@ -200,6 +202,7 @@ def test_a_writer_that_is_killed_holds_nobody_up(path, start):
     assert served(path) == ["1", "2"]
 
 
+@pytest.mark.slow
 def test_the_wait_in_line_has_a_bound(path, start):
     holder = start("0", holds=True)
     holder.hears()
@@ -208,6 +211,7 @@ def test_the_wait_in_line_has_a_bound(path, start):
         store.write(lambda connection: None, retry_timeout_ms=1)
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_the_wait_in_line(path, start):
     holder, waiter = start("0", holds=True), start("1")
     holder.hears()
@@ -221,6 +225,7 @@ def test_an_interrupt_ends_the_wait_in_line(path, start):
     assert served(path) == ["0"]
 
 
+@pytest.mark.slow
 def test_a_writer_of_others_is_not_waited_for_in_line(path, start):
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("BEGIN IMMEDIATE")
@@ -233,6 +238,7 @@ def test_a_writer_of_others_is_not_waited_for_in_line(path, start):
     waiter.says_at_last("done")
 
 
+@pytest.mark.slow
 def test_a_forked_child_and_its_parent_stand_in_the_same_line(path, start):
     with open_store(f"sqlite:///{path}") as store:
         store.write(lambda connection: connection.exec_driver_sql("INSERT INTO served (name) VALUES ('parent')"))
@@ -280,6 +286,7 @@ def test_a_checkpoint_stands_in_line_too(path, start, monkeypatch):
         assert checkpoint.result(PATIENCE_SECONDS)
 
 
+@pytest.mark.slow
 def test_a_writer_waits_for_a_checkpoint_in_line(path, start, monkeypatch):
     def move_meanwhile(worker):
         waiter.hears()
@@ -313,7 +320,7 @@ def a_pipe(line, other):
     os.mkfifo(line)
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("put", [a_folder, a_link, a_pipe])
 def test_where_its_file_cannot_be_made_writers_do_without(path, start, put, tmp_path):
     line, other = Path(f"{path}-line"), tmp_path / "other"
@@ -332,6 +339,7 @@ def test_where_its_file_cannot_be_made_writers_do_without(path, start, put, tmp_
     assert other.read_bytes() == b"12345678"
 
 
+@pytest.mark.slow
 def test_where_the_system_forbids_it_writers_do_without(path, start, monkeypatch):
     def refuse(*_):
         calls.append(_)

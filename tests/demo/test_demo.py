@@ -170,6 +170,7 @@ def test_a_database_that_is_not_there_is_an_error_without_a_password(call, url, 
     assert "sesame" not in printed
 
 
+@pytest.mark.slow
 def test_existing_topics_are_replaced_only_if_asked_for(url, tmp_path):
     admin = AdminClient({"bootstrap.servers": url})
     for future in admin.create_topics([NewTopic(EMITTED, 1), NewTopic("others", 1)]).values():

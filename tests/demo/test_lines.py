@@ -215,6 +215,7 @@ def test_a_file_that_cannot_be_opened_is_an_error_of_the_call(name, tmp_path):
         open_input(tmp_path / name)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("damage", ["cut", "broken"])
 def test_of_a_damaged_file_everything_is_read_that_can_be(damage, tmp_path):
     lines = b"\n".join([HEADER, *(changed("InvoiceNo", b"%d" % number) for number in range(20_000))])

@@ -52,6 +52,7 @@ def test_lines_come_in_the_order_of_the_year(settlements):
     assert len({line.settled_at[:7] for line in settlements}) == 12
 
 
+@pytest.mark.slow
 def test_an_invoice_has_one_customer_one_country_and_one_moment(settlements):
     for lines in by_invoice(settlements):
         facts = {(line.customer_id, line.country, line.settled_at) for line in lines if isinstance(line, Settlement)}

@@ -445,6 +445,7 @@ def test_another_isolation_costs_commits_and_that_is_said():
     assert "a commit then takes several requests" in check.consequence
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("limit", ["statement", "transaction"])
 def test_a_time_limit_that_ends_a_question_is_a_problem(store_url, limit, monkeypatch):
     """So short a one ends the question for limits as well."""
@@ -584,6 +585,7 @@ ON_POSTGRESQL = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plant", ON_POSTGRESQL, ids=lambda plant: plant.__name__)
 def test_what_bites_a_database_is_found(store_url, monkeypatch, plant):
     check = ON_POSTGRESQL[plant]
@@ -637,6 +639,7 @@ def test_an_encoding_that_does_not_hold_all_text_is_found(txnstore_postgres_serv
         txnstore_postgres_server.drop_database(name)
 
 
+@pytest.mark.slow
 def test_a_server_as_it_comes_and_one_whose_vacuum_is_off():
     cluster = PrivateCluster(settings={"max_prepared_transactions": "0", "autovacuum": "off"})
     try:
@@ -646,6 +649,7 @@ def test_a_server_as_it_comes_and_one_whose_vacuum_is_off():
     assert names == {"no-prepared-transactions": "max_prepared_transactions is 0", "autovacuum": "autovacuum is off"}
 
 
+@pytest.mark.slow
 def test_a_commit_that_waits_for_a_standby_is_a_problem(monkeypatch):
     monkeypatch.setattr(postgresql, "STANDBY_SECONDS_MAX", -1)
     with (

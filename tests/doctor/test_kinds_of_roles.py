@@ -71,6 +71,7 @@ def looked(store_url, role):
     return looked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", GRANTED)
 def test_what_a_kind_is_meant_to_lack_is_no_problem_and_the_kind_is_said(kind, granted, looked, superuser):
     granted(kind)
@@ -88,6 +89,7 @@ def test_a_role_with_limits_lacks_nothing_either(kind, granted, looked):
     assert looked() == ([], f"a {kind}")
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("kind", GRANTED)
 def test_what_a_role_lacks_of_its_kind_is_a_problem(kind, granted, looked, superuser, role):
     granted(kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from sqlalchemy import update
 
 from tests.doctor.test_examination import HOUR_MS, seen, was_there_long
@@ -27,6 +28,7 @@ def test_what_was_done_while_the_clock_was_ahead_is_not_taken_to_have_been_done(
         assert seen(url) == {}
 
 
+@pytest.mark.slow
 def test_a_duty_that_fails_is_told_of_though_others_are_done(url):
     """For as long as it has not been done; once it is, that is over."""
     duty = DUTIES[0]

@@ -72,6 +72,7 @@ def forget_counts(connection, table):
     assert count() == 0
 
 
+@pytest.mark.slow
 def test_a_table_and_its_indexes_are_told_once_they_are_empty_and_until_they_are_made_anew(database, url_of_nobody):
     url, connection = database
     connection.execute(FILL)
@@ -94,6 +95,7 @@ def test_a_table_and_its_indexes_are_told_once_they_are_empty_and_until_they_are
     assert told(url) == []
 
 
+@pytest.mark.slow
 def test_what_is_stored_aside_is_told_when_it_is_empty(database):
     url, connection = database
     connection.execute("ALTER TABLE txnstore.outbox ALTER COLUMN value SET STORAGE EXTERNAL")
@@ -121,6 +123,7 @@ def test_a_table_whose_rows_the_server_has_not_counted_is_not_taken_for_empty(da
     assert told(url) == []
 
 
+@pytest.mark.slow
 def test_a_table_that_was_filled_again_is_full_before_anybody_has_counted_its_rows(database):
     url, connection = database
     connection.execute("ALTER TABLE txnstore.sink_batches SET (autovacuum_enabled = off)")

@@ -258,6 +258,7 @@ def test_a_reader_of_a_log_that_has_become_shorter_says_so_and_reads_nothing_mor
             consumer.get_watermark_offsets(TopicPartition("orders", 0), timeout=PATIENCE_SECONDS)
 
 
+@pytest.mark.slow
 def test_nothing_is_read_or_committed_where_the_log_has_come_as_far_again(older_store, txnstore_empty_url, monkeypatch):
     """A reader that waits for an open transaction to end asks by another way whether there is something new."""
     refused = threading.Semaphore(0)

@@ -289,6 +289,7 @@ def committed_offset(consumer, partition):
     return position.offset
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("moment", ["before the commit", "while it is away", "while records wait"])
 def test_a_commit_that_meets_a_killed_server_is_resumed(cluster, url, topic, moment):
     """Every call that was told to wait a moment says so, and the same call brings it to its end."""
@@ -456,6 +457,7 @@ def until_committed(consumer):
     assert consumer.committed([TopicPartition("t", 0)], PATIENCE_SECONDS)[0].offset == 1
 
 
+@pytest.mark.slow
 def test_a_file_that_may_not_be_written_for_a_while_is_an_error_that_passes(tmp_path, start_child):
     """Root may write everything: somebody else tries."""
     path = tmp_path / "store.db"

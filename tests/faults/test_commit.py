@@ -79,6 +79,7 @@ def attempt(proxied):
     return Attempt(proxied, proxied.batch(b"a book", producer=producer))
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("sqlstate", "kind"),
     [
@@ -118,6 +119,7 @@ def append_alone(orders, **options):
     return lambda: append_at_once(orders.store, [orders.batch(b"a book")], NO_PRODUCER, **options)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("make_call", [commit_whole, append_alone])
 @pytest.mark.parametrize(("sqlstate", "kind"), [("23514", StatementFailed), ("40001", WriteConflict)])
 def test_one_statement_that_the_server_refuses_to_commit_is_not_done(fresh, refuse_commits, make_call, sqlstate, kind):
@@ -131,6 +133,7 @@ def test_one_statement_that_the_server_refuses_to_commit_is_not_done(fresh, refu
     assert fresh.values() == []
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("make_call", [commit_whole, append_alone])
 @pytest.mark.parametrize("sqlstate", ["23514", "40001"])
 def test_one_statement_whose_commit_is_refused_is_done_once_in_the_end(fresh, refuse_commits, make_call, sqlstate):
@@ -313,6 +316,7 @@ def test_an_unknown_init_is_resolved_by_another_one(direct, proxy, proxied, wher
     assert direct.committed() == []
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("kills", ["pg_terminate_backend", "pg_cancel_backend"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_session_ended_around_its_commit_is_done_or_unknown(

@@ -159,6 +159,7 @@ def test_a_small_transaction_in_one_commit_cut_at_any_message_is_all_or_nothing(
     check_few(unknown, count_max=5 if at_once else 3)
 
 
+@pytest.mark.slow_but_first
 @SIDES
 def test_an_init_cut_at_any_message_can_be_repeated_and_gives_no_epoch_twice(direct, proxied, proxy, side):
     coordinator = TransactionCoordinator(proxied.store)
@@ -175,7 +176,7 @@ def test_an_init_cut_at_any_message_can_be_repeated_and_gives_no_epoch_twice(dir
     assert len({identity.producer_id for identity in given}) == 1
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @SIDES
 def test_opening_a_store_cut_at_any_message_says_that_it_cannot_be_reached(
     direct, proxy, open_proxied, postgresql_url, side

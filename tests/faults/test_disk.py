@@ -166,6 +166,7 @@ def test_an_error_of_the_disk_before_the_commit_is_not_done(disk, orders):
     assert orders.values() == []
 
 
+@pytest.mark.slow
 def test_a_commit_that_nobody_could_see_can_come_back_from_the_dead(txnstore_sqlite_url, start_child, orders_of):
     """Why reading cannot resolve an unknown outcome: it was not there, and after a crash it is."""
     child = start_child("die_after_failed_sync", txnstore_sqlite_url, "")
@@ -190,6 +191,7 @@ def test_an_outcome_once_told_stands_whatever_comes_back_from_the_dead(txnstore_
         assert orders_of(store).committed() == []
 
 
+@pytest.mark.slow
 def test_a_writer_who_does_not_let_go_makes_others_busy_for_a_bounded_time(
     txnstore_sqlite_url, path, start_child, orders_of, in_background
 ):
@@ -258,7 +260,7 @@ def can_read(connection):
     return True
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("folder_too", [False, True], ids=["file", "file and folder"])
 def test_a_file_that_may_not_be_written_is_read_only(start_child, orders_of, folder_too):
     # Not in the test's own folder, which another user cannot enter.

@@ -158,6 +158,7 @@ def test_who_waits_for_news_reads_no_more_from_a_log_that_has_gone(txnstore_sqli
         assert waiter.rows(ONE, {}) is None
 
 
+@pytest.mark.slow
 def test_what_is_legal_with_the_log_is_no_sign_of_a_loss(txnstore_sqlite_url, path, orders_of):
     with open_store(txnstore_sqlite_url) as store:
         orders = orders_of(store)

@@ -231,6 +231,7 @@ def add_by_one_message(store, orders):
     store.write_at_once([(statement, {})], NOTHING)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("add", [add_generally, add_by_function, add_by_one_message])
 def test_what_a_standby_refuses_is_tried_on_new_connections_until_it_is_promoted(
     cluster, url, orders, orders_of, in_background, until, add
@@ -348,6 +349,7 @@ def test_a_full_disk_leaves_nothing_half_done_and_goes_on_when_there_is_room(clu
         connection.execute("DROP TABLESPACE small")
 
 
+@pytest.mark.slow
 def test_an_older_server_understands_every_limit(orders_of):
     with PrivateCluster(fsync=False, major_version=16) as old, open_store(old.url("postgres")) as store:
         orders = orders_of(store)

@@ -162,6 +162,7 @@ def test_victims_of_a_deadlock_are_tried_again_and_done_once(direct, open_orders
     assert sorted(first.values()) == sorted(second.values()) == [b"a book", b"a pen"]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("goes_on", [True, False], ids=["goes on", "killed"])
 def test_a_client_that_stopped_with_the_lock_of_a_partition_loses_it(
     direct, open_orders, postgresql_url, start_child, goes_on
@@ -178,7 +179,7 @@ def test_a_client_that_stopped_with_the_lock_of_a_partition_loses_it(
     assert direct.values() == [b"from another client"]
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("side", ["before", "after"])
 def test_a_network_that_swallows_a_statement_holds_nobody_up(
     direct, proxy, open_proxied, side, txnstore_postgres_server
@@ -194,6 +195,7 @@ def test_a_network_that_swallows_a_statement_holds_nobody_up(
     assert direct.values() == [b"a pen"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", ["before", "after"])
 def test_a_network_that_swallows_a_commit_leaves_it_open_and_it_is_resolved(direct, proxy, open_proxied, side):
     orders = open_proxied(**SILENCE)
@@ -207,6 +209,7 @@ def test_a_network_that_swallows_a_commit_leaves_it_open_and_it_is_resolved(dire
     assert direct.committed() == ([b"a book"] if side == "after" else [])
 
 
+@pytest.mark.slow
 def test_a_network_that_swallows_everything_is_noticed_when_connecting(proxy, open_proxied):
     proxy.swallow_everything()
     with pytest.raises(StoreUnavailable):
@@ -229,7 +232,7 @@ def asked_soon(monkeypatch):
     return said
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("statement_timeout_ms", [0, 3_600_000])
 @pytest.mark.parametrize("run", [PostgreSQLConnection.execute, PostgreSQLConnection.read_last])
 def test_a_server_that_is_gone_is_noticed_however_long_a_statement_may_take(
@@ -244,6 +247,7 @@ def test_a_server_that_is_gone_is_noticed_however_long_a_statement_may_take(
     proxy.heal()
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("run", [PostgreSQLConnection.execute, PostgreSQLConnection.read_last])
 def test_a_statement_that_takes_long_is_waited_for_while_its_server_is_there(
     postgresql_url, administrator, lock_head, asked_soon, in_background, until, run
@@ -265,6 +269,7 @@ def test_a_server_that_lets_nobody_else_in_is_there(postgresql_url, proxy):
         assert connection._server_is_there()
 
 
+@pytest.mark.slow
 def test_a_slow_answer_is_not_a_lost_one(direct, proxy, open_proxied, in_background):
     orders = open_proxied()
     pause = proxy.pause(after="COMMIT")

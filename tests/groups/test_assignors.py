@@ -61,6 +61,7 @@ def equal_groups(draw):
     return [Subscriber(m.member_id, topics, None, frozenset(held[m.member_id])) for m in members], counts
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("name", ASSIGNORS)
 @given(members=groups(), counts=COUNTS)
 def test_every_partition_goes_to_one_subscriber(name, members, counts):

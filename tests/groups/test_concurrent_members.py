@@ -45,6 +45,7 @@ class WatchedMember(ProtocolMember):
         (self.owners.enter if what == "assign" else self.owners.go)(self, names)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("assignor", ["range", "cooperative-sticky"])
 def test_members_that_come_and_go_at_once_never_share_a_partition(shared_store, shared_clock, assignor):
     server = StoreServer(shared_store, shared_clock, f"group-{uuid.uuid4().hex[:8]}")

@@ -97,6 +97,7 @@ def test_cooperative_callbacks_name_only_what_moves(member):
     assert told(first)[3:] == [("assign", [2, 3])]
 
 
+@pytest.mark.slow_but_first
 @ASSIGNORS
 def test_a_clean_join_or_leave_settles_within_two_polls_of_each_member(server, member, assignor):
     members = [member(assignor) for _ in range(3)]
@@ -319,6 +320,7 @@ def test_that_holds_too_if_the_topic_was_recreated_since(server, topic, member, 
     commit(server, first.membership, moved)
 
 
+@pytest.mark.slow_but_first
 @COMMITS
 def test_who_was_removed_or_replaced_commits_nothing(server, topic, shared_clock, member, commit):
     first, second = settled(member(), member(instance_id="one"))
@@ -436,6 +438,7 @@ def test_who_stays_commits_as_before_until_it_hears_that_another_has_left(server
 # --- many at once ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_but_first
 @ASSIGNORS
 def test_many_join_at_once(server, member, assignor):
     members = [member(assignor) for _ in range(6)]

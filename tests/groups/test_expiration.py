@@ -169,6 +169,7 @@ def test_an_offset_that_is_committed_anew_has_all_of_its_time_again(group, clock
     assert group.committed() == {FIRST: 6}
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("had_members", [True, False])
 @pytest.mark.parametrize("commit", [True, False])
 def test_while_a_transaction_holds_offsets_nothing_expires(group, clock, had_members, commit):
@@ -273,6 +274,7 @@ def test_groups_of_our_own_keep_nothing_unread_and_lose_their_offsets_as_usual(s
     assert not own.is_there()
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("text", ["", "7 days", "-2", "9" * 19, "1e3"])
 def test_a_text_that_says_nothing_keeps_the_offsets_and_expires_those_of_others(store, group, clock, text):
     keep_unread(store, "0")

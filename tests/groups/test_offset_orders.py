@@ -193,6 +193,7 @@ def test_only_a_reset_that_says_so_changes_the_order(
     assert group.committed() == own
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("within", [-1, 2**63, 1.5, True, "1"], ids=str)
 def test_an_offset_within_a_transaction_that_is_no_number_of_a_record_is_refused(group: Group, within: Any) -> None:
     for way in WAYS:

@@ -95,6 +95,7 @@ def test_a_producer_that_returns_as_it_is_forgotten_is_read_once_it_commits(
     assert outcomes == {0, 1}
 
 
+@pytest.mark.slow
 def test_a_query_that_returns_under_another_name_as_its_sink_is_forgotten_goes_on_and_is_remembered(world):
     """No lock of a transactional id keeps it away: those who forget do not know the new one."""
     settings = {"txnstore.sink.retention.ms": str(30 * DAY_MS)}
@@ -136,6 +137,7 @@ def before_what_both_see(statement):
     return before_locks(statement) and any(word in statement for word in ("sink_", "BEGIN", "COMMIT", "ROLLBACK"))
 
 
+@pytest.mark.slow
 def test_of_two_copies_of_a_query_under_two_names_one_commits_what_both_read(world):
     """No lock of a transactional id keeps them apart; their batches have numbers of their own."""
     first_ones = set()

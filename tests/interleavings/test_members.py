@@ -134,6 +134,7 @@ def scenario_of(setting, group, actors, at_end):
     return setting.scenario(actors, after_step=group.nobody_has_what_another_has, at_end=end)
 
 
+@pytest.mark.slow_but_first
 def test_two_that_leave_at_once_are_both_gone_and_the_third_has_everything(world, trio):
     def make():
         setting = world.setting(PARTITIONS)
@@ -153,6 +154,7 @@ def test_two_that_leave_at_once_are_both_gone_and_the_third_has_everything(world
     explored_all(world, make)
 
 
+@pytest.mark.slow
 def test_a_leave_that_is_repeated_while_it_is_still_under_way_happens_once(world, trio):
     """The connection was lost, and the server had not noticed yet."""
 
@@ -224,6 +226,7 @@ def test_a_member_that_asks_while_another_leaves_has_its_part_after_the_next_que
     assert is_assigned == {False, True}
 
 
+@pytest.mark.slow_but_first
 def test_who_joins_while_another_leaves_has_what_is_free(world, trio):
     def make():
         setting = world.setting(PARTITIONS)
@@ -243,6 +246,7 @@ def test_who_joins_while_another_leaves_has_what_is_free(world, trio):
     explored_all(world, make)
 
 
+@pytest.mark.slow_but_first
 def test_offsets_of_who_leaves_are_committed_before_or_refused(world, trio):
     def make():
         setting = world.setting(PARTITIONS)
@@ -283,6 +287,7 @@ def test_offsets_of_who_stays_are_committed_whenever_another_leaves(world, trio)
     explored_all(world, make)
 
 
+@pytest.mark.slow_but_first
 def test_the_group_is_empty_once_the_last_ones_have_left_and_begins_anew_with_the_next_one(world, trio):
     def make():
         setting = world.setting(PARTITIONS)

@@ -40,6 +40,7 @@ def test_of_two_producers_with_one_transactional_id_the_one_that_came_last_wins(
     assert explore(make).orders == 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("writes_elsewhere", [False, True])
 def test_a_producer_that_comes_during_the_commit_of_another_finds_it_committed_or_aborts_it(
     world, in_turn, writes_elsewhere

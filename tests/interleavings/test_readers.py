@@ -19,6 +19,7 @@ from txnstore.transactions.transaction import SentOffsets
 pytestmark = pytest.mark.slow_on_postgresql
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("isolation", list(IsolationLevel))
 def test_a_reader_between_the_steps_of_producers_gets_every_record_once_and_in_order(world, in_turn, isolation):
     def make():
@@ -106,6 +107,7 @@ def test_records_and_consumed_offsets_of_a_transaction_appear_at_the_same_step(w
     assert explore(make).orders == 15
 
 
+@pytest.mark.slow
 def test_a_reader_in_commit_order_gets_transactions_whole_and_in_the_order_of_their_markers(world, in_turn):
     """Two that lie among each other and end in either order; whoever reads on after each step loses nothing."""
 

@@ -68,6 +68,7 @@ def test_a_transaction_that_times_out_in_the_middle_is_aborted_and_its_producer_
     }
 
 
+@pytest.mark.slow
 def test_two_reapers_abort_a_transaction_once_and_leave_the_next_one_alone(world, in_turn):
     def make():
         setting = world.setting()
@@ -101,6 +102,7 @@ def test_two_reapers_abort_a_transaction_once_and_leave_the_next_one_alone(world
     assert outcomes == {(False, True), (False, False)}
 
 
+@pytest.mark.slow
 def test_of_many_that_time_out_at_once_one_that_commits_at_that_moment_ends_as_it_is_told(
     world, in_turn, monkeypatch: pytest.MonkeyPatch
 ):

@@ -58,6 +58,7 @@ def test_two_recoveries_of_one_decided_transaction_finish_it_once(world):
     assert explore(make).orders >= 10
 
 
+@pytest.mark.slow
 def test_recovery_and_the_producers_own_completion_may_meet_at_any_step(world, in_turn):
     def make():
         setting = world.setting(partition_count=1)

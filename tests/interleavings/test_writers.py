@@ -157,7 +157,7 @@ def test_a_commit_counts_exactly_the_writers_that_have_reported_before_it(world,
     assert outcomes == {(), (b"one",)} | both
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["abort", "start", "reaper"])
 def test_what_ends_the_transaction_otherwise_leaves_nothing_of_any_writer(world, end):
     numbers = iter(range(10_000))
@@ -234,6 +234,7 @@ def test_a_writer_that_joins_while_the_transaction_ends_is_in_it_or_fenced(world
     assert outcomes == {"in", "fenced"}
 
 
+@pytest.mark.slow
 def test_two_runs_of_a_query_and_their_decisions_in_every_order_commit_a_batch_once(world):
     numbers = iter(range(10_000))
     outcomes = set()

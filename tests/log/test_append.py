@@ -167,6 +167,7 @@ def test_whatever_a_record_holds_comes_back_from_the_database_as_it_was(shared_s
     assert batch.codec is codec
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("record", EVERYTHING, ids=itertools.count())
 def test_a_record_alone_in_its_batch_comes_back_as_well(shared_store: Store, record: Record) -> None:
     topic = make(shared_store)
@@ -270,6 +271,7 @@ TIMESTAMPS = [
 ]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("others", [0, 2], ids=["alone", "beside good ones"])
 @pytest.mark.parametrize(("config", "distance_ms", "fits"), TIMESTAMPS)
 def test_a_timestamp_may_lie_so_far_from_the_stores_time(

@@ -233,7 +233,7 @@ def test_both_ways_answer_the_same_and_write_the_same_rows(worlds: Worlds, steps
     assert_same(pair)
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(2), ids=["without sequence numbers", "with"])
 @pytest.mark.parametrize(
     "cells", [[(0, 0, 1)], [(2, 0, 1), (0, 0, 3), (2, 5, 0), (0, 0, 2)]], ids=["one batch", "several"]
@@ -248,6 +248,7 @@ def test_what_is_usual_is_appended_at_once(worlds: Worlds, pair, number, cells) 
     assert None not in worlds.answers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_a_repetition_is_recognised(worlds: Worlds, pair, count) -> None:
     for _ in range(count):

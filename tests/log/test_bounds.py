@@ -343,7 +343,7 @@ class RandomLog:
         return min(self._opened.values(), default=self.next_offset) if isolation is COMMITTED else self.next_offset
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @LEVELS
 @pytest.mark.campaign
 def test_a_time_is_found_as_by_looking_at_each_record(
@@ -380,6 +380,7 @@ def test_a_time_is_found_as_by_looking_at_each_record(
     histories()
 
 
+@pytest.mark.slow
 def test_markers_that_are_far_ahead_of_their_records_make_no_look_longer(
     shared_store: Store, shared_clock: ManualClock
 ) -> None:

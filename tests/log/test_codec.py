@@ -58,6 +58,7 @@ def stored(batch: Sequence[Record], base_offset: int = BASE_OFFSET) -> list[Stor
     ]
 
 
+@pytest.mark.slow
 @given(batches, st.sampled_from(Codec))
 def test_what_was_encoded_comes_back_with_its_offsets(batch: list[Record], codec: Codec) -> None:
     assert list(opened(encode(batch, codec=codec)).records()) == stored(batch)
@@ -69,6 +70,7 @@ def test_reading_begins_at_the_offset_asked_for(batch: list[Record], codec: Code
     assert list(read) == [record for record in stored(batch) if record.offset >= BASE_OFFSET + behind]
 
 
+@pytest.mark.slow
 @given(batches)
 def test_rows_are_the_fields_of_the_records(batch: list[Record]) -> None:
     read = opened(encode(batch))
@@ -127,6 +129,7 @@ def test_a_batch_of_small_records_is_filled_up_and_not_beyond() -> None:
     assert 4900 < encode(batch[:count]).size_bytes <= 5000
 
 
+@pytest.mark.slow
 @given(batches)
 def test_headers_that_are_packed_record_by_record_make_the_same_column(batch: list[Record]) -> None:
     packed = [columns.pack_record_headers(record.headers) for record in batch]

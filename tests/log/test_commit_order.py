@@ -132,6 +132,7 @@ def test_of_two_that_were_open_for_long_the_first_to_commit_comes_first_and_whol
     assert [value for _, value in read_all(log, position)] == [b"before", b"B first", b"B last", b"A"]
 
 
+@pytest.mark.slow
 def test_a_position_within_something_that_is_no_committed_transaction_is_that_of_its_place(log: Log) -> None:
     log.plain(b"0", b"1")
     log.write("A", b"aborted")

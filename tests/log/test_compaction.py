@@ -343,6 +343,7 @@ def test_much_behind_the_last_stable_offset_is_weighed_by_its_first_batches(log,
     assert log.run() > 0
 
 
+@pytest.mark.slow
 def test_a_pass_that_can_remember_no_more_keys_stops_there_and_the_next_one_goes_on(log, monkeypatch):
     monkeypatch.setattr(compaction, "KEYS_MAX", 3)
     keys = [b"%d" % number for number in range(8)]

@@ -127,6 +127,7 @@ def test_a_marker_at_which_a_pass_ended_has_its_own_time(log):
     assert log.rows(finished_transactions) == []
 
 
+@pytest.mark.slow
 def test_a_pass_that_waits_for_the_next_call_keeps_no_store_that_nobody_uses_any_more(url, monkeypatch):
     monkeypatch.setattr(portions_module, "ROWS_AT_ONCE", 1)
     monkeypatch.setattr(Portions, "_adapt", lambda *_: None)

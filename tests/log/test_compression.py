@@ -61,6 +61,7 @@ def test_another_size_than_the_true_one_is_told(codec: Codec, size_bytes: int) -
         decompress(codec, compress(codec, b"ab" * 500), size_bytes)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_bomb_takes_no_more_memory_than_the_size_that_was_said(codec: Codec) -> None:
     bomb = compress(codec, bytes(50_000_000))

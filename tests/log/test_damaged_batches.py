@@ -136,6 +136,7 @@ def test_damage_under_a_checksum_that_agrees_is_corrupt_or_harmless(
         _read_through(_agreeing(row(columns, **{column: damage(columns[column], place, bit)})))
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.GZIP, Codec.LZ4])
 @pytest.mark.parametrize("column", COLUMNS)
 def test_nonsense_under_a_checksum_that_agrees_is_corrupt_or_harmless(column: str, codec: Codec) -> None:

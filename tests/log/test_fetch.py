@@ -217,6 +217,7 @@ def test_a_gap_in_the_log_is_passed_in_one_page_however_wide(log: Log) -> None:
     assert (values_of(log.page(2**40 + 1)), log.page(2**40 + 1).next_offset) == ([], 2**41)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("position", [-1, -2, -1001, 3, 2**31, 2**63 - 1, 2**63, -(2**63) - 1], ids=str)
 @LEVELS
 def test_a_position_outside_the_log_is_refused(log: Log, isolation: IsolationLevel, position: int) -> None:
@@ -353,6 +354,7 @@ def add_one(column: str) -> Callable[[Store, int], None]:
     return damage
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     "damage",
     [

@@ -315,6 +315,7 @@ def test_the_index_is_read_from_an_offset_on(partition: Partition) -> None:
     assert len(partition.store.read(lambda connection: connection.execute(everything).all())) == 3
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.usefixtures("as_many")
 def test_the_ends_of_few_of_many_transactions_read_few_and_still_know_what_is_oldest(
     partition: Partition, monkeypatch: pytest.MonkeyPatch

@@ -115,6 +115,7 @@ def test_a_purge_that_waits_for_its_next_turn_deletes_nothing_of_a_topic_that_ha
     meanwhile.assert_all_is_there()
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("portion", [0, 1])
 def test_nor_does_one_that_is_under_way(meanwhile, monkeypatch, portion):
     delete_portion, begun = deleting._Purge.delete_portion, []
@@ -133,6 +134,7 @@ def test_nor_does_one_that_is_under_way(meanwhile, monkeypatch, portion):
     meanwhile.assert_all_is_there()
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("moment", [0, 1])
 def test_nor_does_one_that_has_found_what_was_read_of_it(meanwhile, monkeypatch, moment):
     """What queries have read, and then what groups have committed."""

@@ -290,6 +290,7 @@ def test_arguments_that_are_missing(name, arguments):
         getattr(bulk.core, name)(*arguments)
 
 
+@pytest.mark.slow
 def test_memory_and_counts_stay_as_they_are_over_many_batches():
     kept = (None, b"value", b"")
 

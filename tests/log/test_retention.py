@@ -242,6 +242,7 @@ def test_each_pass_counts_only_what_has_come_since_the_last_one(log, monkeypatch
     log.assert_storage_is_true()
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("config", [{"retention_ms": 0}, {"retention_ms": -1, "retention_bytes": 0}])
 @pytest.mark.parametrize("commit", [True, False])
 def test_an_open_transaction_keeps_everything_from_its_first_record_on(log, clock, config, commit):
@@ -360,6 +361,7 @@ def test_while_a_database_is_away_its_groups_may_have_read_nothing(log, clock):
     assert log.run() == 1
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("config", [{"retention_ms": 0}, {"retention_ms": -1, "retention_bytes": 0}])
 def test_a_long_backlog_goes_in_portions_the_oldest_partition_first(log, clock, monkeypatch, config):
     monkeypatch.setattr(retention, "ROWS_AT_ONCE", 3)
@@ -480,6 +482,7 @@ def before_start_moves(monkeypatch):
     return arrange
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("before", "after"),
     [

@@ -260,6 +260,7 @@ def test_rule_4_a_batch_may_lie_across_the_wrap_and_come_again(partition: Partit
     assert partition.state().last_sequence == 1
 
 
+@pytest.mark.slow
 def test_rule_4_a_forgotten_producer_goes_on_where_it_was(partition: Partition, shared_clock) -> None:
     partition.append(0, b"a", b"b")
     now_ms = shared_clock.advance(1)
@@ -341,6 +342,7 @@ MALFORMED: dict[str, Callable[[Partition], EncodedBatch]] = {
 }
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("malform", MALFORMED.values(), ids=MALFORMED)
 def test_a_batch_that_no_producer_may_send_is_refused(
     partition: Partition, malform: Callable[[Partition], EncodedBatch]

@@ -126,6 +126,7 @@ def test_a_name_that_kafka_does_not_allow_is_refused_and_not_repeated_in_full(na
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("name", BAD_NAMES, ids=short)
 def test_such_a_name_is_never_created_and_never_found(shared_store: Store, name: Any) -> None:
     for create in (create_topic, ensure_topic):

@@ -86,6 +86,7 @@ def partition_ids(store):
     return store.write(lambda connection: create_topic(connection, "orders", partition_count=2)).partition_ids
 
 
+@pytest.mark.slow
 def test_everything_that_is_due_is_forgotten_and_a_portion_that_fails_keeps_what_was_done(
     store, clock, partition_ids, monkeypatch
 ):
@@ -116,6 +117,7 @@ def test_everything_that_is_due_is_forgotten_and_a_portion_that_fails_keeps_what
     assert count(store, producer_states) == count(store, transaction_log) == 1
 
 
+@pytest.mark.slow
 def test_no_portion_is_larger_than_what_others_wait_for(store, clock, partition_ids, monkeypatch):
     fill(store, producer_states, (state(partition_ids[0], n, clock.now_ms()) for n in range(500)))
     fill(store, transaction_log, (entry(n, clock.now_ms()) for n in range(500)))
@@ -172,6 +174,7 @@ def test_whoever_deletes_a_topic_waits_a_moment_only_for_its_records_to_go(store
     assert [count(store, table) for table in (record_batches, deleted_partitions)] == [0, 0]
 
 
+@pytest.mark.slow
 def test_what_a_deleted_topic_has_left_is_not_passed_again_by_each_portion(txnstore_postgresql_url, monkeypatch):
     """Beside an old snapshot what is deleted stays in the index."""
     monkeypatch.setattr(Portions, "_adapt", lambda *_: None)
@@ -278,7 +281,7 @@ def test_a_topic_of_seventy_thousand_partitions_is_used_and_deleted(store):
     assert [count(store, table) for table in (deleted_partitions, record_batches, group_offsets)] == [0, 0, 0]
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("fails_after", range(4))
 def test_a_deletion_that_was_interrupted_is_done_by_the_next_one(store, partition_ids, monkeypatch, fails_after):
     item = Append(partition_ids[0], encode([Record(b"a")]))

@@ -304,7 +304,7 @@ def test_every_duty_is_looked_at():
     assert {duty.name for duty in DUTIES} == set(BACKLOGS) | OTHER_DUTIES
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("duty", [duty for duty in DUTIES if duty.name in BACKLOGS], ids=lambda duty: duty.name)
 def test_a_portion_does_so_much_while_others_wait(
     txnstore_sqlite_store: Store, txnstore_clock: ManualClock, monkeypatch: pytest.MonkeyPatch, duty: MaintenanceDuty

@@ -86,6 +86,7 @@ def test_autogenerate_would_drop_our_tables_without_the_hook(txnstore_empty_url,
     assert any("remove_table" in change and change.endswith("record_batches") for change in proposed)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("include_schemas", [False, True])
 def test_autogenerate_with_the_hook_proposes_nothing(txnstore_empty_url, engine, application, include_schemas):
     application.create_all(engine)
@@ -134,6 +135,7 @@ def test_the_hook_knows_a_store_among_the_tables_of_the_application(txnstore_pos
         server.drop_database("hook_public")
 
 
+@pytest.mark.slow
 def test_the_hook_knows_a_schema_of_another_name(txnstore_postgres_server, application):
     server = txnstore_postgres_server
     server.create_database("hook_schema")
@@ -167,6 +169,7 @@ def environment(tmp_path, url, metadata):
     return config
 
 
+@pytest.mark.slow
 def test_both_histories_live_in_one_database(txnstore_empty_url, engine, alembic, tmp_path):
     open_store(txnstore_empty_url).close()
     command.revision(alembic, "the application's tables", autogenerate=True)
@@ -199,7 +202,7 @@ def test_a_search_path_that_holds_our_schema_takes_the_application_to_its_own_ve
         assert store.store_uuid == txnstore_postgresql_store.store_uuid
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("include_schemas", [False, True])
 @pytest.mark.parametrize(
     ("search_path", "schemas"),

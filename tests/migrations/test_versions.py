@@ -106,6 +106,7 @@ def test_every_migration_says_which_code_may_still_write(store, url, code_of_ver
         assert versions(store) == (version, OLDEST_WRITERS[version])
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("later", [FIRST_LATER, THIRD_LATER])
 def test_what_was_logged_survives_an_upgrade_and_the_way_back(store, url, code_of_version, later, catalogue):
     partition_id = log(store)
@@ -285,6 +286,7 @@ def test_on_sqlite_an_upgrade_that_crashes_at_any_step_leaves_the_store_as_it_wa
     assert folded_names(store) == ["orders"]
 
 
+@pytest.mark.slow
 def test_an_upgrade_that_is_killed_at_its_commit_is_done_again_or_is_done(
     store, url, code_of_version, tmp_path, catalogue
 ):

@@ -110,6 +110,7 @@ def test_what_is_committed_is_in_the_file_in_order_and_exactly(cluster, url, tmp
     assert path.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("part", ["key", "value", "headers"])
 def test_a_row_group_is_no_larger_in_memory_than_it_may_be_however_small_a_codec_makes_it(
     url, tmp_path, monkeypatch, part
@@ -157,6 +158,7 @@ def test_a_range_is_what_was_asked_for(cluster, tmp_path, selection, offsets) ->
     assert all(0 <= start <= end for start, end in done.contents.ranges.values())
 
 
+@pytest.mark.slow
 def test_two_archives_that_meet_in_time_have_each_record_once(cluster, tmp_path) -> None:
     paths = tmp_path / "first.parquet", tmp_path / "second.parquet"
     middle = BASE_MS + 6
@@ -209,6 +211,7 @@ def test_who_commits_meanwhile_is_in_no_partition_of_the_archive(url, tmp_path, 
     assert done.contents.ranges == dict.fromkeys(range(3), (0, 2))
 
 
+@pytest.mark.slow
 def test_what_fails_leaves_no_file_and_the_one_that_was_there(cluster, tmp_path, monkeypatch) -> None:
     path = tmp_path / "orders.parquet"
     path.write_bytes(b"before")
@@ -264,6 +267,7 @@ def settings_of(cluster):
     return {"bootstrap.servers": cluster.controller.url.url.render_as_string(hide_password=False)}
 
 
+@pytest.mark.slow
 def test_what_is_loaded_is_what_was_exported_and_it_is_loaded_once(cluster, url, tmp_path) -> None:
     path = tmp_path / "orders.parquet"
     export(cluster, "orders", path)
@@ -339,7 +343,7 @@ class DyingProducer(Producer):
         self.left.append(super().close)
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.slow_on_postgresql
 @pytest.mark.parametrize("at", ["produce", "offsets", "before commit", "after commit"])
 def test_a_load_that_dies_anywhere_is_ended_by_the_next_one_and_nothing_is_there_twice(
@@ -362,6 +366,7 @@ def test_a_load_that_dies_anywhere_is_ended_by_the_next_one_and_nothing_is_there
         close()
 
 
+@pytest.mark.slow
 def test_old_records_are_not_loaded_into_a_topic_that_would_delete_them(cluster, url, tmp_path) -> None:
     path = tmp_path / "orders.parquet"
     export(cluster, "orders", path)
@@ -381,7 +386,7 @@ def test_old_records_are_not_loaded_into_a_topic_that_would_delete_them(cluster,
     assert load(cluster, empty, {"bootstrap.servers": url}, "short").record_count == 0
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "outlived_ms"),
     [
@@ -402,6 +407,7 @@ def test_a_topic_that_is_made_for_old_records_keeps_them(cluster, url, tmp_path,
     assert topic.config.get("retention.ms") == ("-1" if outlived_ms else config.get("retention.ms"))
 
 
+@pytest.mark.slow
 def test_a_load_goes_on_with_what_is_young_enough_and_one_that_is_complete_is_not_refused(
     cluster, url, tmp_path, monkeypatch
 ) -> None:
@@ -427,6 +433,7 @@ def test_a_load_goes_on_with_what_is_young_enough_and_one_that_is_complete_is_no
         load(cluster, path, settings, "mixed")
 
 
+@pytest.mark.slow
 def test_records_are_loaded_that_are_as_large_as_their_topic_allows(url, tmp_path) -> None:
     path, value = tmp_path / "large.parquet", b"x" * 1_500_000
     config = {"max.message.bytes": "2000000", "retention.ms": "-1"}
@@ -440,7 +447,7 @@ def test_records_are_loaded_that_are_as_large_as_their_topic_allows(url, tmp_pat
     assert found == value
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize(("longest_ms", "timeout_ms"), [("900000", 300_000), ("5000", 5_000)])
 def test_a_row_group_has_time_to_be_loaded_but_no_more_than_the_store_allows(
     cluster, url, tmp_path, longest_ms, timeout_ms
@@ -456,6 +463,7 @@ def test_a_row_group_has_time_to_be_loaded_but_no_more_than_the_store_allows(
     assert store.read(lambda connection: connection.execute(ours).scalar_one()) == timeout_ms
 
 
+@pytest.mark.slow
 def test_times_that_no_calendar_has_are_loaded_too(url, tmp_path) -> None:
     path, at_ms = tmp_path / "later.parquet", 2**60
     config = {"message.timestamp.after.max.ms": str(2**62)}
@@ -470,6 +478,7 @@ def test_times_that_no_calendar_has_are_loaded_too(url, tmp_path) -> None:
     assert stamp[1] == at_ms
 
 
+@pytest.mark.slow
 def test_a_time_of_zero_does_not_become_the_present(url, tmp_path) -> None:
     """A producer takes 0 as the present time, so the first millisecond of 1970 becomes the second one."""
     AdminClient({"bootstrap.servers": url}).create_topics([NewTopic("first", 1)])["first"].result()
@@ -534,6 +543,7 @@ def test_what_says_other_things_of_itself_than_an_archive_is_refused(tmp_path, c
         Contents.of(file, str(path))
 
 
+@pytest.mark.slow
 def test_an_archive_that_was_written_anew_without_its_statistics_is_refused(cluster, tmp_path) -> None:
     path = tmp_path / "orders.parquet"
     change_topic_configs(cluster, "orders", {"retention.ms": None})
@@ -543,6 +553,7 @@ def test_an_archive_that_was_written_anew_without_its_statistics_is_refused(clus
         load(cluster, path, settings_of(cluster), "again")
 
 
+@pytest.mark.slow
 def test_a_record_that_is_refused_leaves_its_row_group_out(cluster, url, tmp_path) -> None:
     path = tmp_path / "orders.parquet"
     export(cluster, "orders", path)

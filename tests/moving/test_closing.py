@@ -63,6 +63,7 @@ def names_new_home(error):
     return "is closed" in str(error) and MOVE.peer in str(error)
 
 
+@pytest.mark.slow
 def test_no_table_takes_a_row_gives_one_up_or_changes_one(store) -> None:
     store.write(lambda connection: create_topic(connection, name="t", partition_count=1))
     store.write(wait_and_close(MOVE))
@@ -95,6 +96,7 @@ def test_no_segment_of_the_log_is_written_to_by_its_own_name(txnstore_postgresql
             store.write(partial(run, text(f"TRUNCATE txnstore.{table}")))
 
 
+@pytest.mark.slow
 def test_tools_that_turn_triggers_off_are_refused_too(txnstore_postgresql_url) -> None:
     """What replicates or restores sets this for its session."""
     for move in (MOVE, Move(MoveState.ARRIVING, MOVE.uuid, MOVE.peer, "[]")):
@@ -127,6 +129,7 @@ def test_what_is_enabled_in_the_whole_of_the_log_is_in_its_segments_by_then() ->
         ), segment
 
 
+@pytest.mark.slow
 def test_a_subscription_writes_nothing_to_a_closed_store() -> None:
     with PrivateCluster(fsync=False, settings={"wal_level": "logical"}) as server:
         stores_ = [server.url(name) for name in ("first", "second")]

@@ -184,6 +184,7 @@ def filled(url):
     return url
 
 
+@pytest.mark.slow
 def test_a_group_in_commit_order_goes_on_within_its_transaction_and_one_that_is_open_commits_it(
     urls_across, opened
 ) -> None:
@@ -265,6 +266,7 @@ def test_a_call_that_wakes_when_the_target_is_another_moves_is_refused(
     assert target.read(read_move).peer == "sqlite:///other.db"
 
 
+@pytest.mark.slow
 def test_a_target_that_is_not_empty_is_refused_and_nothing_is_closed(urls_up, opened) -> None:
     source, target = opened(filled(urls_up[0])), opened(urls_up[1])
     for spoil in (
@@ -291,6 +293,7 @@ def test_a_target_of_another_version_is_refused(urls_up, opened) -> None:
         opened(urls_up[1])
 
 
+@pytest.mark.slow
 def test_branches_in_other_databases_are_listed_and_nothing_is_closed(urls_up, opened) -> None:
     source, target = opened(filled(urls_up[0])), opened(urls_up[1])
     branch = {
@@ -346,7 +349,7 @@ def test_a_damaged_source_is_refused_before_anything_is_closed(urls_up, opened) 
     assert all_rows(target) == before
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 def test_what_a_stranger_changes_in_the_target_is_found_and_nothing_is_opened(urls_across, opened, monkeypatch) -> None:
     source, target = opened(filled(urls_across[0])), opened(urls_across[1])
     compare = moving._compare
@@ -373,6 +376,7 @@ def test_what_a_stranger_changes_in_the_target_is_found_and_nothing_is_opened(ur
         open_store(urls_across[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("urls_across", ["postgresql-sqlite"], indirect=True)
 def test_who_is_refused_meanwhile_makes_no_difference(urls_across, opened, monkeypatch) -> None:
     """PostgreSQL does not take back the numbers that he had drawn."""
@@ -394,6 +398,7 @@ def test_who_is_refused_meanwhile_makes_no_difference(urls_across, opened, monke
         assert_sound(moved)
 
 
+@pytest.mark.slow
 def test_a_target_that_gives_out_numbers_anew_is_not_opened(fresh_url, opened, monkeypatch) -> None:
     target = opened(fresh_url("sqlite"))
     source = opened(filled(fresh_url("sqlite")))
@@ -450,6 +455,7 @@ def test_who_is_cancelled_at_the_end_opens_nothing(urls_up, opened, monkeypatch)
     assert target.read(read_move).state is MoveState.ARRIVING
 
 
+@pytest.mark.slow
 def test_what_is_written_to_a_source_whose_copy_was_cancelled_is_no_damage(urls_up, opened, monkeypatch) -> None:
     source, target = opened(filled(urls_up[0])), opened(urls_up[1])
     compare = moving._compare
@@ -465,6 +471,7 @@ def test_what_is_written_to_a_source_whose_copy_was_cancelled_is_no_damage(urls_
     assert source.read(read_move) is None
 
 
+@pytest.mark.slow
 def test_a_copy_that_is_cancelled_before_its_first_page_is_over_too(urls_across, opened, monkeypatch) -> None:
     """Its call may still be there: it would go on, and hand over what the source held before the last writes."""
     source, target = opened(filled(urls_across[0])), opened(urls_across[1])
@@ -548,7 +555,7 @@ def test_of_two_calls_at_once_one_gives_up_and_nothing_is_there_twice(urls_acros
     assert move(source, target).was_there
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["_compare", "_check_sound"])
 def test_what_clients_do_in_a_target_that_another_call_has_opened_is_no_damage(
     urls_across, opened, monkeypatch, step
@@ -583,6 +590,7 @@ def test_text_that_the_other_database_cannot_hold_is_named(
     cancel(source)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [2**31, -(2**31) - 1])
 def test_a_number_that_the_other_database_cannot_hold_is_named(urls_up, opened, number) -> None:
     """SQLite has one type for all of them, and a row of the outbox is whatever somebody has inserted."""
@@ -593,6 +601,7 @@ def test_a_number_that_the_other_database_cannot_hold_is_named(urls_up, opened, 
         move(source, target)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("was_done", [True, False], ids=["done", "not done"])
 def test_a_page_whose_commit_is_unknown_is_there_once(urls_up, opened, monkeypatch, was_done) -> None:
     source, target = opened(filled(urls_up[0])), opened(urls_up[1])

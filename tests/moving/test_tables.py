@@ -101,7 +101,7 @@ def read_one_by_one(store):
     return found
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 def test_odd_values_of_every_column_are_the_same_on_the_other_side(urls, opened, monkeypatch) -> None:
     monkeypatch.setattr(paging, "PAGE_ROWS_MAX", 3)
     monkeypatch.setattr(paging, "PAGE_BYTES_MAX", 900)

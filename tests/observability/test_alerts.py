@@ -189,6 +189,7 @@ def test_every_rule_has_a_course_that_it_tells_of():
     assert list(COURSES) == list(ALERTS)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("name", COURSES)
 def test_a_rule_tells_of_what_it_is_for_and_not_before(promtool, tmp_path, name):
     course, rule = COURSES[name], ALERTS[name]

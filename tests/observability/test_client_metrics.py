@@ -294,7 +294,7 @@ assert found == [], found
     subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["metrics", "client_metrics"])
 def test_without_the_package_the_import_names_the_extra(module):
     program = f"import sys; sys.modules['prometheus_client'] = None; import txnstore.observability.{module}"

@@ -335,6 +335,7 @@ def test_a_store_that_is_away_is_not_up_and_is_again_when_it_is_back(url, tmp_pa
     assert collector._cluster is None
 
 
+@pytest.mark.slow
 def test_a_server_that_goes_away_is_not_up_until_it_is_back(txnstore_postgresql_url):
     """First it refuses connections, then it answers nothing at all, which no socket notices."""
     with Proxy(upstream_of(txnstore_postgresql_url)) as proxy:
@@ -399,6 +400,7 @@ def test_a_defect_is_told_in_the_log_and_not_raised_into_the_scrape(url, monkeyp
     collector.close()
 
 
+@pytest.mark.slow
 def test_what_is_read_of_one_database_is_of_one_snapshot(url, collect, store, orders, started):
     """While it is read, another client commits between every two statements: nobody's lag is below zero."""
     producer = started("busy", 600_000)

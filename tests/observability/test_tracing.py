@@ -571,6 +571,7 @@ def test_without_an_sdk_records_carry_what_the_current_context_is(make):
         TxnStoreInstrumentor().uninstrument()
 
 
+@pytest.mark.slow
 def test_without_the_package_the_import_names_the_extra():
     program = "import sys; sys.modules['opentelemetry'] = None; import txnstore.observability.tracing"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=300)

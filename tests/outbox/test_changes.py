@@ -429,6 +429,7 @@ def test_a_child_of_a_fork_that_closes_the_outbox_closes_it_for_itself(store, ou
     assert (committed(sessions), waiting(store)) == ([1, 2, 4], 3)
 
 
+@pytest.mark.slow
 def test_what_is_committed_while_the_program_ends_has_its_record(url, store):
     """Its finalizers have run by then."""
     program = [sys.executable, "-c", PROGRAM_THAT_ENDS, engine_url(url), url]
@@ -458,6 +459,7 @@ def test_a_session_on_several_engines_uses_the_one_of_the_object(store, outbox, 
     other.dispose()
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [

@@ -194,6 +194,7 @@ def test_when_is_told_which_attribute_was_set_to_an_expression(store, outbox, se
     assert made(outbox, store) == [["update", 70, ["balance", "note"]]]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("is_expression", [True, False])
 @pytest.mark.parametrize("time", ["before_flush", "before_update"])
 def test_what_listeners_of_the_application_set_counts(store, outbox, sessions, hook, time, is_expression):
@@ -265,6 +266,7 @@ def test_a_subclass_that_is_watched_leaves_the_others_alone(store, outbox, sessi
     assert made(outbox, store) == [["update", 51, ["balance"]]]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("eager_defaults", ["auto", False])
 def test_an_insert_names_what_was_set_to_an_expression(store, outbox, sessions, watch, monkeypatch, eager_defaults):
     """Whether its value comes with the INSERT or not."""

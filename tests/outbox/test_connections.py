@@ -98,6 +98,7 @@ def kind(request, url):
     found.close()
 
 
+@pytest.mark.slow_but_first
 def test_a_record_is_there_once_the_caller_commits(store, outbox, kind):
     outbox.produce(kind.connection, "t", "v", key="k", headers={"a": "1"}, timestamp=1_700_000_000_000)
     assert waiting(store) == 0
@@ -109,6 +110,7 @@ def test_a_record_is_there_once_the_caller_commits(store, outbox, kind):
     assert record.timestamp_ms == 1_700_000_000_000
 
 
+@pytest.mark.slow_but_first
 def test_nothing_is_there_if_the_caller_rolls_back(store, outbox, kind):
     outbox.produce(kind.connection, "t", b"v")
     kind.connection.rollback()
@@ -116,6 +118,7 @@ def test_nothing_is_there_if_the_caller_rolls_back(store, outbox, kind):
     assert values(store) == []
 
 
+@pytest.mark.slow_but_first
 def test_several_records_keep_their_order(store, outbox, kind):
     wanted = [str(number).encode() for number in range(50)]
     assert outbox.produce_all(kind.connection, ({"topic": "t", "value": value} for value in wanted)) == 50
@@ -125,6 +128,7 @@ def test_several_records_keep_their_order(store, outbox, kind):
     assert values(store) == [*wanted, b"last"]
 
 
+@pytest.mark.slow_but_first
 def test_a_savepoint_that_is_rolled_back_leaves_nothing(store, outbox, kind):
     outbox.produce(kind.connection, "t", b"before")
     savepoint = kind.savepoint()
@@ -236,6 +240,7 @@ def test_a_clock_of_the_caller_that_is_wrong_refuses_nothing(store, outbox, kind
     assert all(abs(record.timestamp_ms - time.time_ns() // 1_000_000) < 600_000 for record in found)
 
 
+@pytest.mark.slow_but_first
 def test_a_record_takes_the_producers_arguments(store, outbox, kind):
     outbox.produce(kind.connection, "t", bytearray(b"1"), memoryview(b"k"), -1, [("n", None), ("n", b"\xff")])
     outbox.produce(kind.connection, "t")

@@ -374,6 +374,7 @@ def test_nothing_is_opened_to_know_where_a_relative_path_leads(tmp_path, monkeyp
     assert str(tmp_path / "shop.db") in repr(outbox)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("is_moved_before", [True, False])
 def test_an_async_engines_relative_path_leads_to_the_same_file_wherever_the_process_goes(
     tmp_path, monkeypatch, is_moved_before

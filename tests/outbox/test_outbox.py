@@ -144,6 +144,7 @@ def test_an_engine_or_a_configuration_will_do(url, store, engine):
     assert waiting(store) == 2
 
 
+@pytest.mark.slow
 def test_another_schema(txnstore_postgresql_url):
     engine = create_engine(engine_url(txnstore_postgresql_url))
     with Outbox(engine, schema="Messages", sequencer=False) as outbox:
@@ -262,6 +263,7 @@ def test_without_its_thread_the_rows_wait(url, store, connect):
     assert waiting(store) == 1
 
 
+@pytest.mark.slow
 def test_the_thread_ends_with_an_outbox_that_nobody_holds(url, connect):
     outbox = Outbox(url)
     outbox.produce(connect(), "t", b"v")
@@ -321,6 +323,7 @@ def test_after_an_error_the_thread_waits_whatever_comes_and_looks_once_more_at_t
     assert looks.empty()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_a_child_of_a_fork_has_a_thread_of_its_own(url, store, connect):
     with Outbox(url) as outbox:
@@ -354,6 +357,7 @@ def finds_it_closed(outbox, _):
         outbox.open()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_a_child_of_a_fork_opens_and_sequences_over_connections_of_its_own(url, store):
     """As the workers of a server that loads the application before it forks them."""

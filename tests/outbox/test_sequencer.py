@@ -591,6 +591,7 @@ def test_a_row_that_is_tried_again_comes_after_later_ones_of_its_key(store, call
     assert values(store) == [b"newer", b"older"]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("limit", ["before", "after"])
 def test_a_row_refused_for_its_time_says_what_makes_it_a_record(store, caller, limit):
     topic_of(store, **{f"message_timestamp_{limit}_max_ms": "60000"})

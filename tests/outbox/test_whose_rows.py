@@ -110,6 +110,7 @@ def by_relative_name(url):
     return connection
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("connect_as", [core, orm, by_relative_name, plain_connection])
 def test_rounds_end_between_callers_with_whichever_connection(store, outbox, url, connect_as):
     with closing(connect_as(url)) as connection:

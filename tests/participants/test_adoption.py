@@ -72,6 +72,7 @@ def uuid_in(store):
     return store.read(lambda connection: connection.execute(select(stores.c.store_uuid)).scalar_one())
 
 
+@pytest.mark.slow
 def test_recovery_on_a_copy_leaves_the_originals_branches_alone(bank, clock, copied, txnstore_empty_url):
     transfer = bank.prepared()
     with opened(copied(txnstore_empty_url), clock) as copy:
@@ -92,6 +93,7 @@ def test_recovery_on_a_copy_leaves_the_originals_branches_alone(bank, clock, cop
     bank.assert_whole(transfer.name, committed=True)
 
 
+@pytest.mark.slow
 def test_recovery_on_a_copy_in_the_originals_database_leaves_its_branches_alone(txnstore_empty_url, clock, tables):
     """Under another name in the same database, as `pg_dump --schema` and a changed name in its text make one."""
     if txnstore_empty_url.startswith("sqlite"):
@@ -116,6 +118,7 @@ def test_recovery_on_a_copy_in_the_originals_database_leaves_its_branches_alone(
         bank.assert_whole(transfer.name, committed=True)
 
 
+@pytest.mark.slow
 def test_a_copy_makes_no_branches_in_its_originals_name(bank, clock, copied, txnstore_empty_url):
     """The original would not know them, and roll them back although the copy has decided to commit."""
     with opened(copied(txnstore_empty_url), clock) as copy:
@@ -133,6 +136,7 @@ def test_a_copy_makes_no_branches_in_its_originals_name(bank, clock, copied, txn
         transfer.branches.finish(commit=False)
 
 
+@pytest.mark.slow
 def test_who_began_before_an_adoption_makes_no_branches_after_it(bank, txnstore_empty_url):
     transfer = bank.written()
     with opened(txnstore_empty_url) as again:
@@ -157,6 +161,7 @@ def test_what_the_copy_has_open_with_branches_is_aborted_there(bank, clock, copi
     bank.assert_whole(transfer.name, committed=True)
 
 
+@pytest.mark.slow
 def test_everything_else_goes_on_without_adoption(original, clock, copied, txnstore_empty_url):
     with opened(copied(txnstore_empty_url), clock) as copy:
         coordinator = TransactionCoordinator(copy)
@@ -166,6 +171,7 @@ def test_everything_else_goes_on_without_adoption(original, clock, copied, txnst
         assert recover_in_cluster(copy, None) == 0
 
 
+@pytest.mark.slow
 def test_the_original_is_recognised_and_adopted_by_force_only(original, clock, txnstore_empty_url):
     identity.check_original(original)
     with pytest.raises(InvalidRequest, match="--force"):
@@ -179,6 +185,7 @@ def test_the_original_is_recognised_and_adopted_by_force_only(original, clock, t
         assert database.is_own
 
 
+@pytest.mark.slow
 def test_an_original_that_has_moved_keeps_its_identity(bank, clock, copied, txnstore_empty_url):
     transfer = bank.prepared()
     transfer.decide(commit=True)
@@ -241,6 +248,7 @@ def test_a_store_that_does_not_know_where_it_is_learns_it_when_it_is_upgraded(tx
         assert recorded(store) == store.read(store.backend.identity)
 
 
+@pytest.mark.slow
 def test_rows_of_the_outbox_are_not_taken_for_those_of_a_later_transaction(original, copied, txnstore_empty_url):
     """Servers number their transactions each by itself."""
     original.write(lambda c: c.execute(outbox.insert().values(topic="t", value=b"x")))
@@ -275,6 +283,7 @@ def test_nor_are_those_of_several_servers_taken_for_one_another(original, same):
     assert max(first, second, third, fourth) < 0
 
 
+@pytest.mark.slow
 def test_a_connection_to_a_copy_is_none_to_the_store(original, clock, copied, txnstore_empty_url):
     """What the producer commits on it would be in the copy, and nowhere else."""
     with opened(copied(txnstore_empty_url), clock) as copy:
@@ -318,6 +327,7 @@ def cluster_urls(tmp_path):
     return urls
 
 
+@pytest.mark.slow
 def test_a_copied_controller_does_not_reach_the_members_of_the_original(cluster_urls, copied):
     copy = copied(cluster_urls[0])
     with pytest.raises(StoreCopied):
@@ -328,6 +338,7 @@ def test_a_copied_controller_does_not_reach_the_members_of_the_original(cluster_
         adopt([one, two])
 
 
+@pytest.mark.slow
 def test_a_cluster_is_adopted_as_a_whole_also_after_a_crash_in_the_middle(cluster_urls, copied, monkeypatch):
     copies = [copied(url) for url in cluster_urls]
     with opened(copies[0]) as one, opened(copies[1]) as two:
@@ -351,6 +362,7 @@ def test_a_cluster_is_adopted_as_a_whole_also_after_a_crash_in_the_middle(cluste
         mixed.own(2)
 
 
+@pytest.mark.slow
 def test_a_member_that_has_moved_is_taken_in_again(cluster_urls, copied):
     moved = copied(cluster_urls[1])
     with pytest.raises(StoreCopied), open_cluster([cluster_urls[0], moved]) as cluster:

@@ -78,6 +78,7 @@ def test_branches_are_known_at_home_before_they_are_prepared_and_visible_only_wh
     bank.assert_whole(transfer.name, committed=True)
 
 
+@pytest.mark.slow
 def test_connections_are_their_owners_again_afterwards_and_take_part_in_the_next_transaction(bank):
     transfer = bank.written()
     transfer.commit()
@@ -159,6 +160,7 @@ def spoil_by_closing(driver):
     driver.close()
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("spoil", "told"),
     [
@@ -398,6 +400,7 @@ def test_a_connection_in_pipeline_mode_is_refused(sqlite_bank):
         transfer.branches.enlist(transfer.drivers[0])
 
 
+@pytest.mark.slow
 def test_a_server_without_prepared_transactions_is_refused_with_what_to_do_instead(sqlite_bank, no_vote_server):
     transfer = sqlite_bank.transfer()
     driver = no_vote_server.connect()
@@ -450,6 +453,7 @@ def by_an_administrator(bank, transfer):
 FENCES = [by_a_newer_producer, by_its_age, by_an_administrator]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("fence", FENCES)
 def test_whoever_aborts_the_transaction_decides_its_branches(bank, fence):
     transfer = bank.prepared()
@@ -555,6 +559,7 @@ def test_a_branch_is_not_taken_for_ended_because_another_database_answers_in_its
     bank.assert_whole(transfer.name, committed=True)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("is_broken", [False, True])
 @pytest.mark.parametrize("commit", [False, True])
 def test_an_administrator_who_ends_a_branch_the_other_way_is_told_of(bank, commit, is_broken):
@@ -744,6 +749,7 @@ def test_somebody_else_may_have_ended_a_branch_already(sqlite_bank):
     sqlite_bank.assert_whole(transfer.name, committed=True)
 
 
+@pytest.mark.slow
 def test_a_branch_that_cannot_be_ended_in_time_says_what_is_decided_and_the_next_call_ends_it(sqlite_bank, monkeypatch):
     transfer = sqlite_bank.prepared()
     transfer.decide(commit=True)

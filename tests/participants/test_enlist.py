@@ -142,6 +142,7 @@ def test_sqlalchemy_connections_and_sessions_take_part(producer, engines, tables
     assert [table.balances() for table in tables] == [{}, {name: 1}]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("end", ["commit", "abort"])
 @pytest.mark.parametrize("join", ["within", "around"])
 def test_a_session_with_a_savepoint_is_its_owners_again_afterwards(producer, engines, tables, name, join, end):
@@ -492,6 +493,7 @@ def test_closing_in_another_thread_leaves_a_commit_its_branches(url, producer, d
         driver.rollback()
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("votes", ["for it", "against it"])
 def test_closing_leaves_a_commit_in_the_background_its_branches(
     url, producer, drivers, tables, name, monkeypatch, votes

@@ -126,6 +126,7 @@ def test_a_begin_that_is_interrupted_takes_nothing_of_the_last_transaction_along
     assert_nowhere(tables)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", ["commit_transaction", "abort_transaction"])
 def test_what_was_decided_before_an_interrupted_begin_says_nothing_of_what_has_begun(
     url, producer, drivers, tables, name, monkeypatch, call

@@ -28,6 +28,7 @@ def test_the_recipe_moves_the_money_and_tells_the_log(addresses, tables):
     assert [table.our_gids() for table in tables] == [[], []]
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_recovery_end_what_is_left(addresses, tables, monkeypatch, capsys):
     assert len(tables) == len(DATABASES)
     for name, address in addresses.items():

@@ -382,6 +382,7 @@ def test_the_same_database_by_another_name_is_the_same(bank):
     assert bank.rows() == []
 
 
+@pytest.mark.slow
 def test_another_database_by_the_same_name_is_another_one(bank, small_server):
     """Its silence about a branch must not be taken for the branch's end."""
     transfer = bank.prepared()
@@ -394,6 +395,7 @@ def test_another_database_by_the_same_name_is_another_one(bank, small_server):
     bank.assert_whole(transfer.name, committed=True)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("is_known", [False, True])
 def test_a_decision_between_two_looks_is_not_taken_for_an_end(bank, monkeypatch, is_known):
     """Decided and prepared after the server was asked: its row is all that says that it commits."""
@@ -599,6 +601,7 @@ def test_what_is_in_progress_by_its_number_has_not_ended(sqlite_bank, monkeypatc
     bank.assert_whole(transfer.name, committed=commit)
 
 
+@pytest.mark.slow
 def test_what_is_no_participant_is_refused(sqlite_bank, no_vote_server):
     with pytest.raises(InvalidUrl, match="not a PostgreSQL database"):
         recover_branches(sqlite_bank.store, "sqlite:///shop.db")

@@ -35,6 +35,7 @@ def change(bank, statement):
     bank.store.write(lambda connection: connection.execute(statement))
 
 
+@pytest.mark.slow
 def test_branches_of_transactions_that_go_on_or_were_decided_are_right(bank):
     open_, committed, aborted = bank.prepared(), bank.prepared(), bank.prepared()
     assert found(bank) == []
@@ -110,6 +111,7 @@ def test_who_prepares_or_ends_between_two_looks_is_not_wrong(bank, monkeypatch):
     assert found(bank) == []
 
 
+@pytest.mark.slow
 def test_transfers_that_go_on_meanwhile_are_never_wrong(bank):
     stop = threading.Event()
 

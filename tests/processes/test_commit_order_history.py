@@ -148,6 +148,7 @@ def test_each_transaction_comes_whole_and_once_in_the_order_of_the_markers_whoev
     assert min(facts["aborted"], facts["cuts"], facts["reads"], campaign.kills.total()) > 0
 
 
+@pytest.mark.slow
 def test_offset_order_is_no_cut_while_others_are_open(store):
     """What is committed to two partitions shows in one of them alone, and the check says so."""
     log = LogWriter(store)

@@ -67,6 +67,7 @@ def test_alone_it_moves_the_rows_of_the_outbox(relay, url, store):
     assert [(record.key, record.value) for record in read(store, "shop")[0]] == [(b"k", b"v")] * 2
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("beside", [[], ["--outbox", "--to", "a:1"]], ids=["alone", "beside"])
 def test_one_that_is_told_to_end_while_it_moves_the_rows_of_the_outbox_ends_after_a_round(
     relay, url, store, monkeypatch, beside
@@ -89,6 +90,7 @@ def test_one_that_is_told_to_end_while_it_moves_the_rows_of_the_outbox_ends_afte
     assert relay(url, "--once") == (0, "3 rows of the outbox were moved\n", "")
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -279,6 +281,7 @@ def test_a_relay_for_which_kafka_has_no_answer_ends_soon_all_the_same(relay, txn
     assert ended.codes == [75]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("error", "code"),
     [
@@ -365,6 +368,7 @@ def test_a_setting_that_librdkafka_does_not_know_is_said(relay, txnstore_sqlite_
     assert "no.such.setting" in err
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("name", "kind"),
     [

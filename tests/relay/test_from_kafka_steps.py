@@ -228,6 +228,7 @@ def test_it_begins_where_it_is_told_to_and_only_the_first_time(store, stand_in):
     assert read(store, "shop") == {0: numbered(2, 3)}
 
 
+@pytest.mark.slow
 def test_what_comes_up_later_is_copied_from_its_first_record(store, stand_in, monkeypatch):
     side = stand_in.side
     side.create("shop", 1)
@@ -274,6 +275,7 @@ def test_a_topic_made_anew_is_noticed(store, stand_in):
         copy(store, stand_in.cluster())
 
 
+@pytest.mark.slow
 def test_a_topic_made_anew_is_copied_by_a_relay_of_its_own_beside_the_one_before(store, stand_in):
     """As the error says; the one before goes on with the other topics, and nothing comes twice."""
     side = stand_in.side
@@ -338,6 +340,7 @@ def test_a_topic_deleted_while_a_relay_goes_on_is_told_of(store, stand_in, monke
     assert [(fields["partition"], fields["offset"]) for fields in told] == [("gone-0", 2)]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("once", [True, False])
 def test_nothing_is_read_at_the_position_in_a_topic_that_was_made_anew_meanwhile(store, stand_in, monkeypatch, once):
     side = stand_in.side
@@ -528,6 +531,7 @@ def test_what_is_refused_at_first_and_then_taken_is_copied_once(store, stand_in,
     assert read(store, "shop") == {0: numbered(3)}
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(("there", "codec"), [(True, Codec.ZSTD), (False, Codec.NONE)], ids=["there", "missing"])
 def test_a_topic_that_compresses_compresses_what_is_copied_where_the_package_is_there(
     store, stand_in, monkeypatch, there, codec

@@ -55,7 +55,7 @@ class _SickLibrary:
         raise txnstore.KafkaException(txnstore.KafkaError(txnstore.KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED))
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("gives_up", [False, True], ids=["waits", "tries again"])
 def test_partitions_that_kafka_does_not_answer_are_in_the_way_of_no_other(store, stand_in, monkeypatch, gives_up):
     """Though there are more of them than partitions that take their turns at once."""
@@ -108,6 +108,7 @@ def test_a_single_run_waits_for_partitions_that_kafka_does_not_answer(store, sta
     assert stand_in.side.read("shop") == {0: numbered(2), 1: numbered(2)}
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("number", [0, 1])
 def test_an_error_of_one_partition_ends_the_relay_while_another_one_waits_for_kafka(store, stand_in, number):
     make_topic(store, "shop", 2)

@@ -69,6 +69,7 @@ def test_what_does_not_fit_into_kafka_is_in_the_way_of_nobody(store, stand_in):
     assert copy(store, stand_in.cluster()) == 3
 
 
+@pytest.mark.slow
 def test_a_topic_that_kafka_refuses_is_shipped_once_it_takes_it_or_forgotten_by_the_command_that_the_error_names(
     store, stand_in, monkeypatch
 ):
@@ -297,6 +298,7 @@ def test_a_topic_that_is_deleted_a_moment_after_it_came_up_stops_nobody(store, s
     assert seen == ["goes"]
 
 
+@pytest.mark.slow
 def test_what_comes_up_later_is_shipped_from_its_first_record(store, stand_in, monkeypatch):
     make_topic(store, "shop")
     put(store, "shop", numbered(3))
@@ -397,6 +399,7 @@ def test_a_topic_that_is_deleted_while_it_is_shipped_is_named(store, stand_in, d
     assert ship(store, stand_in.cluster(), topics=topics) == 1
 
 
+@pytest.mark.slow
 def test_another_store_under_the_same_name_is_refused_before_it_fences_anybody(store, stand_in, tmp_path):
     make_topic(store, "shop")
     put(store, "shop", numbered(2))
@@ -415,6 +418,7 @@ def test_another_store_under_the_same_name_is_refused_before_it_fences_anybody(s
     assert stand_in.side.read("shop") == {0: numbered(4)}
 
 
+@pytest.mark.slow
 def test_a_position_that_kafka_has_lost_is_noticed(store, stand_in):
     make_topic(store, "shop")
     put(store, "shop", numbered(2))
@@ -595,6 +599,7 @@ def test_a_topic_that_is_not_there_is_refused(store, stand_in):
         ship(store, stand_in.cluster(), topics=["nowhere"])
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("name", ["", "a/b", "a b", "x" * 101])
 def test_a_name_that_is_none_is_refused(store, stand_in, name):
     if name:

@@ -236,6 +236,7 @@ def test_a_position_within_a_transaction_that_is_not_there_is_that_of_its_place(
     assert pipeline.batch() == [b"A0"]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("when", ["before_planning", "before_reading"])
 @pytest.mark.parametrize("before_offset", [2, 4], ids=["within", "all"])
 def test_the_rest_of_a_transaction_that_was_deleted_is_a_loss(log, when, before_offset, caplog):

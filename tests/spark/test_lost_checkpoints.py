@@ -66,6 +66,7 @@ def test_what_the_old_driver_commits_before_it_is_fenced_is_not_written_again(lo
     assert old.output + new.output == [b"a", b"b", b"x", b"c"]
 
 
+@pytest.mark.slow_but_first
 def test_a_batch_that_both_drivers_have_planned_is_written_once(log, driver):
     old, new = driver(), driver()
     log.plain(0, b"a")
@@ -100,12 +101,14 @@ def test_a_batch_of_which_the_old_driver_has_written_a_part_is_refused(log, driv
     assert new.batch() == [b"b"]
 
 
+@pytest.mark.slow_but_first
 def test_a_query_that_is_told_to_begin_elsewhere_writes_again_what_its_group_has_read(log, driver):
     log.plain(0, b"a")
     assert driver().batch() == [b"a"]
     assert driver(startingOffsets="earliest").batch() == [b"a"]
 
 
+@pytest.mark.slow_but_first
 def test_what_was_read_of_a_partition_that_has_been_idle_for_long_is_not_written_again(log, driver, clock):
     query = driver()
     log.plain(0, b"a")
@@ -128,6 +131,7 @@ def commit_by_hand(log, offset, order):
     log.store.write(lambda connection: commit_offsets(connection, GroupMembership(log.name), of_first))
 
 
+@pytest.mark.slow_but_first
 def test_what_nobody_has_written_is_written_once_the_group_is_set_back_by_hand(log, driver):
     """A driver that began elsewhere has moved the group past it: it is not taken for written, and so is never lost."""
     order = driver.keywords["txnstore.delivery.order"]
@@ -148,6 +152,7 @@ def test_what_nobody_has_written_is_written_once_the_group_is_set_back_by_hand(l
     assert query.sink() == [b"b", b"c"]
 
 
+@pytest.mark.slow
 def test_the_old_driver_that_comes_back_does_not_write_again_what_the_new_one_has_written(log, driver):
     old, new = driver(), driver()
     log.plain(0, b"a")
@@ -163,6 +168,7 @@ def test_the_old_driver_that_comes_back_does_not_write_again_what_the_new_one_ha
     assert old.batch() == [b"d"]
 
 
+@pytest.mark.slow_but_first
 def test_what_a_driver_has_written_itself_is_known_without_its_group(log, driver):
     old, new = driver(), driver()
     log.plain(0, b"a")
@@ -209,6 +215,7 @@ def forget_transactional_id(log, clock):
     assert "pipeline" in expire_transactional_ids(log.store)
 
 
+@pytest.mark.slow_but_first
 def test_the_old_driver_that_comes_back_once_its_transactional_id_is_forgotten_is_known_by_its_runs(log, driver, clock):
     old = take_over(log, driver, is_known=True)
     forget_transactional_id(log, clock)
@@ -218,6 +225,7 @@ def test_the_old_driver_that_comes_back_once_its_transactional_id_is_forgotten_i
     assert old.batch() == [b"d"]
 
 
+@pytest.mark.slow_but_first
 def test_the_old_driver_that_comes_back_is_refused_if_nobody_knows_what_has_moved_its_group(log, driver, clock):
     old = take_over(log, driver, is_known=False)
     forget_transactional_id(log, clock)
@@ -227,6 +235,7 @@ def test_the_old_driver_that_comes_back_is_refused_if_nobody_knows_what_has_move
     assert old.batch() == [b"d"]
 
 
+@pytest.mark.slow_but_first
 def test_the_old_driver_that_comes_back_once_the_epochs_are_exhausted_does_not_write_again(log, driver):
     old = take_over(log, driver, is_known=False)
     exhausted = update(transactions).values(producer_epoch=EPOCH_EXHAUSTED)
@@ -237,6 +246,7 @@ def test_the_old_driver_that_comes_back_once_the_epochs_are_exhausted_does_not_w
     assert old.batch() == [b"d"]
 
 
+@pytest.mark.slow_but_first
 def test_a_query_that_was_silent_until_its_transactional_id_was_forgotten_goes_on(log, driver, clock):
     query = driver()
     log.plain(0, b"a")
@@ -251,6 +261,7 @@ def test_a_query_that_was_silent_until_its_transactional_id_was_forgotten_goes_o
     assert query.batch() == [b"b"]
 
 
+@pytest.mark.slow_but_first
 def test_a_group_that_was_brought_back_does_not_make_new_what_the_query_has_written(log, driver):
     query = driver()
     log.plain(0, b"a", b"b")
@@ -262,6 +273,7 @@ def test_a_group_that_was_brought_back_does_not_make_new_what_the_query_has_writ
     assert query.sink() is None
 
 
+@pytest.mark.slow_but_first
 def test_what_the_old_driver_has_read_of_a_new_partition_is_not_written_again(log, driver):
     old, new = driver(), driver()
     assert old.batch() == []
@@ -279,6 +291,7 @@ def test_what_the_old_driver_has_read_of_a_new_partition_is_not_written_again(lo
     assert offsets_of(log) == [0, 0, 2]
 
 
+@pytest.mark.slow_but_first
 def test_two_queries_of_one_group_that_have_begun_stop_each_other_at_no_new_partition(log, driver):
     queries = driver(transactional_id="one"), driver(transactional_id="another")
     assert [query.batch() for query in queries] == [[], []]
@@ -317,6 +330,7 @@ def test_what_is_committed_by_itself_takes_nothing_from_a_batch_that_is_planned(
     assert offsets_of(log) == [2, 0]
 
 
+@pytest.mark.slow_but_first
 def test_a_group_in_the_other_order_of_delivery_says_nothing_of_what_is_new(log, driver):
     (other,) = {"offset", "commit"} - {driver.keywords["txnstore.delivery.order"]}
     log.plain(0, b"a", b"b")

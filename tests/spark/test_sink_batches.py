@@ -93,6 +93,7 @@ row_strategy = st.tuples(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(
     rows=st.lists(row_strategy, min_size=1, max_size=40),

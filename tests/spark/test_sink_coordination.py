@@ -127,6 +127,7 @@ def query(bench, request):
 EITHER_ORDER = pytest.mark.parametrize("query", [False, True], indirect=True, ids=["offset", "commit"])
 
 
+@pytest.mark.slow_but_first
 @EITHER_ORDER
 def test_a_batch_of_several_tasks_becomes_visible_with_its_offsets_at_once(query) -> None:
     query.read(0, 0, 100)
@@ -205,6 +206,7 @@ def test_a_decision_of_a_batch_that_has_written_nothing_may_be_repeated(query, g
     assert query.visible == [b"a"]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("group_id", [NO_GROUP, None], ids=["no group", "group"])
 def test_a_decision_that_a_dead_driver_left_on_its_way_takes_nothing_from_the_next_run(query, group_id) -> None:
     query.read(0, 0, 10, group_id=group_id)
@@ -218,6 +220,7 @@ def test_a_decision_that_a_dead_driver_left_on_its_way_takes_nothing_from_the_ne
     assert query.visible == [b"a"]
 
 
+@pytest.mark.slow_but_first
 @EITHER_ORDER
 def test_what_a_dead_run_left_is_aborted_by_the_next_one(query) -> None:
     query.read(0, 0, 10)
@@ -311,6 +314,7 @@ def test_abort_touches_what_is_open_of_its_own_run_only(query) -> None:
     assert query.visible == [b"b", b"d"]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("has_begun", [True, False], ids=["which had begun", "which had not begun"])
 def test_tasks_that_come_after_the_abort_of_their_run_leave_nothing_open(query, has_begun) -> None:
     writer = open_writer(query.bench.store, query.run, 0) if has_begun else None
@@ -376,6 +380,7 @@ def test_another_producer_with_the_transactional_id_fences_a_run(query) -> None:
     assert query.visible == []
 
 
+@pytest.mark.slow_but_first
 @EITHER_ORDER
 def test_an_older_checkpoint_drops_what_was_read_before_and_goes_on_with_the_rest(query) -> None:
     for batch_id in range(4):
@@ -405,6 +410,7 @@ def test_more_batches_than_before_are_dropped_while_they_repeat(query) -> None:
     assert query.offset == 30
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("batch_id", [0, 1])
 def test_a_batch_that_repeats_only_a_part_is_refused(query, batch_id) -> None:
     query.read(0, 0, 30)
@@ -426,6 +432,7 @@ def test_partitions_of_which_one_repeats_and_one_is_new_are_refused(query) -> No
         query.decide(1)
 
 
+@pytest.mark.slow_but_first
 @EITHER_ORDER
 def test_a_partition_read_by_several_tasks_is_committed_to_its_end(query) -> None:
     for start, end in ((5, 10), (0, 5), (10, 12), (12, 12)):
@@ -435,6 +442,7 @@ def test_a_partition_read_by_several_tasks_is_committed_to_its_end(query) -> Non
     assert query.offset == 12
 
 
+@pytest.mark.slow_but_first
 @EITHER_ORDER
 def test_a_group_that_has_committed_in_the_other_order_is_not_moved_until_a_reset_says_so(query) -> None:
     store, source = query.bench.store, query.bench.partition_ids[0]
@@ -471,6 +479,7 @@ def test_a_query_that_reads_a_partition_in_both_orders_is_refused(query, before)
     assert (query.visible, query.last) == (visible, 0 if visible else None)
 
 
+@pytest.mark.slow_but_first
 @EITHER_ORDER
 @pytest.mark.parametrize("end", [7, 9])
 def test_two_readers_of_a_partition_as_one_group_are_refused(query, end) -> None:
@@ -504,6 +513,7 @@ def test_without_a_group_only_the_last_batch_is_a_replay_and_an_older_checkpoint
     assert query.visible == [b"0", b"1", b"2", b"3"]
 
 
+@pytest.mark.slow_but_first
 @EITHER_ORDER
 def test_without_a_group_a_replay_of_the_last_batch_reads_what_that_has_read(query) -> None:
     query.read(0, 0, 10, group_id=NO_GROUP)
@@ -682,6 +692,7 @@ def test_what_runs_note_is_not_kept_for_ever(query) -> None:
     assert query.count(sink_inputs) == 1
 
 
+@pytest.mark.slow
 def test_batches_and_runs_are_not_kept_for_ever(query) -> None:
     for batch_id in (0, 1, 2, BATCHES_KEPT + 1):
         assert query.decide(batch_id)

@@ -40,7 +40,7 @@ actions = st.lists(
 )
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
 @given(actions, st.none() | st.integers(1, 7), st.integers(1, 60))
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -190,6 +190,7 @@ def test_offsets_that_are_not_there_are_errors(log, options, error, text):
         reader(log, **options).partitions()
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("fails", ["true", "false"])
 @pytest.mark.parametrize("when", ["before_planning", "before_reading"])
 def test_what_retention_took(log, fails, when, caplog):

@@ -277,6 +277,7 @@ def test_what_began_before_the_log_does_is_no_loss_for_who_begins_there(log):
     assert found == [b"plain", b"behind"]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("when", ["before_planning", "before_reading"])
 @pytest.mark.parametrize("restarts", [False, True])
 def test_a_transaction_of_which_a_part_was_deleted_before_it_was_read_is_an_error(log, caplog, when, restarts):

@@ -66,6 +66,7 @@ def test_a_task_reads_no_other_store_than_the_one_it_was_planned_in(log, tmp_pat
             list(its_reader.read(parts[0]))
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("there", [True, False], ids=["records", "nothing"])
 @pytest.mark.parametrize("killed", ["before_the_batch", "after_the_batch"])
 def test_where_latest_was_is_kept_over_kills(log, there, killed):
@@ -251,6 +252,7 @@ def test_a_topic_that_was_deleted_is_lost(log):
     assert query.batch() is None
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("new", [[b"c"], [b"c", b"d", b"e"]], ids=["shorter", "longer"])
 @pytest.mark.parametrize("order", ["offset", "commit"])
 def test_a_topic_that_was_made_anew_is_no_continuation(log, order, new):
@@ -376,6 +378,7 @@ def test_in_the_first_batch_of_a_group_every_partition_has_a_task(log):
     ]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [

@@ -58,6 +58,7 @@ def imported_by(program, url):
     return set(subprocess.run(run, capture_output=True, text=True, check=True, timeout=120).stdout.split())
 
 
+@pytest.mark.slow_but_first
 @on_sqlite_alone
 @pytest.mark.parametrize("program", [LOOK_UP, CREATE], ids=["looked-up", "created"])
 def test_who_asks_for_name_and_columns_imports_no_database(program, txnstore_url):
@@ -65,7 +66,7 @@ def test_who_asks_for_name_and_columns_imports_no_database(program, txnstore_url
     assert imported_by(program, txnstore_url) & needless == set()
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("program", [PLAN_A_STREAM, PLAN_A_WRITE, DECIDE], ids=["reading", "writing", "deciding"])
 def test_who_plans_or_decides_imports_nothing_for_records(program, txnstore_url):
     needless = {"numpy", "pyarrow", "txnstore.spark.sink_task", "txnstore.spark.source_batches"}

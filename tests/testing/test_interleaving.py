@@ -263,6 +263,7 @@ def test_an_actor_that_waits_for_a_lock_is_left_waiting_until_it_is_free(three_s
     assert explored.deadlocks == 0
 
 
+@pytest.mark.slow
 def test_actors_that_wait_for_each_other_are_counted_and_one_of_them_gives_way(txnstore_postgresql_url, txnstore_open):
     """PostgreSQL alone has locks that can be taken in a circle."""
     first, second, observer = (txnstore_open(txnstore_postgresql_url, pool_size=1) for _ in range(3))
@@ -292,6 +293,7 @@ def test_actors_that_wait_for_each_other_are_counted_and_one_of_them_gives_way(t
     assert explored.deadlocks > 0
 
 
+@pytest.mark.slow
 def test_an_actor_that_neither_goes_on_nor_waits_for_a_lock_is_reported():
     never = threading.Event()
 

@@ -144,6 +144,7 @@ def test_kill_returns_when_no_process_of_the_server_is_left(cluster):
     assert [pid for pid in processes if is_running(pid)] == []
 
 
+@pytest.mark.slow
 @needs_linux
 def test_kill_also_ends_a_session_that_is_too_busy_to_notice(cluster):
     # One long computation inside the server: it waits for nothing, so it never looks whether its parent lives.
@@ -248,6 +249,7 @@ def test_there_is_no_room_where_no_file_can_be_made(folder):
     assert not has_room(Path(folder), 1)
 
 
+@pytest.mark.slow
 def test_settings_reach_the_server():
     settings = {"statement_timeout": "10ms"}
     with PrivateCluster(fsync=False, settings=settings) as cluster, cluster.connect() as connection:

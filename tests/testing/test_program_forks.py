@@ -30,6 +30,7 @@ def forked():
         yield command
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(("way", "code"), [("end", 3), ("break", 1), ("die", 1), ("return", 0)])
 def test_a_forked_program_has_arguments_files_variables_and_a_folder_and_its_exit_code_is_told(
     forked, tmp_path, way, code

@@ -276,6 +276,7 @@ def test_a_black_hole_after_a_commit_hides_that_it_happened(cluster, proxy, conn
     assert isinstance(join(), psycopg.OperationalError)
 
 
+@pytest.mark.slow
 def test_a_network_that_is_gone_hides_notifications_and_lets_nobody_connect(cluster, proxy, connect):
     listener = connect(autocommit=True)
     listener.execute("LISTEN news")
@@ -372,6 +373,7 @@ def test_a_fault_needs_exactly_one_moment(proxy, when):
         proxy.cut(**when)
 
 
+@pytest.mark.slow
 def test_a_message_that_arrives_in_pieces_is_one_message(cluster, proxy):
     startup = b"\0\x03\0\0user\0postgres\0database\0postgres\0\0"
     startup = (len(startup) + 4).to_bytes(4, "big") + startup

@@ -42,6 +42,7 @@ def test_a_container_comes_next_and_a_private_cluster_last(engine):
     assert choice.source is (ServerSource.TESTCONTAINERS if engine else ServerSource.PRIVATE)
 
 
+@pytest.mark.slow
 def test_falling_back_says_why_in_one_line(monkeypatch):
     monkeypatch.setattr(servers, "why_no_container", lambda image: f"the container engine does not have {image}")
     choice = choose_server({"TXNSTORE_TEST_POSTGRES_IMAGE": "mine:1"})
@@ -128,6 +129,7 @@ def test_an_existing_server_keeps_the_rest_of_its_url():
     assert server.url("shop", "clerk", "pw") == other
 
 
+@pytest.mark.slow
 def test_an_existing_server_makes_databases_and_is_not_killed():
     with PrivateCluster(fsync=False) as cluster:
         with ExistingServer(cluster.url("postgres")) as server:

@@ -172,6 +172,7 @@ def test_all_are_dropped_in_the_end(server, template):
     assert oid_of(server, given_back) is oid_of(server, taken) is None
 
 
+@pytest.mark.slow
 def test_after_a_crash_of_the_server_nothing_is_known_of_a_database():
     """It has forgotten what it counted."""
     try:

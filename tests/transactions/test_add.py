@@ -98,6 +98,7 @@ def test_what_is_no_transactional_id_is_refused(bench, offsets_of: Callable, tra
             call()
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("begin_from", ["Empty", "CompleteCommit", "CompleteAbort"])
 @pytest.mark.parametrize("begin_with", ["records", "offsets"])
 def test_the_first_write_begins_the_transaction(bench, begin_from: str, begin_with: str) -> None:

@@ -150,6 +150,7 @@ def while_it_waits(
     return done
 
 
+@pytest.mark.slow_but_first
 @KINDS
 def test_who_waits_for_a_partition_draws_behind_the_one_that_holds_it(
     waited_for: Bench, url: str, is_plain: bool
@@ -164,6 +165,7 @@ def test_who_waits_for_a_partition_draws_behind_the_one_that_holds_it(
     assert numbers_in(waited_for.store, first) == [last]
 
 
+@pytest.mark.slow_but_first
 @KINDS
 def test_who_waits_for_the_first_of_two_partitions_does_not_hold_the_second(
     waited_for: Bench, url: str, is_plain: bool

@@ -181,6 +181,7 @@ def test_an_id_that_cannot_be_completed_keeps_no_other_one_from_it(own_bench, mo
     assert own_bench.read(own_bench.partition_ids[1]) == [b"a"]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "elsewhere"])
 def test_one_whose_row_says_what_this_version_does_not_know_keeps_no_other_one_open(own_bench, elsewhere: bool) -> None:
     """As a newer version may write it; nor one whose time is up."""

@@ -128,6 +128,7 @@ def test_an_unknown_id_is_refused(bench, writes_elsewhere: bool, commit: bool) -
         producer.end(commit=commit)
 
 
+@pytest.mark.slow_but_first
 @WAYS
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
 def test_the_end_reaches_every_partition_and_group_at_the_same_instant(

@@ -24,6 +24,7 @@ def test_without_a_transactional_id_every_producer_gets_an_id_of_its_own_with_ep
     assert {identity.epoch for identity in identities} == {0}
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("transactional_id", "options", "error"),
     [
@@ -51,6 +52,7 @@ def test_a_wrong_request_is_refused_and_leaves_nothing_behind(
         assert not bench.is_known(transactional_id)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     "name",
     [
@@ -114,6 +116,7 @@ def test_a_start_that_is_repeated_because_its_answer_was_lost_is_answered_alike(
     assert answers == [ProducerIdentity(first.producer_id, 1)] * 3
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("state", ["Empty", "Ongoing", "CompleteCommit", "CompleteAbort"])
 def test_an_expected_producer_that_somebody_has_replaced_is_fenced_and_changes_nothing(bench, state: str) -> None:
     old = bench.started()
@@ -168,6 +171,7 @@ def test_a_start_over_an_open_transaction_that_is_repeated_is_answered_alike(ben
     assert answers == [ProducerIdentity(first.producer_id, 1)] * 2
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("commit", [True, False], ids=["PrepareCommit", "PrepareAbort"])
 @pytest.mark.parametrize("expected_epoch", [None, 0, 1], ids=["nobody", "epoch before the decision", "epoch after it"])
 def test_a_decided_transaction_is_completed_as_it_was_decided(bench, commit: bool, expected_epoch: int | None) -> None:

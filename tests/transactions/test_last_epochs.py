@@ -24,6 +24,7 @@ def at_epoch(bench, epoch: int, *, writes_elsewhere: bool = False):
     return producer
 
 
+@pytest.mark.slow_but_first
 @WAYS
 @ENDS
 def test_two_transactions_around_the_last_epoch(bench, writes_elsewhere: bool, commit: bool) -> None:
@@ -112,6 +113,7 @@ def administer(bench, transactional_id: str) -> None:
     assert abort_by_administrator(bench.store, transactional_id)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("abort_from_outside", [time_out, administer], ids=["timeout", "administrator"])
 @pytest.mark.parametrize("epoch", [32765, 32766])
 def test_an_abort_from_outside_raises_the_epoch_or_replaces_the_producer_id(
@@ -140,6 +142,7 @@ def test_an_abort_from_outside_raises_the_epoch_or_replaces_the_producer_id(
     assert bench.read(bench.partition_ids[0]) == [b"b"]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("expects_itself", [False, True], ids=["nobody expected", "itself expected"])
 @pytest.mark.parametrize("is_open", [False, True], ids=["at rest", "over an open transaction"])
 def test_a_start_at_the_last_epoch_replaces_the_producer_id_and_can_be_repeated(

@@ -162,7 +162,7 @@ def test_a_further_writer_is_named_by_its_own_process(store, partition_id):
     assert [one.client for one in each_open_in(store)] == [None]
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("transactional_id", ["-rf", "it's; rm *", "a\nb", "ä", ".x", "nightly:7.load_a-b"])
 def test_the_command_that_is_named_frees_readers_whatever_the_transactional_id(url, transactional_id):
     with open_store(url) as store:
@@ -176,6 +176,7 @@ def test_the_command_that_is_named_frees_readers_whatever_the_transactional_id(u
         assert_sound(store, at_rest=True)
 
 
+@pytest.mark.slow
 def test_one_that_hangs_and_one_that_is_decided_are_freed_by_what_is_named_too(url, monkeypatch):
     with open_store(url) as store:
         partition_id = store.write(lambda connection: create_topic(connection, "orders")).partition_ids[0]
@@ -246,6 +247,7 @@ def held_of_view(store):
     return store.read(lambda c: [dict(row) for row in c.execute(select(pending_offsets)).mappings()])
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("transactional_id", ["load-day", "it's mine; rm -rf"])
 def test_one_that_holds_offsets_alone_is_named_with_what_frees_its_group(url, capsys, transactional_id):
     with open_store(url) as store:
@@ -428,6 +430,7 @@ def keys_of_row(row):
     return row["partition"], row["first_offset"], row["transactional_id"], row["freed_by"]
 
 
+@pytest.mark.slow
 def test_pages_leave_nothing_out(url, capsys, monkeypatch):
     monkeypatch.setattr(open_transactions, "_END", open_transactions._END.offset(2))
     monkeypatch.setattr(listing, "PAGE_ROWS", 3)

@@ -30,6 +30,7 @@ def ask_thrice(bench, producer, identity: ProducerIdentity) -> Outcome:
     return answers.pop()
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("writes_elsewhere", [False, True], ids=["in one database", "over several databases"])
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
 def test_a_transaction_that_has_ended_is_answered_and_nothing_is_changed(
@@ -118,6 +119,7 @@ def test_who_goes_on_after_a_timeout_and_is_then_asked_about_is_fenced_and_not_t
             late()
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("epoch", [0, 1, 2, 3])
 def test_a_prepared_transaction_is_known_by_every_epoch_that_could_have_ended_it(bench, epoch: int) -> None:
     bench.set_store({"transaction.two.phase.commit.enable": "true"})

@@ -109,6 +109,7 @@ def test_it_waits_for_nobody_who_is_at_work_on_one(own_bench) -> None:
     assert bench.row(locked.transactional_id).state is S.COMPLETE_ABORT
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("help_with", ["a client", "maintenance"])
 def test_those_that_cannot_be_aborted_now_keep_no_other_one_open(own_bench, monkeypatch, help_with) -> None:
     """However many of them have waited longest."""

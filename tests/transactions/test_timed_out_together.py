@@ -109,7 +109,7 @@ def abort_all(bench: Bench, producers: list[Producer]) -> TimedOut:
     return bench.store.write(partial(abort_together, names, None))
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 def test_they_leave_the_rows_that_they_leave_one_by_one(store, clock) -> None:
     benches = [bench_on(store, clock) for _ in range(2)]
     opened = [open_some(bench) for bench in benches]
@@ -156,6 +156,7 @@ def test_a_row_becomes_what_the_rules_make_of_it(own_bench, columns: dict[str, A
     ]
 
 
+@pytest.mark.slow_but_first
 def test_a_statement_that_misses_one_is_an_error_and_none_is_aborted(own_bench, monkeypatch) -> None:
     bench = own_bench
     late, in_time = bench.started(timeout_ms=TIMEOUT_MS), bench.started(timeout_ms=60_000)
@@ -194,6 +195,7 @@ def test_each_producer_is_told_and_goes_on(own_bench) -> None:
     assert_sound(bench.store, at_rest=True)
 
 
+@pytest.mark.slow_but_first
 def test_those_in_time_those_that_are_over_and_those_that_nobody_knows_stay_as_they_are(own_bench) -> None:
     bench = own_bench
     late, in_time, over = (bench.started(timeout_ms=timeout) for timeout in (TIMEOUT_MS, 60_000, TIMEOUT_MS))
@@ -261,7 +263,7 @@ def executions(bench: Bench, work: Callable[[], object]) -> int:
     return count
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 def test_many_cost_as_many_statements_as_a_few(own_bench) -> None:
     bench = own_bench
     counts = []

@@ -235,6 +235,7 @@ def abort_from_outside(bench, producer, reason: str) -> None:
         assert abort_by_administrator(bench.store, producer.transactional_id, "the shop is closed")
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("reason", ["timeout", "administrator"])
 @pytest.mark.parametrize("late", WRITES.values(), ids=WRITES)
 def test_a_producer_whose_transaction_was_aborted_from_outside_is_told_to_abort_and_why(
@@ -249,6 +250,7 @@ def test_a_producer_whose_transaction_was_aborted_from_outside_is_told_to_abort_
     assert bench.bounds(bench.partition_ids[0]).high_watermark == 2
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("late", WRITES.values(), ids=WRITES)
 def test_what_comes_after_the_deadline_is_refused_and_aborts_though_nobody_has_looked_before(
     bench, late: Callable

@@ -281,6 +281,7 @@ def test_at_the_last_epochs_each_who_takes_over_fences_all_before(
     assert open_bench.markers(open_bench.partition_ids[0]) == [(1, kind, 32767), (3, ControlType.COMMIT, 1)]
 
 
+@pytest.mark.slow_but_first
 @TIMES
 @ENDS
 def test_the_end_of_what_was_taken_over_at_the_last_epochs_can_be_repeated_while_it_is_not_complete(
@@ -390,6 +391,7 @@ def test_the_outcome_of_what_was_taken_over_at_the_last_epochs_is_known_by_its_n
     assert is_told(Outcome.COMMITTED if commit else Outcome.ABORTED)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("asks", range(3), ids=["who prepared it", "who was replaced", "who has it"])
 def test_the_question_that_fences_ends_what_was_taken_over_at_the_last_epochs(open_bench, asks: int) -> None:
     zombies, new = taken_over_at_the_last_epoch(open_bench, writes_elsewhere=False, times=2)

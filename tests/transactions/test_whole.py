@@ -44,7 +44,7 @@ from txnstore.testing.postgres_server import connection_string
 __all__ = ["worlds"]
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.campaign
 @settings(max_examples=EXAMPLES)
 @given(steps=st.lists(STEPS, min_size=1, max_size=12))
@@ -327,6 +327,7 @@ def test_what_has_begun_before_is_committed_with_all_that_it_has(worlds: Worlds,
     assert_same(pair)
 
 
+@pytest.mark.slow_but_first
 def test_the_oldest_open_transaction_of_other_producers_holds_the_last_stable_offset(worlds: Worlds, pair) -> None:
     name, other = pair[0].names
     for each in (other, f"{other}-too"):

@@ -116,6 +116,7 @@ USUAL: list[tuple[Cells, Committers]] = [
 ]
 
 
+@pytest.mark.slow_but_first
 def test_what_is_usual_is_committed_by_one_database_transaction(worlds: Worlds) -> None:
     pair = worlds.new_pair()
     name = pair[0].names[0]
@@ -146,7 +147,7 @@ def test_one_that_is_unusual_sends_all_the_general_way(worlds: Worlds, what: str
     assert_same(pair)
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("before", range(6))
 def test_the_last_epochs_are_passed(worlds: Worlds, before: int) -> None:
     pair = worlds.new_pair()

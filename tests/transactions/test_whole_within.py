@@ -178,6 +178,7 @@ def rows_of(application: Application, world: World) -> list[str]:
     return [entry for entry in ledger_of(application.url) if entry.startswith(f"{world.topic.name} ")]
 
 
+@pytest.mark.slow
 @pytest.mark.slow_on_postgresql
 @pytest.mark.campaign
 @settings(max_examples=EXAMPLES)
@@ -228,6 +229,7 @@ def test_what_is_unusual_goes_the_general_way_and_keeps_the_applications_row(
         happens(pair, "forget", name)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(("cells", "committers"), ELSEWHERE)
 def test_an_old_epoch_commits_nothing(worlds: WorldsWithRows, pair, cells, committers) -> None:
     name = pair[0].names[0]
@@ -407,6 +409,7 @@ def test_a_snapshot_that_does_not_know_who_takes_part_by_now_commits_nothing(txn
         driver.close()
 
 
+@pytest.mark.slow
 def test_a_store_without_the_function_takes_the_general_way(txnstore_postgresql_url) -> None:
     with open_store(txnstore_postgresql_url) as store:
         world = started(store, txnstore_postgresql_url)
@@ -423,6 +426,7 @@ def test_a_store_without_the_function_takes_the_general_way(txnstore_postgresql_
         assert_sound(store, at_rest=True)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("which", ["commit_transaction", "commit_transaction_within"])
 def test_a_role_that_may_not_call_a_function_takes_the_general_way(
     txnstore_postgresql_url, txnstore_postgres_server, which

@@ -109,6 +109,7 @@ def separate(request):
     return request.param
 
 
+@pytest.mark.slow_but_first
 def test_writers_that_reported_count_and_the_others_do_not(bench, separate) -> None:
     first, second = bench.partition_ids
     producer = begun(bench, writes_elsewhere=separate)

@@ -303,6 +303,7 @@ def test_a_sequence_may_go_on_behind_what_was_removed_and_begin_anew(log):
     assert log.found(lambda c, log: write_again(c, log, epoch=4, sequence=0)) == {}
 
 
+@pytest.mark.slow
 def test_keys_that_do_not_fit_into_memory_are_told_apart(log, monkeypatch):
     monkeypatch.setattr(seen_keys, "CACHE_KIB", 1)
     for number in range(20):

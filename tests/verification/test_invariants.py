@@ -659,6 +659,7 @@ def commit_plainly(connection: Connection, busy: Busy) -> None:
     )
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     "damage",
     [

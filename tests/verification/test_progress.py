@@ -112,6 +112,7 @@ def has_rows(connection, table):
     return connection.execute(select(table).limit(1)).one_or_none() is not None
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("is_deleted", [False, True])
 def test_what_stands_in_a_log_that_is_empty_or_gone_is_sound(store, is_deleted):
     progress = Progress(store)

@@ -72,6 +72,7 @@ def test_it_is_sound_if_the_journal_knows_its_end_alone(bench: Bench) -> None:
     assert_sound(bench.store, at_rest=True)
 
 
+@pytest.mark.slow_but_first
 @ENDS
 def test_a_decision_that_was_reversed_is_found(bench: Bench, commit: bool) -> None:
     taken_over(bench, 2).end(commit=commit)
@@ -84,6 +85,7 @@ def test_a_decision_that_was_reversed_is_found(bench: Bench, commit: bool) -> No
     assert Invariant.DECISION_STANDS in {found.invariant for found in find_violations(bench.store)}
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("journal_is_whole", [True, False], ids=["the whole journal", "a trimmed journal"])
 def test_offsets_that_were_undone_are_found(bench: Bench, journal_is_whole: bool) -> None:
     """What the group has is that of the transaction that was taken over; a later one has committed anew."""

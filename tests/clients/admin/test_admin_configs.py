@@ -223,6 +223,7 @@ def test_settings_that_contradict_each_other_are_refused(admin):
     assert future.exception(PATIENCE_SECONDS).args[0].str() == text
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("operation", "name", "text"),
     [

@@ -51,6 +51,7 @@ def test_partitions_without_an_offset_and_unknown_ones_say_so(admin, log):
     assert offsets_of(admin, "nobody", T0) == {("t", 0): OFFSET_INVALID}
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("commit", [True, False])
 def test_offsets_that_are_to_be_stable_say_where_a_transaction_holds_one(admin, log, commit):
     log.commit("g", 5)

@@ -100,6 +100,7 @@ def test_the_beginning_moves_with_the_log(admin, log):
     assert ask(admin, OffsetSpec.for_timestamp(0)) == (2, 30)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("timestamp", "found"), [(-1, (0, 10)), (0, (0, 10)), (10, (0, 10)), (11, (1, 30)), (30, (1, 30)), (31, (-1, -1))]
 )

@@ -43,6 +43,7 @@ def test_each_partition_fails_by_itself(admin, log):
     assert admin.delete_records([]) == {}
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("offset", [2, -2, -1001, 2**63 - 1])
 def test_an_offset_outside_the_log_is_refused(admin, log, offset):
     log.topic("t")

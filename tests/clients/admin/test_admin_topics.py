@@ -214,6 +214,7 @@ def test_deleted_topics_are_gone_and_can_be_made_again(admin):
     assert len(admin.list_topics("a").topics["a"].partitions) == 1
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("name", ["", "a b", "a\0b", "\ud800", "x" * 300, 5], ids=named)
 def test_deleting_what_is_no_name_says_that_there_is_none(admin, name):
     assert error_of(admin.delete_topics([name]), str(name)) == KafkaError.UNKNOWN_TOPIC_OR_PART
@@ -246,6 +247,7 @@ def test_a_topic_gets_more_partitions(admin):
     assert len(admin.list_topics("a").topics["a"].partitions) == 5
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("wanted", "code"),
     [

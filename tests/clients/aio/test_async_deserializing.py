@@ -78,6 +78,7 @@ def stored(consumer):
     return consumer._consumer._core.subscription.find("t", 0).stored
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("count", [None, 3], ids=["poll", "consume"])
 def test_a_call_that_is_cancelled_while_it_deserializes_loses_no_message(open_consumer, fill, make_consumer, count):
     fill(b"0", b"1", b"2", b"3")
@@ -246,6 +247,7 @@ def test_what_a_task_leaves_is_no_other_tasks_answer(open_consumer, fill, monkey
     run(scenario())
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("is_cancelled", [True, False])
 def test_what_another_call_reads_does_not_count_as_read_when_a_deserializer_ends(
     open_consumer, fill, make_consumer, monkeypatch, is_cancelled

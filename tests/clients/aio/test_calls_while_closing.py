@@ -118,6 +118,7 @@ def test_a_callback_produces_while_the_producer_is_closed(url, make_consumer):
     assert [message.value() for message in consumer.consume(2, PATIENCE_SECONDS)] == [b"first", b"second"]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("is_open", [True, False], ids=["open", "closed"])
 def test_a_producer_of_another_loop_queues_nothing(url, make_consumer, is_open):
     create_topic(url, "t")

@@ -391,6 +391,7 @@ def _out_of_range() -> list:
     ]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(("name", "number"), _out_of_range(), ids=ascii)
 def test_every_number_is_kept_within_its_range(name, number):
     text = refusal_of(producer, {name: number})

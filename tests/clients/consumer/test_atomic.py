@@ -127,6 +127,7 @@ def test_a_transaction_comes_from_all_partitions_with_its_producer_and_what_is_i
     assert ends == [(head, 0) for head in heads]
 
 
+@pytest.mark.slow
 def test_what_is_in_no_transaction_comes_behind_what_was_committed_when_it_was_written(log, assigned):
     """A reader of all partitions never sees an answer before its question, whatever of both is in a transaction."""
     log.topic(partition_count=3)
@@ -205,6 +206,7 @@ def test_a_transaction_of_which_retention_has_taken_one_partitions_part_comes_fr
     assert sorted(texts(assigned(0, 1).consume(3, PATIENCE_SECONDS))) == [b"both", b"more", b"plain"]
 
 
+@pytest.mark.slow
 def test_a_consumer_that_has_little_room_does_not_wait_for_itself(log, assigned):
     """What has no room in the buffer is what the buffered records wait for."""
     log.topic(partition_count=3)
@@ -447,6 +449,7 @@ def module_log(module_url) -> Iterator[LogWriter]:
         yield LogWriter(store)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_pages")
 @pytest.mark.campaign
 @settings(max_examples=times(12), suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -102,6 +102,7 @@ def test_an_open_transaction_holds_nobody_back_and_comes_when_it_is_committed(lo
     assert (error_code(end), end.offset()) == (KafkaError._PARTITION_EOF, 6)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_pages")
 def test_whoever_stops_behind_any_record_goes_on_with_the_next_one(log, make_consumer, url):
     """Each record has a consumer of its own, which commits it and is gone."""
@@ -140,6 +141,7 @@ def test_whoever_stops_behind_any_record_goes_on_with_the_next_one(log, make_con
     assert found == [(one.offset, one.value) for one in model.delivered]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_pages")
 def test_a_position_is_sought_and_assigned_and_read_again(log, assigned):
     log.topic()
@@ -190,6 +192,7 @@ def test_what_a_consumer_did_not_hand_out_is_given_back_within_a_transaction(log
     assert texts(consumer.consume(2, PATIENCE_SECONDS)) == [b"b", b"c"]
 
 
+@pytest.mark.slow
 def test_a_reader_that_the_log_start_has_passed_begins_where_the_reset_says(log, make_consumer, url):
     log.topic()
     transaction = log.transaction()

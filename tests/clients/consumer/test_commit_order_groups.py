@@ -76,6 +76,7 @@ def test_a_member_that_leaves_within_a_transaction_is_followed_by_one_that_goes_
     assert found == VALUES[5:]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("history")
 def test_a_worker_commits_what_it_read_of_a_transaction_with_what_it_wrote(member, make_producer, make_consumer):
     """Each output is one transaction; the worker is gone after any of them, and one transaction is aborted."""
@@ -236,6 +237,7 @@ def test_groups_describe_counts_what_is_left_by_place(log, make_consumer, url):
     assert "IN TRANSACTION" in ended.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("history")
 def test_what_is_left_of_a_transaction_in_part_deleted_is_counted_for_who_has_begun_it(log, make_consumer, url):
     partition_id = log.partition_id("t", 0)

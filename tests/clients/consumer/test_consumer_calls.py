@@ -355,6 +355,7 @@ def test_a_call_without_time_times_out_and_the_consumer_goes_on(reader):
     assert reader.get_watermark_offsets(TP("t", 0), PATIENCE_SECONDS) == (0, 5)
 
 
+@pytest.mark.slow
 def test_a_consumer_that_nobody_holds_ends_its_threads(url, log):
     log.topic()
     log.write("t", 0, b"0")

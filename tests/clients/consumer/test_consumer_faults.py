@@ -378,6 +378,7 @@ def test_an_interrupt_ends_a_call_that_waits(url, topic, call):
     assert output == "interrupted\n"
 
 
+@pytest.mark.slow
 def test_a_waiting_consumer_costs_next_to_nothing(url, topic):
     with new_consumer({"bootstrap.servers": url, "group.id": "idle"}) as consumer:
         consumer.assign([TP("t", 0, 2)])

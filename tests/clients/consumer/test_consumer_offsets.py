@@ -65,6 +65,7 @@ def test_what_is_assigned_again_is_read_on_behind_the_own_commits_of_before(read
     assert texts(consumer.consume(7, PATIENCE_SECONDS)) == [b"%d" % number for number in range(3, 10)]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_a_commit_without_arguments_takes_back_no_later_one_of_another_thread(reader, monkeypatch, asynchronous):
     consumer = reader()

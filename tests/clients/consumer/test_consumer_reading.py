@@ -228,6 +228,7 @@ def test_a_reset_of_what_was_committed_is_logged(log, assigned, caplog, reset, b
     assert resets()[1:] == [("WARNING", "readers", "t", 0, 99, begins_at)]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("offset", "said", "text"),
     [(OFFSET_INVALID, None, "no previously committed offset available"), (99, 99, "Offset out of range")],
@@ -359,6 +360,7 @@ def test_records_of_too_few_bytes_are_held_no_longer_than_a_broker_waits(log, as
     assert consumer.poll(PATIENCE_SECONDS).value() == b"few again"
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(("isolation", "end_offset"), [("read_committed", 1), ("read_uncommitted", 2)])
 def test_the_end_is_the_last_stable_offset_or_the_high_watermark(log, assigned, isolation, end_offset):
     log.topic()
@@ -405,6 +407,7 @@ def test_an_unknown_partition_is_said_and_read_once_it_is_there(log, make_consum
     assert consumer.poll(PATIENCE_SECONDS).value() == b"there"
 
 
+@pytest.mark.slow
 def test_a_topic_that_is_deleted_is_said_and_a_new_one_of_its_name_is_read(log, assigned):
     log.topic()
     log.write("t", 0, b"old", b"old")

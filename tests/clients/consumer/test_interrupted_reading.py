@@ -62,6 +62,7 @@ CALLS = {
 ATOMIC = {"txnstore.delivery.order": "commit", "txnstore.delivery.atomic": True}
 
 
+@pytest.mark.slow
 @on_sqlite_alone  # No moment of the database is tried.
 @pytest.mark.parametrize(
     ("interrupted", "goes_on"),

@@ -166,7 +166,7 @@ CALLS: dict[str, Callable[[Application], bool]] = {
 }
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("restarts", [False, True])
 @pytest.mark.parametrize("aborted", ["nothing", "at the end", "in between"])
 @pytest.mark.parametrize("interrupted", CALLS)
@@ -276,6 +276,7 @@ def test_a_decision_that_is_interrupted_is_made_before_anything_is_handed_out(do
         check_found(log, application.found, whole_from=0)
 
 
+@pytest.mark.slow
 @on_sqlite_alone  # No moment of the database is tried.
 @pytest.mark.parametrize(
     ("interrupted", "commits"),
@@ -342,6 +343,7 @@ def is_no_second_moment(frame, event):
     return is_no_moment(frame, event) or (event == "call" and frame.f_code is ConsumerCore.give_back.__code__)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "interrupted",
     ["poll", *(pytest.param(call, marks=pytest.mark.slow) for call in ("consume", "consume_transaction"))],
@@ -363,7 +365,7 @@ def test_two_interrupts_take_no_record_with_them(interrupted):
     assert moments.first is None
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("interrupted", ["poll", "consume"])
 def test_an_interrupt_while_messages_are_made_in_python_takes_none_with_it(interrupted):
     """The row is taken by then, and in no list; the second one comes while it is given back."""

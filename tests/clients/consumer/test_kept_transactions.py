@@ -176,7 +176,7 @@ TOUCHES = {
 }
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("touch", TOUCHES.values(), ids=TOUCHES)
 def test_all_other_calls_find_records_and_positions_as_if_nothing_had_been_handed_out(reader, touch):
@@ -210,6 +210,7 @@ def test_a_record_that_is_polled_is_the_first_one_and_the_rest_comes_behind_it(r
     assert sorted([message.value(), *rest]) == sorted(LARGE)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("large")
 def test_no_more_is_kept_than_a_transaction_may_have(reader):
     consumer = reader()
@@ -226,6 +227,7 @@ def test_no_more_is_kept_than_a_transaction_may_have(reader):
     assert sorted(values_of(next_of(consumer))) == sorted(LARGE)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("large")
 def test_callbacks_are_served_while_records_are_kept_and_take_them_back_only_if_they_touch_them(
     make_consumer, monkeypatch
@@ -273,6 +275,7 @@ def test_records_that_may_be_others_by_now_are_not_returned_however_many_are_kep
     assert sorted(values_of(next_of(consumer))) == sorted(LARGE)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("large")
 def test_what_is_kept_is_not_returned_by_a_call_that_hears_meanwhile_that_the_partitions_are_lost(reader, monkeypatch):
     """It has waited with all of a transaction for an answer of its group: it may deliver again, for it has no place."""
@@ -311,6 +314,7 @@ def test_what_is_kept_is_not_returned_by_a_call_that_hears_meanwhile_that_the_pa
     assert (kept_by(consumer), consumer.assignment()) == ([], [])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("large")
 def test_what_a_call_gathers_behind_what_was_kept_is_not_committed_before_it_returns(reader, log):
     consumer = reader({"enable.auto.commit": True, "auto.commit.interval.ms": 5})
@@ -343,7 +347,7 @@ def test_a_call_ends_that_waits_while_the_consumer_is_closed_and_what_it_has_kep
     assert sorted(values_of(next_of(reader(goes_on=True)))) == sorted(LARGE)
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
 def test_members_of_a_group_that_come_and_go_lose_nothing_and_have_nothing_twice(log, make_consumer, strategy):
     log.topic(partition_count=2)
@@ -373,7 +377,7 @@ def test_members_of_a_group_that_come_and_go_lose_nothing_and_have_nothing_twice
     assert sorted(seen) == places
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("timeout", [0, PATIENCE_SECONDS], ids=["short", "long"])
 def test_calls_of_several_threads_return_each_transaction_whole_and_once(reader, log, timeout):
@@ -468,6 +472,7 @@ class Calls:
 CALLS = st.sampled_from(["whole", "whole", "whole", "consume", "poll", "commit", "seek", "pause", "restart"])
 
 
+@pytest.mark.slow
 @pytest.mark.campaign
 @settings(max_examples=times(12), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(STEPS, max_size=30), st.lists(CALLS, min_size=1, max_size=8), st.booleans())

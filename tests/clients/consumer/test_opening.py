@@ -49,6 +49,7 @@ def same(*arguments: Any) -> Any:
     return in_c
 
 
+@pytest.mark.slow
 @needs_c
 @given(batches, gaps, st.booleans(), st.sampled_from(Codec), st.integers(-3, 130), st.none() | st.just(NO_MARKER))
 def test_the_messages_are_the_same(
@@ -136,6 +137,7 @@ def test_what_is_damaged_is_told_alike(damage):
     same(SOURCE, decode(row), 0)
 
 
+@pytest.mark.slow
 @needs_c
 @given(batches, st.sampled_from(Codec), st.data())
 def test_whatever_is_damaged_is_told_alike(batch: list[Record], codec: Codec, data: st.DataObject) -> None:
@@ -301,6 +303,7 @@ def test_a_message_is_tracked_once_it_may_hold_anything():
     assert everything(other)[2] == 8
 
 
+@pytest.mark.slow
 @needs_c
 def test_memory_and_counts_stay_as_they_are_over_many_messages():
     batch = encode([Record(b"v" * 50, b"k", timestamp_ms=number, headers=[("h", b"1")]) for number in range(100)])

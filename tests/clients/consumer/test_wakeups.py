@@ -68,6 +68,7 @@ def fetches(monkeypatch):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nobody_looks")
 def test_a_consumer_is_woken_by_a_commit_of_another_process_alone(url, log, waiting):
     with subprocess.Popen(
@@ -111,6 +112,7 @@ def test_what_is_new_for_a_waiting_consumer_costs_no_database_transaction(log, w
     assert fetches == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nobody_looks")
 def test_a_consumer_that_nothing_holds_back_is_not_woken_to_help(log, waiting, monkeypatch):
     monkeypatch.setattr(core, "HELP_AFTER_SECONDS", 0.02)
@@ -262,6 +264,7 @@ def test_a_consumer_is_closed_although_its_thread_lets_a_call_go_first(log, wait
     assert consumer._core.fetcher.close(PATIENCE_SECONDS)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nobody_looks")
 def test_a_reader_in_commit_order_is_woken_by_the_commit_of_what_is_there_for_long(log, waiting, fetches):
     """Others' open transactions may grow as they like: one statement finds that there is nothing new."""

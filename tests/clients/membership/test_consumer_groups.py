@@ -167,6 +167,7 @@ def test_the_assignment_of_an_eager_group_is_changed_as_a_whole(two, make_consum
         )
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("configuration", "expected"),
     [({}, [told("on_revoke", 0, 1), told("on_assign", 0, 1, 2)]), (COOPERATIVE, [told("on_assign", 2)])],
@@ -209,6 +210,7 @@ def test_a_missing_topic_is_reported_once_and_picked_up_when_it_comes(make_consu
     assert consumer.poll(PATIENCE_SECONDS).value() == b"there"
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("has_on_lost", [True, False])
 def test_a_consumer_whose_name_another_one_has_is_told_and_does_nothing_more(two, make_consumer, listener, has_on_lost):
     usual = {"heartbeat.interval.ms": 20, "enable.auto.commit": False, "group.instance.id": "w1"}
@@ -262,6 +264,7 @@ def test_the_instance_id_is_kept(two, make_consumer, log):
     assert log.members("readers")[0].group_instance_id == "worker-7"
 
 
+@pytest.mark.slow
 def test_an_application_that_does_not_poll_leaves_and_comes_back_with_its_next_poll(two, make_consumer, listener, log):
     consumer = make_consumer(
         {
@@ -286,6 +289,7 @@ def test_an_application_that_does_not_poll_leaves_and_comes_back_with_its_next_p
     assert listener.taken() == [told("on_lost", 0, 1), told("on_assign", 0, 1)]
 
 
+@pytest.mark.slow
 def test_an_application_that_waits_in_poll_is_not_late(two, make_consumer, log):
     consumer = make_consumer({"max.poll.interval.ms": 1_500, "session.timeout.ms": 1_500, "heartbeat.interval.ms": 50})
     consumer.subscribe(["t"])

@@ -218,6 +218,7 @@ def test_a_position_may_be_sought_within_the_callback(four, crew, strategy):
     assert {place[2] for place in a.places() + b.places()} == {RECORDS - 1}
 
 
+@pytest.mark.slow_but_first
 @both_strategies
 @pytest.mark.parametrize("kind", ["assign", "revoke"])
 def test_what_a_callback_raises_comes_out_of_poll_and_the_group_goes_on(four, crew, strategy, kind):
@@ -305,6 +306,7 @@ def test_the_next_owner_starts_exactly_where_the_former_one_stopped(four, crew, 
     assert [tp.offset for tp in simple.committed([TP("t", number) for number in range(4)])] == [RECORDS] * 4
 
 
+@pytest.mark.slow_but_first
 @both_strategies
 @pytest.mark.parametrize("call", ["unsubscribe", "close"])
 def test_who_leaves_within_on_revoke_has_given_back_and_committed_everything_before(four, crew, strategy, call):
@@ -539,6 +541,7 @@ def test_the_partitions_are_still_assigned_while_on_revoke_runs_and_not_any_more
     assert a.refused("seek", TP("t", 3, 0)).code() == KafkaError._STATE
 
 
+@pytest.mark.slow_but_first
 @both_strategies
 def test_nothing_of_what_goes_is_handed_out_while_on_revoke_runs(four, crew, strategy):
     # Its application would have it twice, or never: on_revoke commits what was handed out before.

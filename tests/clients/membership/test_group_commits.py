@@ -90,6 +90,7 @@ def expired(four, crew):
 # --- plain --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_but_first
 @both_strategies
 def test_a_member_commits_what_it_owns_and_nothing_that_has_moved(shared, strategy):
     a, b, _ = shared(strategy)
@@ -166,6 +167,7 @@ def test_a_message_of_a_partition_that_has_moved_cannot_be_committed(shared):
     assert a.partitions == [0, 1]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("kind", ["moved", "expired"])
 def test_a_refused_commit_in_the_background_is_told_to_on_commit(request, crew, kind):
     answers = []
@@ -228,6 +230,7 @@ def test_a_member_that_left_commits_nothing(shared, crew):
     assert committed(b, 0) == [OFFSET_INVALID]
 
 
+@pytest.mark.slow_but_first
 @both_strategies
 def test_what_a_member_that_left_has_read_is_not_committed_once_the_others_have_left_too(
     shared, crew, log, producer, strategy
@@ -276,6 +279,7 @@ def test_a_member_that_left_commits_what_it_has_assigned_itself_since_and_nothin
     assert a.refused("commit", offsets=own, asynchronous=False).code() == KafkaError.UNKNOWN_MEMBER_ID
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("way", ["added", "given back", "beside nothing", "subscribed in between"])
 def test_what_a_member_that_left_has_assigned_itself_it_commits_whatever_became_of_it(four, crew, way):
     a = crew.member("a", BY_HAND).subscribe()
@@ -374,6 +378,7 @@ def test_a_former_owner_is_refused_within_a_transaction(shared, producer, url, s
     assert committed(b, moved) == [OFFSET_INVALID]
 
 
+@pytest.mark.slow_but_first
 @both_strategies
 def test_a_member_may_be_let_commit_what_it_does_not_own_as_in_kafka(shared, producer, strategy):
     a, b, former = shared(strategy, **AS_IN_KAFKA)

@@ -310,7 +310,7 @@ def test_what_comes_back_while_on_revoke_runs_and_polls_is_assigned_behind_it_th
 # --- max.poll.interval.ms -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @both_strategies
 def test_others_take_over_from_an_application_that_does_not_poll_and_its_next_poll_rejoins(four, crew, strategy):
     (a,) = crew.members("a", **LATE, **strategy)
@@ -347,6 +347,7 @@ def until_it_has_outlived_its_session(crew, log, clock, polled):
         crew.until(polled, is_heard_of)
 
 
+@pytest.mark.slow
 def test_a_heartbeat_is_sent_while_the_application_computes(four, crew, log):
     """Longer than the session, and shorter than max.poll.interval.ms: it keeps its place."""
     clock = ManualClock()
@@ -377,6 +378,7 @@ def test_a_place_is_kept_through_a_rebalance_that_the_application_has_no_time_fo
     assert ("t", 2, 3) not in b.places()
 
 
+@pytest.mark.slow
 def test_a_late_application_with_a_static_name_is_told_too(four, crew):
     clock = ManualClock()
     (a,) = crew.members("a", group_instance_id="one", txnstore_clock=clock, **LATE)
@@ -402,7 +404,7 @@ def test_an_application_that_waits_in_consume_is_not_late(four, crew, log):
     assert a.calls == [assigned(0, 1, 2, 3)]
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @both_strategies
 def test_who_has_unsubscribed_and_is_late_does_not_come_back(four, crew, log, strategy):
     (a,) = crew.members("a", **LATE, **strategy)
@@ -417,6 +419,7 @@ def test_who_has_unsubscribed_and_is_late_does_not_come_back(four, crew, log, st
     a.consumer.commit(offsets=[TP("t", 0, 1)], asynchronous=False)
 
 
+@pytest.mark.slow
 def test_a_late_application_that_closes_is_told_that_all_is_lost(four, crew, log):
     (a,) = crew.members("a", **LATE)
     crew.until_shared([a], [0, 1, 2, 3])

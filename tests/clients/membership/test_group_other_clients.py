@@ -67,6 +67,7 @@ class Pollers:
                 self.seen.append((message.partition(), message.offset()))
 
 
+@pytest.mark.slow_but_first
 @both_strategies
 def test_asyncio_consumers_share_a_group(four, url, strategy):
     told = []
@@ -102,6 +103,7 @@ def test_asyncio_consumers_share_a_group(four, url, strategy):
     assert {kind for name, kind, numbers in told if name == "b" and numbers} == {"assign", "revoke"}
 
 
+@pytest.mark.slow_but_first
 @both_strategies
 def test_deserializing_consumers_share_a_group(four, url, strategy):
     usual = {

@@ -160,7 +160,7 @@ def test_a_group_that_does_not_answer_for_less_than_a_session_loses_nobody(url, 
     assert {member.generation for member in reading.members} == {generation}
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @both_strategies
 def test_nothing_is_handed_out_past_the_local_deadline_until_the_group_has_answered(url, crew, log, strategy):
     fill(log)
@@ -181,7 +181,7 @@ def test_nothing_is_handed_out_past_the_local_deadline_until_the_group_has_answe
     reading.until(lambda: reading.is_shared() and all(map(commits_position, reading.members)))
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @both_strategies
 def test_a_member_alone_keeps_its_place_if_nobody_took_it(url, crew, log, strategy):
     """The one that is late is not removed by itself: what it had is still its own."""
@@ -249,6 +249,7 @@ def make_reading(make, settings):
     return reading
 
 
+@pytest.mark.slow
 def test_a_server_that_is_back_within_the_session_costs_nobody_his_place(cluster, killed):
     reading = killed(**{**RARE_HEARTBEATS, "heartbeat.interval.ms": 200})
     for member in reading.members:

@@ -79,6 +79,7 @@ def test_what_an_eager_member_gets_again_is_read_from_the_committed_offset_and_s
     assert {place[2] for place in a.places() + b.places()} == {3, 4}
 
 
+@pytest.mark.slow_but_first
 @both_strategies
 def test_nobody_seeks_or_reads_where_he_is_not_the_owner(reader, crew, strategy):
     a = reader(strategy)
@@ -169,6 +170,7 @@ def test_the_assignment_of_a_cooperative_member_is_changed_by_parts(reader, crew
     assert a.partitions == share[:1]
 
 
+@pytest.mark.slow_but_first
 @both_strategies
 def test_stored_offsets_of_a_partition_that_has_moved_are_not_taken(reader, crew, strategy):
     a = crew.member("a", {"enable.auto.offset.store": False, **BY_HAND, **strategy}).subscribe()
@@ -182,6 +184,7 @@ def test_stored_offsets_of_a_partition_that_has_moved_are_not_taken(reader, crew
     ]
 
 
+@pytest.mark.slow_but_first
 @both_strategies
 def test_records_that_were_read_ahead_go_with_their_partition(four, crew, log, strategy):
     """They are in the member's memory when it gives the partition back; only the new owner hands them out."""
@@ -196,6 +199,7 @@ def test_records_that_were_read_ahead_go_with_their_partition(four, crew, log, s
     a.actions.clear()
 
 
+@pytest.mark.slow_but_first
 @both_strategies
 def test_consume_stops_where_partitions_are_to_be_given_back(four, crew, make_consumer, strategy):
     """What it has gathered is handed out before the callback, and counts as handed out in it."""

@@ -60,6 +60,7 @@ def pair(four, crew):
     return make
 
 
+@pytest.mark.slow_but_first
 @both_strategies
 def test_a_restart_gets_its_partitions_back_and_disturbs_nobody(pair, crew, log, strategy):
     a, b = pair(strategy)
@@ -89,6 +90,7 @@ def test_a_successor_goes_on_where_its_predecessor_committed(pair, crew):
     assert min(again.places()) == ("t", 0, 2)
 
 
+@pytest.mark.slow_but_first
 @both_strategies
 def test_a_successor_fences_its_predecessor(pair, crew, strategy):
     crew.may_be_late = True
@@ -153,6 +155,7 @@ def test_a_commit_in_the_background_tells_on_commit_that_it_is_fenced(four, crew
     assert [(tp.partition, tp.offset, tp.error.code()) for tp in partitions] == [(0, 1, error.code())]
 
 
+@pytest.mark.slow_but_first
 @both_strategies
 def test_a_member_that_does_not_come_back_is_expired(four, crew, log, strategy):
     # However busy the machine is, nobody's session ends before.

@@ -109,6 +109,7 @@ def test_a_refused_consumer_may_unsubscribe_and_close(four, crew):
 # --- topics -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_but_first
 @both_strategies
 def test_members_with_different_subscriptions_have_what_they_subscribed_to(four, crew, log, strategy):
     log.topic("u", 2)
@@ -142,6 +143,7 @@ def test_a_pattern_takes_what_comes_and_shares_it(four, crew, log, strategy):
     crew.until(members, lambda: sum(member.values.count(b"new") for member in members) == 2)
 
 
+@pytest.mark.slow_but_first
 @both_strategies
 def test_a_topic_that_grows_is_shared_anew(four, crew, log, strategy):
     members = [crew.member(name, {**strategy, **QUICK_REFRESH}).subscribe() for name in "ab"]
@@ -234,6 +236,7 @@ def test_a_subscription_can_be_changed_within_the_group(four, crew, log, strateg
     crew.until([a, b], lambda: owned_by_all([a, b]) == [0, 1, 2, 3, ("u", 0), ("u", 1)] and len(b.partitions) >= 4)
 
 
+@pytest.mark.slow_but_first
 @both_strategies
 def test_subscribing_to_the_same_again_disturbs_nobody_else(four, crew, strategy):
     a, b = crew.members("ab", **strategy)
@@ -265,6 +268,7 @@ def test_callbacks_that_are_called_no_more_are_let_go(four, crew):
     assert [one() is not None for one in known] == [*[False] * 9, True]
 
 
+@pytest.mark.slow_but_first
 @both_strategies
 @pytest.mark.parametrize("way", ["close", "unsubscribe", "subscribe"])
 def test_the_callbacks_of_the_newest_subscription_are_told_whatever_the_partitions_were_given_under(
@@ -298,6 +302,7 @@ def test_the_callbacks_of_the_newest_subscription_are_told_whatever_the_partitio
     assert [partition.offset for partition in committed] == [1, 1, 1, 1]
 
 
+@pytest.mark.slow_but_first
 @both_strategies
 def test_a_member_may_unsubscribe_and_subscribe_again(four, crew, log, strategy):
     a, b = crew.members("ab", **strategy)
@@ -368,6 +373,7 @@ def test_closing_twice_leaves_once(four, crew, log, strategy):
         a.consumer.poll(0)
 
 
+@pytest.mark.slow_but_first
 @both_strategies
 @pytest.mark.parametrize("kind", ["assign", "revoke"])
 def test_a_callback_may_close_the_consumer(four, crew, log, strategy, kind):
@@ -436,6 +442,7 @@ def test_who_is_about_to_leave_keeps_his_place_and_tells_nothing_of_what_he_had_
     eventually(lambda: log.members() == [])
 
 
+@pytest.mark.slow
 def test_a_consumer_that_is_dropped_without_closing_is_expired(four, crew, log, url):
     before = set(threading.enumerate())
     dropped = [
@@ -486,6 +493,7 @@ def test_whoever_finds_a_member_expired_tells_the_others(four, crew, log, url):
         assert waiter.wait(10_000)
 
 
+@pytest.mark.slow
 def test_a_member_hears_of_the_expiry_of_another_by_its_own_heartbeats(four, crew, log, url):
     b = crew.member("b", SHORT_SESSION).subscribe()
     crew.until_shared([b], [0, 1, 2, 3])

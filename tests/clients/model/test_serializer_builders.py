@@ -163,6 +163,7 @@ async def make(kind, conf):
     return await kind(conf)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("builder", [Builder, AsyncBuilder])
 @pytest.mark.parametrize("serializer", [Prefixing, AsyncPrefixing])
 def test_the_asynchronous_clients_serialize(url, builder, serializer):

@@ -33,6 +33,7 @@ def refused(request, url, log):
     return topic, {**GOOD, "value": b"late", **record}, code, change
 
 
+@pytest.mark.slow_but_first
 def test_a_record_that_was_refused_is_taken_once_the_topic_allows_it(make_producer, url, refused):
     topic, record, code, change = refused
     producer = make_producer(NEVER)

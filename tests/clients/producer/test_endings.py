@@ -48,6 +48,7 @@ def notes_of(error):
     return " ".join(getattr(error, "__notes__", []))
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("raised", RAISED, ids=lambda raised: type(raised).__name__)
 def test_what_a_block_raises_comes_out_of_it_though_a_callback_raises_too(producer, topic, url, raised):
     callback = Raising(raised)
@@ -73,6 +74,7 @@ def test_that_a_block_could_not_be_aborted_is_told(producer, topic, monkeypatch)
     assert "too slow" in notes_of(caught.value)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("raised", RAISED, ids=lambda raised: type(raised).__name__)
 def test_what_a_callback_raises_in_the_abort_of_a_close_comes_out_of_it(producer, topic, caplog, raised):
     callback = Raising(raised)
@@ -101,6 +103,7 @@ def test_a_transaction_that_close_could_not_abort_is_left_and_that_is_logged(pro
 # --- blocks that end their transaction themselves ---------------------------------------------------------------------
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("how", ["commit", "commit without waiting", "commit of another one"])
 def test_a_block_that_has_committed_itself_ends_as_any_other(producer, topic, url, how):
     """Who repeated it after an error would write it twice."""

@@ -145,6 +145,7 @@ def test_a_committer_that_was_taken_is_not_asked_about_again_before_the_commit(
         consumer.close()
 
 
+@pytest.mark.slow_but_first
 def test_rows_alone_are_committed_too(producer, any_caller, url, entry):
     producer.begin_transaction()
     producer.enlist(any_caller.given)

@@ -98,6 +98,7 @@ def test_a_connection_that_is_cut_at_the_commit(txnstore_postgresql_url, kind, s
     producer.close()
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("step", "at_once"),
     [
@@ -182,6 +183,7 @@ def begun(bank, request):
     producer.close()
 
 
+@pytest.mark.slow_but_first
 def test_an_interrupt_before_the_commit_leaves_it_to_be_aborted(begun, bank, monkeypatch):
     def interrupt(*_, **__):
         raise KeyboardInterrupt
@@ -244,6 +246,7 @@ def test_a_connection_that_could_not_be_dropped_is_dropped_by_the_next_call(bank
         caller.rollback()
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("kind", ["core", "orm"])
 @pytest.mark.parametrize("side", ["before", "after"])
 def test_what_is_begun_after_a_connection_was_dropped_is_not_dropped(bank, monkeypatch, kind, side):

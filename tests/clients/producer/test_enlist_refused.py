@@ -331,6 +331,7 @@ def test_outside_of_a_transaction(producer, caller):
     )
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("given", [None, 42, "a url", object()], ids=["none", "number", "text", "object"])
 def test_what_is_no_connection(producer, url, topic, given):
     producer.begin_transaction()
@@ -605,6 +606,7 @@ def test_a_snapshot_that_is_older_than_what_is_written_to_says_so(make_producer,
     assert (is_there(url, entry), committed_values(url, topic)) == (True, [b"2"])
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("isolation", ["REPEATABLE READ", "SERIALIZABLE"])
 @pytest.mark.parametrize("what", ["the topic", "the producer itself"])
 def test_what_was_deleted_is_not_taken_for_newer_than_a_snapshot(make_producer, url, entry, isolation, what):

@@ -204,7 +204,7 @@ bounds = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @on_sqlite_alone
 @bounds
 def test_whatever_is_produced_is_queued_or_refused_alike(make_pair, bounds):
@@ -247,6 +247,7 @@ def test_each_odd_argument_by_itself(make_pair):
         assert run(pair, [usual, *({**usual, **more} for more in odd)]) >= 5
 
 
+@pytest.mark.slow_but_first
 @on_sqlite_alone
 @pytest.mark.parametrize("partitioner", PARTITIONERS)
 def test_keys_go_where_the_partitioner_says(make_pair, partitioner):
@@ -496,6 +497,7 @@ def test_what_an_intake_holds_is_collected_with_the_circle_that_it_is_part_of():
     assert gone() is None
 
 
+@pytest.mark.slow
 def test_memory_and_counts_stay_as_they_are_over_many_records():
     around = Surroundings(partition_count=2, sticky_seconds=1.0)
     kept = ("t", b"value", b"key", report, None, True)

@@ -72,6 +72,7 @@ def test_a_program_does_not_notice_that_the_connection_was_cut(txnstore_postgres
     assert position.offset == 7
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("side", ["before", "after"])
 def test_records_outside_of_transactions_are_there_once(txnstore_postgresql_url, proxy, side):
     url = txnstore_postgresql_url
@@ -154,6 +155,7 @@ def test_a_commit_that_the_journal_does_not_remember_is_not_said_to_be_aborted(c
     assert "the outcome is unknown" in error.str()
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("stands", [True, False], ids=["after", "before"])
 def test_a_commit_for_whose_answer_there_is_no_memory_is_asked_for_again(commit, url, monkeypatch, stands):
     producer, reports = commit
@@ -244,6 +246,7 @@ def test_an_enlisted_commit_is_asked_about_again_if_there_is_no_memory_for_the_a
     assert (ledger_of(url), values(read_to_end(url, TOPIC))) == (["1"], [b"1"])
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("stands", [True, False])
 def test_an_enlisted_commit_is_told_as_it_is_though_an_expired_producer_id_was_replaced(
     make_producer, url, monkeypatch, stands

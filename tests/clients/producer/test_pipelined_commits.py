@@ -336,6 +336,7 @@ def test_abort_takes_note_of_what_has_failed(ready, make_transactional, hold_dat
     assert values(read_to_end(url, topic)) == [b"before", b"after"]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("error", [OutcomeUnknown, MemoryError])
 @pytest.mark.parametrize("is_made", [True, False], ids=["after", "before"])
 def test_a_lost_answer_is_asked_for_again_one_by_one(ready, hold_database, monkeypatch, url, topic, is_made, error):

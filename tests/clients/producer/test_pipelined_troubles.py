@@ -227,6 +227,7 @@ def test_no_other_thread_commits_without_what_is_being_purged(ready, monkeypatch
     assert values(read_to_end(url, topic)) == [b"before", b"after"]
 
 
+@pytest.mark.slow
 def test_what_is_sealed_does_not_expire(make_transactional, hold_database, url, topic):
     # Long enough for a busy machine to come from the record to its commit.
     ready = make_transactional(message_timeout_ms=1_500, linger_ms=0)
@@ -355,6 +356,7 @@ def test_close_waits_for_commits_without_records(make_transactional, make_consum
     assert committed(consumer, topic) == 3
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("name", ["commit_several", "end_transaction"])
 def test_a_mistake_of_ours_loses_no_commit_and_no_order(ready, hold_database, monkeypatch, url, topic, name):
     method = getattr(TransactionCoordinator, name)

@@ -36,6 +36,7 @@ def written(producer, url, topic, *, partitions=(0,)):
     return read_to_end(url, topic, partitions=partitions)
 
 
+@pytest.mark.slow_but_first
 @on_sqlite_alone
 @pytest.mark.parametrize(
     ("arguments", "named", "text"),
@@ -103,6 +104,7 @@ def test_all_arguments_have_their_place(producer, topic, url):
     assert message.timestamp() == (TIMESTAMP_CREATE_TIME, 1_234_567)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("given", "stored"),
     [(None, None), (b"", b""), ("", b""), (b"bytes", b"bytes"), ("tëxt", "tëxt".encode()), (b"\0'; --", b"\0'; --")],
@@ -229,6 +231,7 @@ def test_a_look_at_all_topics_shows_a_producer_the_partitions_that_were_made_sin
     assert values(read_to_end(url, topic, partitions=(1,))) == [b"v"]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("name", ["", "a b", "x" * 250, ".", "..", "with/slash", "naïve", "or\0ders"])
 def test_a_topic_that_cannot_be_fails_without_a_trace(make_producer, name):
     producer = make_producer()
@@ -341,6 +344,7 @@ def test_an_empty_batch_is_one(producer, topic):
     assert producer.produce_batch(topic, []) == 0
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("partitioner", "placed"),
     # (murmur2, consistent, fnv1a) of three partitions, as confluent-kafka 2.16.1 was seen to choose them.
@@ -364,6 +368,7 @@ def test_a_key_goes_to_the_partition_that_the_partitioner_names(make_producer, u
     assert {key: message.partition() for key, message in reports.items()} == placed
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("partitioner", ["random", "consistent_random", "murmur2_random", "fnv1a_random"])
 def test_records_without_a_key_come_to_all_partitions(make_producer, url, partitioner):
     topic = create_topic(url, "keyless", partition_count=3)
@@ -376,6 +381,7 @@ def test_records_without_a_key_come_to_all_partitions(make_producer, url, partit
     assert seen == {0, 1, 2}
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("partitioner", ["consistent", "murmur2", "fnv1a"])
 @pytest.mark.parametrize("sticky", [{}, {"sticky.partitioning.linger.ms": 0}])
 def test_without_a_key_a_partitioner_that_is_not_random_takes_the_one_of_the_empty_key(

@@ -238,6 +238,7 @@ def test_a_fatal_error_is_raised_from_poll_where_errors_are_called_back(make_pro
     assert called_back == []
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("call", ["produce", "send_offsets", "commit"])
 def test_a_transaction_aborted_by_an_administrator_can_be_aborted_and_begun_anew(
     store, url, in_transaction, topic, call
@@ -259,6 +260,7 @@ def test_a_transaction_aborted_by_an_administrator_can_be_aborted_and_begun_anew
     _assert_goes_on(in_transaction, url, topic)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("call", ["produce", "send_offsets", "commit"])
 def test_a_transaction_that_timed_out_can_be_aborted_and_begun_anew(store, url, clock, make_producer, topic, call):
     """Abortable, with reason and age in the text; only a newer producer is fatal."""
@@ -401,6 +403,7 @@ def test_the_password_is_no_part_of_why_the_database_is_tried_again():
     assert cause == "no connection to PostgreSQL could be made: is the server there and the address right?"
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("end", ["commit", "abort"])
 def test_an_end_that_timed_out_is_resumed_by_the_same_call_only(in_transaction, url, topic, hold_database, end):
     in_transaction.produce(topic, b"once", partition=0)

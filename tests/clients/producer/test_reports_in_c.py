@@ -53,6 +53,7 @@ def in_python(given_: dict[str, Any]) -> Any:
     return messages_in_python(**{**given_, "callbacks": iter(given_["callbacks"]), "message_type": own})
 
 
+@pytest.mark.slow
 @given(
     records.filter(bool),
     st.booleans(),
@@ -171,6 +172,7 @@ FAILING: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 def test_memory_and_counts_stay_as_they_are_over_many_messages():
     kept = (None, SOURCE, Message, print, FAILED, -1)
 

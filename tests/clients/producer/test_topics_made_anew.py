@@ -79,6 +79,7 @@ def test_what_was_read_of_the_old_topic_is_not_committed_to_the_new_one(consumer
     assert texts(follower.consume(len(NEW), PATIENCE_SECONDS)) == NEW
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("stores", [False, True], ids=["committed", "stored"])
 def test_an_old_message_is_not_committed_to_the_new_topic_that_is_being_read(make_consumer, log, anew, stores):
     """Whoever was at work on it when the topic went away commits it late: what is below would be skipped."""
@@ -164,6 +165,7 @@ def test_lookups_are_of_the_new_topic(make_consumer, log, anew):
 # --- producing --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("idempotent", [True, False], ids=["idempotent", "plain"])
 def test_a_producer_goes_on_in_the_new_topic(make_producer, make_consumer, log, anew, idempotent):
     log.topic()
@@ -179,6 +181,7 @@ def test_a_producer_goes_on_in_the_new_topic(make_producer, make_consumer, log, 
     assert everything(make_consumer, 3) == NEW[:3]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("flushes", [True, False], ids=["flushed", "with the commit"])
 def test_a_transaction_goes_on_in_the_new_topic(make_producer, make_consumer, log, anew, flushes):
     log.topic()

@@ -320,6 +320,7 @@ def test_a_writer_that_is_closed_without_a_report_does_not_count(url, producer, 
     assert seen() == []
 
 
+@pytest.mark.slow
 def test_writers_in_many_threads_lose_and_repeat_nothing(url, producer, token, make_writer, seen) -> None:
     start = threading.Barrier(4)
 
@@ -346,6 +347,7 @@ def test_a_token_is_opaque_picklable_and_holds_no_credentials(url, producer, tok
     producer.abort_transaction(PATIENCE_SECONDS)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -76,6 +76,7 @@ def test_what_is_remembered_is_committed_and_anything_else_aborted(url, start):
     assert seen(url) == [b"a", b"b"]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
 def test_the_next_process_completes_what_the_last_one_has_prepared(url, start, commit):
     zombie = start()
@@ -348,6 +349,7 @@ def test_configurations_that_do_not_fit_are_refused(url, configuration):
     assert caught.value.args[0].code() == KafkaError._INVALID_ARG
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.variants_on_sqlite
 @pytest.mark.parametrize(
     ("state", "kind"),
@@ -394,6 +396,7 @@ def test_a_name_under_which_nothing_was_written_ends_as_aborted(url, start):
     assert outcome(unused, url) is Outcome.ABORTED
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("records", [(b"a",), ()], ids=["with a record", "empty"])
 def test_the_outcome_is_final_if_the_question_fences(url, start, records):
     producer = start()

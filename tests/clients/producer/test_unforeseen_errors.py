@@ -302,6 +302,7 @@ def fail_at_every_step(program, steps, monkeypatch, outcomes):
     return program.check()
 
 
+@pytest.mark.slow
 def test_at_every_step_of_a_commit(make_producer, url, monkeypatch):
     fail_at_every_step(Program(make_producer, url, commit=commit_and_wait), IN_A_CALL, monkeypatch, OUTCOMES)
 
@@ -312,6 +313,7 @@ def test_at_every_step_of_a_commit_in_the_background(make_producer, url, monkeyp
     fail_at_every_step(program, IN_A_CALL, monkeypatch, OUTCOMES)
 
 
+@pytest.mark.slow
 def test_at_every_step_of_a_commit_that_is_wholly_in_the_client(make_producer, url, monkeypatch):
     fail_at_every_step(Program(make_producer, url, commit=leave_and_wait), OF_SEALED, monkeypatch, OUTCOMES_OF_SEALED)
 
@@ -396,6 +398,7 @@ def test_a_lasting_mistake_ends_the_producer_and_the_outcome_is_unknown(
     assert told == [(True, KafkaError._TIMED_OUT, True)]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("stands", [False, True])
 def test_a_lasting_mistake_leaves_no_commit_without_an_answer(make_producer, url, monkeypatch, stands):
     told = end_mistakenly(make_producer, url, monkeypatch, stands=stands, leaves=2)
@@ -517,6 +520,7 @@ def test_what_is_prepared_stays_so_if_its_commit_fails_before_it_is_asked_for(ma
     assert values(read_to_end(url, TOPIC)) == [b"1"]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(("owner", "name"), [(Accumulator, "put_assigned"), (Batch, "of")])
 @pytest.mark.parametrize("number", range(1, 4))
 def test_all_records_of_a_topic_that_is_looked_up_are_committed_or_none(

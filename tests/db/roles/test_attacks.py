@@ -215,6 +215,7 @@ def test_the_rights_of_tables_refuse(role, sessions, places):
             pytest.fail(f"{statement} hit {hits(sessions[role], statement, places)} rows")
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.OWNER])
 def test_a_kind_has_the_rights_that_it_needs_and_no_other(kind, shop):
     role = {"producer": "writer", "consumer": "reader", "coordinator": "upkeep", "monitor": "watcher"}[kind]
@@ -358,6 +359,7 @@ def error_of(call):
     return caught.value.args[0]
 
 
+@pytest.mark.slow
 def test_a_transaction_tells_its_offsets_to_whoever_may_read_the_journal(shop):
     shop.create_topics("told")
     with shop.producer("worker", transactional_id="told-id") as producer:

@@ -65,6 +65,7 @@ def run(*arguments):
     return done.exit_code, done.output
 
 
+@pytest.mark.slow
 def test_the_same_again_changes_nothing_and_revoking_leaves_nothing(bare):
     empty = catalogue(bare)
     bare.grant_all()
@@ -82,6 +83,7 @@ def test_the_same_again_changes_nothing_and_revoking_leaves_nothing(bare):
     assert "txnstore_shop" not in str([row[4] for row in left[0]]) + str(left[1]) + str(left[4])
 
 
+@pytest.mark.slow
 def test_nothing_is_secured_by_row_until_a_role_is_limited_nor_after_the_last_one(bare):
     def secured():
         return {row[1] for row in catalogue(bare)[0] if not row[0].startswith(("store", "databases", "deleted"))}
@@ -99,6 +101,7 @@ def test_nothing_is_secured_by_row_until_a_role_is_limited_nor_after_the_last_on
     assert secured() == {False}
 
 
+@pytest.mark.slow
 def test_a_policy_of_somebody_else_keeps_it_on(bare):
     bare.grant(Kind.CONSUMER, TENANT, TENANTS_OWN)
     with bare.connect() as connection:
@@ -136,6 +139,7 @@ def test_rights_on_the_segments_of_the_log_are_no_way_around_limits(bare):
                 limited.execute(f"SELECT FROM txnstore.{table}")
 
 
+@pytest.mark.slow
 def test_a_segment_whose_rows_its_owner_does_not_see_is_not_emptied(bare):
     (partition_id,) = bare.store.write(lambda connection: create_topic(connection, "orders")).partition_ids
     append_at_once(bare.store, [Append(partition_id, encode([Record(b"kept")]))], NO_PRODUCER)
@@ -150,6 +154,7 @@ def test_a_segment_whose_rows_its_owner_does_not_see_is_not_emptied(bare):
         connection.execute(sql.SQL("REASSIGN OWNED BY {} TO postgres").format(sql.Identifier(bare.roles["upkeep"])))
 
 
+@pytest.mark.slow
 def test_what_is_printed_does_the_same_in_psql(bare, sql_program):
     wanted = [grants.grant(bare.store, Kind.PRODUCER, bare.roles["writer"])]
     wanted += [
@@ -228,6 +233,7 @@ def test_roles_for_whom_nothing_can_be_done_are_refused(bare):
         grants.revoke(bare.store, bare.roles["upkeep"])
 
 
+@pytest.mark.slow
 def test_who_does_not_own_the_tables_grants_nothing(bare):
     bare.grant(Kind.COORDINATOR, "upkeep")
     before = catalogue(bare)
@@ -236,6 +242,7 @@ def test_who_does_not_own_the_tables_grants_nothing(bare):
     assert catalogue(bare) == before
 
 
+@pytest.mark.slow
 def test_an_owner_migrates_and_grants(bare):
     bare.grant(Kind.OWNER, "upkeep")
     with open_store(bare.url("upkeep")) as store:
@@ -259,6 +266,7 @@ def test_an_owner_migrates_and_grants(bare):
         connection.execute(sql.SQL("REASSIGN OWNED BY {} TO postgres").format(sql.Identifier(bare.roles["upkeep"])))
 
 
+@pytest.mark.slow
 def test_limits_are_for_stores_of_one_database(bare, new_database, txnstore_postgres_server):
     urls = f"{txnstore_postgres_server.url(bare.name)},{txnstore_postgres_server.url(new_database())}"
     with open_cluster(urls) as cluster:
@@ -269,6 +277,7 @@ def test_limits_are_for_stores_of_one_database(bare, new_database, txnstore_post
             grants.apply(store, grants.revoke(store, bare.roles["writer"]))
 
 
+@pytest.mark.slow
 def test_who_sees_a_transaction_but_not_its_group_cannot_end_it_without_the_group(bare):
     """Its offsets would stay pending, or be lost: who sees all of it ends it."""
     bare.grant_all()
@@ -286,13 +295,14 @@ def test_who_sees_a_transaction_but_not_its_group_cannot_end_it_without_the_grou
         assert committed.offset == wanted
 
 
+@pytest.mark.slow
 def test_a_coordinator_does_all_that_clients_do(bare, client_path):
     bare.grant(Kind.COORDINATOR, "upkeep")
     with open_store(bare.url("upkeep")) as store:
         client_path(store)
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("may_call", [True, False], ids=["may call the functions", "may not"])
 def test_who_may_not_call_the_functions_commits_by_statements(bare, may_call):
     bare.grant_all()
@@ -317,6 +327,7 @@ def test_who_may_not_call_the_functions_commits_by_statements(bare, may_call):
         assert [message.value() for message in consumer.consume(2, PATIENCE_SECONDS)] == [b"0", b"1"]
 
 
+@pytest.mark.slow
 def test_one_refused_transaction_takes_the_short_way_from_no_other(bare):
     """What was refused within the function says nothing of whether the role may call it."""
     bare.grant_all()
@@ -327,6 +338,7 @@ def test_one_refused_transaction_takes_the_short_way_from_no_other(bare):
         assert store.has_commit_function
 
 
+@pytest.mark.slow
 def test_the_outbox_of_a_writer_leaves_its_rows_to_others_and_says_so_once(bare, caplog):
     bare.grant_all()
     bare.create_topics("orders")
@@ -340,6 +352,7 @@ def test_the_outbox_of_a_writer_leaves_its_rows_to_others_and_says_so_once(bare,
         assert len(consumer.consume(2, PATIENCE_SECONDS)) == 2
 
 
+@pytest.mark.slow
 def test_the_command_prints_applies_lists_and_takes_back(bare):
     url = ["--url", bare.server.url(bare.name)]
     granting = ["grant", "producer", bare.roles[TENANT], "--topic", "tenant.*", "--transactional-id", "tenant-*", *url]

@@ -81,6 +81,7 @@ def test_an_abort_by_partition_and_producer_is_refused(shop, guest, open_one):
     assert_it_commits_as_a_whole(shop, producer, topic, f"{topic}-more")
 
 
+@pytest.mark.slow
 def test_what_is_open_is_not_listed_as_hanging_nor_aborted_as_such(shop, guest, open_one):
     producer, topic, state = open_one
     with shop.connect() as connection:
@@ -186,6 +187,7 @@ def half(bare):
         yield store
 
 
+@pytest.mark.slow
 def test_a_store_of_which_a_part_is_shown_does_not_move(half, tmp_path):
     with (
         open_store(f"sqlite:///{tmp_path}/there.db", moving=True) as target,
@@ -203,11 +205,13 @@ def test_a_store_that_is_there_though_nothing_of_it_is_shown_is_no_place_to_move
         assert source.read(read_move) is None
 
 
+@pytest.mark.slow
 def test_a_store_of_which_a_part_is_shown_is_not_called_damaged_nor_sound(half):
     with pytest.raises(PermissionDenied, match="cannot tell whether the store is sound"):
         verify_store(half)
 
 
+@pytest.mark.slow
 def test_who_is_shown_a_part_does_no_maintenance(half):
     with pytest.raises(PermissionDenied, match="some rows of"):
         take_turn(half, None, DUTIES, Portions(), forced=True)
