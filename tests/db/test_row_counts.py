@@ -7,8 +7,9 @@ from sqlalchemy import delete, func, select
 
 from txnstore.db.schema import partition_heads, producer_states, record_batches
 from txnstore.db.store import RowsMissedError, Store
-from txnstore.log.append import Append, LockedPartitions, place_all, producers_of
+from txnstore.log.append import Append, place_all, producers_of
 from txnstore.log.codec import encode
+from txnstore.log.locked_partitions import LockedPartitions
 from txnstore.log.partition_rows import Head, save_heads
 from txnstore.log.topics import create_topic
 from txnstore.model import ProducerIdentity, Record
@@ -29,7 +30,7 @@ def test_an_append_whose_producer_is_gone_under_it_is_an_error_and_not_a_hidden_
 
     def append_and_lose(connection, first, lost) -> None:
         appends = batches(partition_ids, first)
-        work = LockedPartitions.lock(connection, partition_ids, producers_of(appends))
+        work = LockedPartitions.lock(connection, producers_of(appends))
         place_all(work, appends, coordinated=True)
         connection.execute(delete(producer_states).where(producer_states.c.partition_id == lost))
         work.save()

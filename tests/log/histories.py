@@ -10,10 +10,10 @@ import pytest
 
 from tests.tools.campaigns import times
 from txnstore.db.store import Store
-from txnstore.log.append import Append, Marker, append
+from txnstore.log.append import Append, append
 from txnstore.log.codec import encode
 from txnstore.log.fetch import Page, fetch
-from txnstore.log.markers import write_markers
+from txnstore.log.locked_partitions import Marker, write_markers
 from txnstore.log.partition_rows import allocate_producer_id
 from txnstore.log.topics import create_topic
 from txnstore.model import ControlType, IsolationLevel, ProducerIdentity, Record

@@ -17,7 +17,7 @@ from tests.tools.campaigns import times
 from txnstore.db.schema import partition_heads, record_batches
 from txnstore.db.store import Store
 from txnstore.errors import CorruptBatch, InvalidTimestamp, UnknownTopicOrPartition
-from txnstore.log.append import Append, LockedPartitions, Marker, append
+from txnstore.log.append import Append, append
 from txnstore.log.bounds import (
     Bounds,
     OffsetAndTimestamp,
@@ -29,7 +29,7 @@ from txnstore.log.bounds import (
     read_bounds,
 )
 from txnstore.log.codec import EncodedBatch, encode
-from txnstore.log.markers import write_markers
+from txnstore.log.locked_partitions import LockedPartitions, Marker, write_markers
 from txnstore.log.partition_rows import allocate_producer_id
 from txnstore.log.topics import create_topic
 from txnstore.model import ControlType, IsolationLevel, ProducerIdentity, Record
@@ -310,12 +310,12 @@ class RandomLog:
             self.commit(name, [5])
 
     def commit(self, name: str, times_ms: list[int]) -> None:
-        """Write, and have the marker placed with it, which is done elsewhere than by one that comes alone."""
+        """Write, and have the marker placed with it, which is written otherwise than one that comes alone."""
         batch = self._of(name, times_ms)
         end = self._marker(name, ControlType.COMMIT)
-        work = LockedPartitions.lock(self.connection, [self.id], [end.key], markers=[self.id])
+        work = LockedPartitions.lock(self.connection, [end.key], [end.key])
         work.place(self.id, batch)
-        work.finish(end)
+        work.place_marker(end)
         work.save()
 
     def _batch(self, times_ms: list[int], **of: Any) -> EncodedBatch:

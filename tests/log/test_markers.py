@@ -14,10 +14,10 @@ from txnstore.db.schema import finished_transactions, producer_states, record_ba
 from txnstore.db.store import Store
 from txnstore.errors import InvalidProducerEpoch, TransactionCoordinatorFenced, UnknownTopicOrPartition
 from txnstore.log import partition_rows
-from txnstore.log.append import Append, Marker, append, finished_since
+from txnstore.log.append import Append, append, finished_since
 from txnstore.log.bounds import Bounds, read_bounds
 from txnstore.log.codec import decode, encode
-from txnstore.log.markers import write_markers
+from txnstore.log.locked_partitions import Marker, write_markers
 from txnstore.log.partition_rows import allocate_producer_id, producers_of_partition, read_marked_producers
 from txnstore.log.sequences import ProducerInPartition
 from txnstore.log.topics import create_topic
@@ -334,7 +334,7 @@ def test_the_ends_of_few_of_many_transactions_read_few_and_still_know_what_is_ol
         partition.write(producer)
     opened = dict(enumerate(range(40)))
     order = random.sample(range(40), 40)
-    monkeypatch.setattr("txnstore.log.markers.read_marked_producers", noted)
+    monkeypatch.setattr("txnstore.log.locked_partitions.read_marked_producers", noted)
     wanted = []
     while order:
         ended, order = order[: (count := random.choice([1, 1, 3]))], order[count:]
@@ -378,7 +378,7 @@ def test_ends_in_several_partitions_read_no_more_of_each_than_ends_in_one(
         partition.sequences.clear()
         for producer in range(12):
             partition.write(producer)
-    monkeypatch.setattr("txnstore.log.markers.read_marked_producers", noted)
+    monkeypatch.setattr("txnstore.log.locked_partitions.read_marked_producers", noted)
     ended = [
         Marker(partition_id, ProducerIdentity(partition.producer_ids[producer], 1), ABORT)
         for partition_id, producers in zip(partition.ids, ((0, 2), (11, 0, 1)), strict=True)

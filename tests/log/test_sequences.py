@@ -16,10 +16,10 @@ from txnstore.errors import (
     OutOfOrderSequence,
     TxnStoreError,
 )
-from txnstore.log.append import Append, Appended, Marker, append
+from txnstore.log.append import Append, Appended, append
 from txnstore.log.codec import EncodedBatch, encode
 from txnstore.log.fetch import fetch
-from txnstore.log.markers import write_markers
+from txnstore.log.locked_partitions import Marker, write_markers
 from txnstore.log.partition_rows import allocate_producer_id, forget_producers, producers_of_partition
 from txnstore.log.sequences import (
     BATCHES_REMEMBERED,

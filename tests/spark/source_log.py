@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from tests.clients.steps import PATIENCE_SECONDS
 from txnstore import Consumer, KafkaError, Message, TopicPartition
 from txnstore.db.store import Store
-from txnstore.log.append import Append, Marker, append
+from txnstore.log.append import Append, append
 from txnstore.log.bounds import read_bounds
 from txnstore.log.codec import encode
 from txnstore.log.columns import Codec
 from txnstore.log.deleting import delete_records
 from txnstore.log.fetch import fetch
-from txnstore.log.markers import write_markers
+from txnstore.log.locked_partitions import Marker, write_markers
 from txnstore.log.partition_rows import allocate_producer_id
 from txnstore.log.topics import create_topic, grow_topic
 from txnstore.model import ControlType, IsolationLevel, ProducerIdentity, Record, StoredRecord

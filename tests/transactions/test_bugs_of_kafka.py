@@ -12,8 +12,7 @@ from txnstore.errors import (
     TxnStoreError,
     WriteConflict,
 )
-from txnstore.log.append import Marker
-from txnstore.log.markers import write_markers
+from txnstore.log.locked_partitions import Marker, write_markers
 from txnstore.model import ControlType, IsolationLevel, ProducerIdentity
 from txnstore.transactions import rows
 from txnstore.transactions.coordinator import TransactionCoordinator

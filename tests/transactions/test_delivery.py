@@ -11,7 +11,7 @@ from sqlalchemy import event, select, update
 from tests.tools.elsewhere import Elsewhere
 from txnstore.db.schema import pending_markers
 from txnstore.errors import InvalidProducerIdMapping, StoreDamaged, StoreUnavailable, UnknownTopicOrPartition
-from txnstore.log.markers import write_markers
+from txnstore.log.locked_partitions import write_markers
 from txnstore.model import ControlType
 from txnstore.transactions import delivery, recovery
 from txnstore.transactions.delivery import PendingDelivery, deliver

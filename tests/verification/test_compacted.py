@@ -10,10 +10,10 @@ from sqlalchemy import delete, update
 from tests.log.compacted_log import CompactedLog
 from txnstore.db.schema import finished_transactions, partition_storage, producer_states, record_batches
 from txnstore.db.sqlite import seen_keys
-from txnstore.log.append import Append, Marker, append
+from txnstore.log.append import Append, append
 from txnstore.log.bounds import read_bounds
 from txnstore.log.deleting import advance_log_start
-from txnstore.log.markers import write_markers
+from txnstore.log.locked_partitions import Marker, write_markers
 from txnstore.model import ControlType, ProducerIdentity
 from txnstore.testing.invariants import Invariant, partition_violations
 

@@ -1,7 +1,4 @@
-"""What is written to partitions: record batches get their offsets, markers end transactions, and both become rows.
-
-The heads of the partitions are locked once (`LockedPartitions`); batches and markers are placed in memory while the
-locks are held, and written together: one INSERT, one UPDATE of the heads, one of the producers.
+"""The append: record batches are checked, and get their offsets in locked partitions.
 
 The check against what a producer sent before and the insert happen under the same lock, so a batch is recognised
 as a repetition however late and from wherever it comes.  A producer whose answer was lost finds the batches of a
@@ -10,68 +7,36 @@ transaction that has finished since (`find_appended`).
 Batches that belong to no transaction, and that nothing is unusual about, are appended by one statement of the database
 where it has one (`db.postgresql.commit_function`).  Everything that the client knows about that is asked here
 (`WholeAppend`), everything that the database knows by the statement; `append` alone waits, explains and refuses.
-
-A marker's epoch is above that of the records it ends (KIP-890, KIP-1228): whatever their producer sends late is old
-by then.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from heapq import heapify, heappop
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, Final, Self
+from typing import Any, Final
 
-from sqlalchemy import Connection, bindparam, insert, select
+from sqlalchemy import Connection, bindparam, select
 
 from txnstore.config import Settings
 from txnstore.db.backend import WholeTransaction
 from txnstore.db.schema import finished_transactions, partition_heads, record_batches
-from txnstore.db.statements import HotStatement
 from txnstore.db.store import Store
-from txnstore.errors import (
-    InvalidProducerEpoch,
-    InvalidRecord,
-    InvalidTimestamp,
-    InvalidTransactionState,
-    RecordTooLarge,
-    TransactionCoordinatorFenced,
-)
-from txnstore.log.codec import TIMESTAMP_MS_MAX, EncodedBatch, control_columns
-from txnstore.log.partition_rows import (
-    Head,
-    ProducerKey,
-    draw_commit_number,
-    lock_heads,
-    read_producer_states,
-    save_heads,
-    save_producer_states,
-)
-from txnstore.log.sequences import (
-    MarkedProducer,
-    ProducerInPartition,
-    RecentBatch,
-    check_append,
-    find_duplicate,
-    increment_sequence,
-    last_sequence_of,
-    remember,
-)
+from txnstore.errors import InvalidRecord, InvalidTimestamp, InvalidTransactionState, RecordTooLarge
+from txnstore.log.codec import TIMESTAMP_MS_MAX, EncodedBatch
+from txnstore.log.locked_partitions import LockedPartitions
+from txnstore.log.partition_rows import ProducerKey
+from txnstore.log.sequences import check_append, find_duplicate, increment_sequence, last_sequence_of
 from txnstore.log.topics import DEFAULT_TOPIC_SETTINGS
 from txnstore.model import (
     NO_PRODUCER_ID,
     NO_SEQUENCE,
     NO_TIMESTAMP_MS,
     SEQUENCE_MAX,
-    ControlType,
     ProducerIdentity,
     TimestampType,
 )
 
-#: Of the state of a producer that no marker has touched.
-_NO_COORDINATOR_EPOCH: Final = -1
 #: How many rows of the index are read in one go.
 _PAGE_ROWS: Final = 1_000
 #: More is appended by a statement for each batch: one for all would hold it in memory several times.
@@ -94,10 +59,6 @@ _COLUMNS: Final = attrgetter(
     "key_data",
     "value_data",
 )
-_INSERT_BATCHES: Final = HotStatement(insert(record_batches))
-# Of what takes little room.
-_INSERT_MARKERS: Final = HotStatement(insert(record_batches), may_be_listed=True)
-_INSERT_FINISHED: Final = HotStatement(insert(finished_transactions), may_be_listed=True)
 # The index of finished transactions says between which offsets to look.
 _FIND: Final = (
     select(
@@ -158,200 +119,8 @@ class Appended:
     """Whether the batch is the first of its transaction in this partition."""
 
 
-@dataclass(frozen=True, slots=True)
-class Marker:
-    """The end of one producer's transaction in one partition."""
-
-    partition_id: int
-    producer: ProducerIdentity
-    """The producer, with the marker's own epoch."""
-
-    control_type: ControlType
-    coordinator_epoch: int = 0
-
-    @property
-    def key(self) -> ProducerKey:
-        """The producer in the partition."""
-        return (self.partition_id, self.producer.producer_id)
-
-
 class UnannouncedProducerError(Exception):
     """A partition does not know the producer whose transaction is coordinated in another database; see `announce`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """Where a batch will stand."""
-
-    base_offset: int
-    last_offset: int
-    begins_transaction: bool = False
-
-
-@dataclass
-class LockedPartitions:
-    """Changes of some partitions, batches before markers; nothing is written before `save`."""
-
-    connection: Connection
-    heads: Mapping[int, Head]
-    now_ms: int
-    _known: dict[ProducerKey, ProducerInPartition]
-    _changed: dict[ProducerKey, ProducerInPartition] = field(default_factory=dict)
-    _batches: list[dict[str, Any]] = field(default_factory=list)
-    _markers: list[dict[str, Any]] = field(default_factory=list)
-    _finished: list[dict[str, Any]] = field(default_factory=list)
-    #: By partition: where transactions begin that were open at the first marker, the oldest first, and whose they are.
-    _open: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-    commit_number: int | None = None
-    """That of the transactions whose commit was written, and of what was placed outside any; None: nothing was."""
-
-    @classmethod
-    def lock(
-        cls,
-        connection: Connection,
-        partition_ids: Iterable[int],
-        producers: Iterable[ProducerKey],
-        *,
-        markers: Iterable[int] = (),
-    ) -> Self:
-        """Lock the heads of partitions, at least one, and read what they know of these producers.
-
-        For the markers that `finish` will place, whose partitions are named, it also reads what is open there besides.
-
-        Raises:
-            UnknownTopicOrPartition: a partition is not in this database.
-        """
-        locked = lock_heads(connection, partition_ids)
-        wanted = {key for key in producers if key[1] != NO_PRODUCER_ID}
-        # Of those that are open the oldest will do: one of them is left when so many have ended.
-        oldest_open = {partition_id: ended + 1 for partition_id, ended in Counter(markers).items()}
-        known = read_producer_states(connection, wanted, oldest_open=oldest_open)
-        return cls(connection, locked.heads, locked.now_ms, known)
-
-    def producer_state(self, key: ProducerKey) -> ProducerInPartition | None:
-        """Return what the partition knows of the producer, with the changes so far."""
-        return self._changed.get(key) or self._known.get(key)
-
-    def place(self, partition_id: int, batch: EncodedBatch) -> Placed:
-        """Give the batch the partition's next offsets, and remember it for its producer."""
-        assert not self._markers, "what is open was looked up at the first marker"
-        row = self.heads[partition_id].place(batch.columns())
-        self._batches.append(row)
-        if batch.producer_id == NO_PRODUCER_ID:
-            return Placed(row["base_offset"], row["last_offset"])
-        recent = RecentBatch(
-            batch.base_sequence,
-            last_sequence_of(batch.base_sequence, batch.record_count),
-            row["base_offset"],
-            row["last_offset"],
-            batch.max_timestamp_ms,
-        )
-        state = self._state_after(partition_id, batch, recent)
-        return Placed(recent.base_offset, recent.last_offset, state.transaction_first_offset == recent.base_offset)
-
-    def finish(self, marker: Marker) -> None:
-        """Place a marker: the open transaction of its producer is over in the partition."""
-        columns = control_columns(
-            marker.control_type,
-            coordinator_epoch=marker.coordinator_epoch,
-            producer=marker.producer,
-            timestamp_ms=self.now_ms,
-        )
-        row = self.heads[marker.partition_id].place(columns)
-        self._markers.append(row)
-        state = self.producer_state(marker.key)
-        # The epoch is new, so the producer's sequence numbers begin at 0 again (KIP-890).
-        self._changed[marker.key] = ProducerInPartition(
-            marker.producer.producer_id, marker.producer.epoch, (), marker.coordinator_epoch, self.now_ms, None
-        )
-        if state is not None and state.transaction_first_offset is not None:
-            self._finish(marker, state, state.transaction_first_offset, row["last_offset"])
-
-    def announce(self, producer: ProducerIdentity) -> None:
-        """Write down at once that the producer may append where it was not known."""
-        state = ProducerInPartition(producer.producer_id, producer.epoch, (), _NO_COORDINATOR_EPOCH, self.now_ms, None)
-        keys = {(partition_id, producer.producer_id) for partition_id in self.heads}
-        new = dict.fromkeys(keys - self._known.keys(), state)
-        save_producer_states(self.connection, new, self._known)
-        self._known.update(new)
-
-    def save(self) -> None:
-        """Write what was placed."""
-        placed = self._batches + self._markers
-        if not placed:
-            return
-        plain = [row for row in self._batches if not row["is_transactional"]]
-        if plain or any(row["outcome"] == ControlType.COMMIT for row in self._finished):
-            self.commit_number = draw_commit_number(self.connection)
-        for row in plain:
-            row["commit_number"] = self.commit_number
-        for row in placed:
-            row["running_max_timestamp_ms"] = self.heads[row["partition_id"]].running_max_timestamp_ms
-        if self._batches:
-            insert_batches(self.connection, placed)
-        else:
-            _INSERT_MARKERS.run_each(self.connection, placed)
-        moved = sorted({row["partition_id"] for row in placed})
-        save_heads(self.connection, [self.heads[partition_id] for partition_id in moved])
-        save_producer_states(self.connection, self._changed, self._known)
-        if self._finished:
-            for row in self._finished:
-                row["commit_number"] = self.commit_number if row["outcome"] == ControlType.COMMIT else None
-            _INSERT_FINISHED.run_each(self.connection, self._finished)
-
-    def _state_after(self, partition_id: int, batch: EncodedBatch, recent: RecentBatch) -> ProducerInPartition:
-        assert batch.base_sequence != NO_SEQUENCE, "a batch of an idempotent producer needs a sequence number"
-        key = (partition_id, batch.producer_id)
-        state = self.producer_state(key)
-        if state is None:
-            state = ProducerInPartition(
-                batch.producer_id, batch.producer_epoch, (), _NO_COORDINATOR_EPOCH, self.now_ms, None
-            )
-        first_offset = state.transaction_first_offset
-        if batch.is_transactional and first_offset is None:
-            # Where the open transaction begins in this partition: no reader of committed records goes past it.
-            first_offset = recent.base_offset
-        same_epoch = batch.producer_epoch == state.epoch
-        self._changed[key] = replace(
-            state,
-            epoch=batch.producer_epoch,
-            recent_batches=remember(state.recent_batches if same_epoch else (), recent),
-            last_timestamp_ms=self.now_ms,
-            transaction_first_offset=first_offset,
-        )
-        return self._changed[key]
-
-    def _finish(self, marker: Marker, state: ProducerInPartition, first_offset: int, marker_offset: int) -> None:
-        self._finished.append(
-            {
-                "partition_id": marker.partition_id,
-                "marker_offset": marker_offset,
-                "producer_id": state.producer_id,
-                "producer_epoch": state.epoch,
-                "first_offset": first_offset,
-                "outcome": int(marker.control_type),
-                "last_stable_offset": self._oldest_open(marker.partition_id, otherwise=marker_offset + 1),
-            }
-        )
-
-    def _oldest_open(self, partition_id: int, *, otherwise: int) -> int:
-        """Return where the oldest transaction begins that is still open in the partition."""
-        found = self._open.get(partition_id)
-        if found is None:
-            found = self._open[partition_id] = [
-                (state.transaction_first_offset, producer_id)
-                for (of_partition_id, producer_id), state in {**self._known, **self._changed}.items()
-                if of_partition_id == partition_id and state.transaction_first_offset is not None
-            ]
-            heapify(found)
-        while found:
-            first_offset, producer_id = found[0]
-            state = self.producer_state((partition_id, producer_id))
-            if state is not None and state.transaction_first_offset == first_offset:
-                return first_offset
-            # It has ended meanwhile.
-            heappop(found)
-        return otherwise
 
 
 def append(
@@ -376,10 +145,10 @@ def append(
         UnannouncedProducerError: a batch comes from elsewhere, and its partition does not know the producer.
     """
     check_sizes(appends)
-    work = LockedPartitions.lock(connection, (item.partition_id for item in appends), producers_of(appends))
+    work = LockedPartitions.lock(connection, producers_of(appends))
     if from_elsewhere:
         for key in producers_of(appends):
-            if work.producer_state(key) is None:
+            if work.writer(key) is None:
                 raise UnannouncedProducerError
     appended = place_all(work, appends, coordinated=coordinated)
     work.save()
@@ -490,11 +259,6 @@ def append_at_once(
     )
 
 
-def insert_batches(connection: Connection, placed: Sequence[Mapping[str, Any]]) -> None:
-    """Write batches, at least one, that have their offsets: the heads of their partitions are locked."""
-    _INSERT_BATCHES.run_each(connection, placed)
-
-
 def announce(connection: Connection, producer: ProducerIdentity, partition_ids: Iterable[int]) -> None:
     """Let partitions know a producer whose transactions are coordinated in another database.
 
@@ -507,9 +271,8 @@ def announce(connection: Connection, producer: ProducerIdentity, partition_ids: 
     Raises:
         UnknownTopicOrPartition: a partition is not in this database.
     """
-    wanted = list(partition_ids)
-    work = LockedPartitions.lock(connection, wanted, [(partition_id, producer.producer_id) for partition_id in wanted])
-    work.announce(producer)
+    keys = [(partition_id, producer.producer_id) for partition_id in partition_ids]
+    LockedPartitions.lock(connection, keys).announce(producer)
 
 
 def producers_of(appends: Iterable[Append]) -> Iterable[ProducerKey]:
@@ -543,7 +306,7 @@ def _place(work: LockedPartitions, item: Append, *, coordinated: bool) -> Append
     _check_form(batch)
     stamps = item.topic_settings["message.timestamp.type"] == "LogAppendTime"
     if batch.producer_id != NO_PRODUCER_ID:
-        state = work.producer_state((item.partition_id, batch.producer_id))
+        state = work.writer((item.partition_id, batch.producer_id))
         last_sequence = last_sequence_of(batch.base_sequence, batch.record_count)
         duplicate = find_duplicate(state, batch.producer_epoch, batch.base_sequence, last_sequence)
         if duplicate is not None:
@@ -638,29 +401,6 @@ def _find(connection: Connection, item: Append) -> Appended | None:
         row.max_timestamp_ms if stamps else NO_TIMESTAMP_MS,
         row.log_start_offset,
         is_duplicate=True,
-    )
-
-
-def place_markers(work: LockedPartitions, markers: Iterable[Marker]) -> None:
-    """Place those of the markers that are not there yet; nothing is written before `work.save`."""
-    for marker in markers:
-        state = work.producer_state(marker.key)
-        if state is None or not is_there_already(marker, state):
-            work.finish(marker)
-
-
-def is_there_already(marker: Marker, state: ProducerInPartition | MarkedProducer) -> bool:
-    """Return whether a repetition brings the marker; refuse one that comes from the past."""
-    if marker.coordinator_epoch < state.coordinator_epoch:
-        raise TransactionCoordinatorFenced(
-            f"a marker of coordinator epoch {marker.coordinator_epoch} came after one of {state.coordinator_epoch}"
-        )
-    if marker.producer.epoch > state.epoch:
-        return False
-    if marker.producer.epoch == state.epoch and state.transaction_first_offset is None:
-        return True
-    raise InvalidProducerEpoch(
-        f"the marker of producer {marker.producer} is not newer than epoch {state.epoch} of its records"
     )
 
 

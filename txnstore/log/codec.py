@@ -470,7 +470,7 @@ def encode_packed(
 
 
 #: A marker's columns but for those that `control_columns` gives.
-_MARKER: Final = EncodedBatch(record_count=1, base_timestamp_ms=0, max_timestamp_ms=0, is_transactional=True).columns()
+MARKER: Final = EncodedBatch(record_count=1, base_timestamp_ms=0, max_timestamp_ms=0, is_transactional=True).columns()
 _NO_PAYLOAD: Final = (_NULL_NUMBER,) * 9
 
 
@@ -478,7 +478,7 @@ def control_columns(
     control_type: ControlType, *, coordinator_epoch: int, producer: ProducerIdentity, timestamp_ms: int
 ) -> dict[str, Any]:
     """Return the columns of a marker that ends the transaction of `producer`: a batch of one control record."""
-    columns = _MARKER.copy()
+    columns = MARKER.copy()
     columns["base_timestamp_ms"] = columns["max_timestamp_ms"] = timestamp_ms
     columns["producer_id"], columns["producer_epoch"] = producer.producer_id, producer.epoch
     columns["control_type"], columns["coordinator_epoch"] = int(control_type), coordinator_epoch

@@ -45,7 +45,15 @@ from txnstore.db.cluster.membership import CONTROLLER_ID, PRODUCER_ID_BITS
 from txnstore.db.names import CODE_SCHEMA, SQLITE_PREFIX
 from txnstore.db.portions import Portions
 from txnstore.db.postgresql.commit_function import JOURNAL_NUMBERS
-from txnstore.db.schema import MINUTE_MS, databases, partition_heads, producer_states, stores, transaction_log
+from txnstore.db.schema import (
+    MINUTE_MS,
+    databases,
+    partition_heads,
+    producer_states,
+    record_batches,
+    stores,
+    transaction_log,
+)
 from txnstore.db.statements import HotStatement, are_among, is_listed
 from txnstore.db.store import (
     LISTED_MAX,
@@ -90,6 +98,7 @@ _MOVE_HEADS: Final = HotStatement(
     ),
     may_be_listed=True,
 )
+_INSERT_BATCHES: Final = HotStatement(insert(record_batches))
 # Read after the partition's head is locked, and in a statement of its own: PostgreSQL gives each statement a new
 # snapshot, so this one sees what the last holder of the lock committed. Joined to the locking statement, the rows
 # would be those from before the wait.
@@ -202,7 +211,7 @@ _NEXT_PRODUCER_ID: Final = HotStatement(
 
 @dataclass(slots=True)
 class Head:
-    """The end of a partition's log while its lock is held; `append` moves it along."""
+    """The end of a partition's log while its lock is held; `LockedPartitions` moves it along."""
 
     partition_id: int
     log_start_offset: int
@@ -268,6 +277,11 @@ def save_heads(connection: Connection, heads: Sequence[Head]) -> None:
             for head in heads
         ],
     )
+
+
+def insert_batches(connection: Connection, placed: Sequence[Mapping[str, Any]]) -> None:
+    """Write batches, at least one, that have their offsets: the heads of their partitions are locked."""
+    _INSERT_BATCHES.run_each(connection, placed)
 
 
 def draw_commit_number(connection: Connection) -> int:
@@ -383,7 +397,7 @@ def producers_of_partition(
 def save_producer_states(
     connection: Connection,
     states: Mapping[ProducerKey, ProducerInPartition],
-    known: Mapping[ProducerKey, ProducerInPartition],
+    known: Collection[ProducerKey],
 ) -> None:
     """Write `states`; `known` are those that have a row already. The heads of the partitions must be locked."""
     new = [_row_of(key, state) for key, state in states.items() if key not in known]

@@ -36,8 +36,7 @@ from txnstore.errors import (
     TxnStoreError,
 )
 from txnstore.groups.offsets_from_elsewhere import drop_offsets_of_lost, groups_held_for
-from txnstore.log.append import Marker
-from txnstore.log.markers import write_markers
+from txnstore.log.locked_partitions import Marker, write_markers
 from txnstore.log.partition_rows import ProducerKey, lock_heads, read_marked_producers
 from txnstore.log.sequences import MarkedProducer
 from txnstore.model import ControlType, ProducerIdentity

@@ -34,8 +34,7 @@ from txnstore.errors import (
     UnknownTopicOrPartition,
 )
 from txnstore.groups.offsets_from_elsewhere import EndedElsewhere, finish_offsets_from_elsewhere
-from txnstore.log.append import Marker
-from txnstore.log.markers import write_markers
+from txnstore.log.locked_partitions import Marker, write_markers
 from txnstore.log.partition_rows import ProducerKey
 from txnstore.transactions.protocol import TransactionMetadata, TransactionState
 

@@ -42,7 +42,7 @@ from txnstore.db.schema import (
 from txnstore.db.statements import HotStatement
 from txnstore.db.store import chunks, clock_of, must_hit, must_hit_each, server_now_ms
 from txnstore.errors import InvalidRequest, StoreDamaged
-from txnstore.log.append import Marker
+from txnstore.log.locked_partitions import Marker
 from txnstore.model import ClientProcess, ControlType, ProducerIdentity
 from txnstore.transactions.protocol import (
     DECIDED,

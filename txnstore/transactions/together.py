@@ -34,8 +34,7 @@ from txnstore.db.statements import HotStatement, is_listed
 from txnstore.db.store import Store, make_durable, must_hit_each, note_change, server_now_ms
 from txnstore.errors import InvalidProducerIdMapping, OutcomeUnknown, StoreDamaged, StoreUnavailable, TxnStoreError
 from txnstore.groups.offsets import drop_pending_offsets
-from txnstore.log.append import Marker
-from txnstore.log.markers import write_markers
+from txnstore.log.locked_partitions import Marker, write_markers
 from txnstore.log.partition_rows import allocate_producer_id
 from txnstore.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, ControlType, ProducerIdentity
 from txnstore.transactions import protocol, rows
@@ -141,7 +140,7 @@ def abort_together(transactional_ids: Collection[str], locality: Locality | None
     """Abort those of the transactions whose time is up; those whose time is not, or that are over, stay as they are.
 
     Raises:
-        TxnStoreError: see `log.append.write_markers` and `groups.offsets.drop_pending_offsets`; none is aborted.
+        TxnStoreError: see `write_markers` and `groups.offsets.drop_pending_offsets`; none is aborted.
     """
     found = {row.transactional_id: row for row in _LOCK_FREE.rows(connection, _WANTED.parameters(transactional_ids))}
     now_ms = next((row.now_ms for row in found.values()), 0)

@@ -52,13 +52,11 @@ from txnstore.groups.offsets import (
 from txnstore.log.append import (
     Append,
     Appended,
-    LockedPartitions,
-    Marker,
     check_sizes,
     place_all,
-    place_markers,
     producers_of,
 )
+from txnstore.log.locked_partitions import LockedPartitions, Marker
 from txnstore.log.partition_rows import allocate_producer_id
 from txnstore.model import ClientProcess, GroupMembership, OffsetAndMetadata, ProducerIdentity
 from txnstore.transactions import branch_rows, protocol, rows
@@ -384,14 +382,10 @@ class LockedTransaction:
                 markers[marker.key] = marker
         if not markers and not self._appends:
             return []
-        work = LockedPartitions.lock(
-            self.connection,
-            {*(item.partition_id for item in self._appends), *(partition_id for partition_id, _ in markers)},
-            {*producers_of(self._appends), *markers},
-            markers=[partition_id for partition_id, _ in markers],
-        )
+        work = LockedPartitions.lock(self.connection, producers_of(self._appends), list(markers))
         appended = place_all(work, self._appends, coordinated=True)
-        place_markers(work, (markers[key] for key in sorted(markers)))
+        for key in sorted(markers):
+            work.place_marker(markers[key])
         work.save()
         self._commit_number = work.commit_number
         return appended

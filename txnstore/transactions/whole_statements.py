@@ -32,9 +32,8 @@ from txnstore.db.statements import HotStatement, run_on_driver
 from txnstore.db.store import note_change
 from txnstore.errors import TxnStoreError
 from txnstore.groups.offsets import add_pending_offsets, commit_offsets, finish_pending_offsets, journal_text
-from txnstore.log.append import insert_batches
 from txnstore.log.codec import control_columns
-from txnstore.log.partition_rows import lock_heads, number_of_entry, save_heads
+from txnstore.log.partition_rows import insert_batches, lock_heads, number_of_entry, save_heads
 from txnstore.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, ControlType, OffsetAndMetadata, ProducerIdentity
 from txnstore.transactions import rows
 from txnstore.transactions.outcome import Ended, EndRequest

@@ -19,7 +19,8 @@ from sqlalchemy import Connection
 
 from txnstore.db.cluster.cluster import Cluster, several
 from txnstore.db.store import Store
-from txnstore.log.append import Append, Appended, LockedPartitions, check_sizes, place_all, producers_of
+from txnstore.log.append import Append, Appended, check_sizes, place_all, producers_of
+from txnstore.log.locked_partitions import LockedPartitions
 from txnstore.log.partition_rows import allocate_producer_id
 from txnstore.model import ClientProcess, ProducerIdentity
 from txnstore.transactions import rows
@@ -177,7 +178,7 @@ def _append(
     has_reported = rows.has_reported(connection, writer)
     appended: list[Appended] = []
     if appends:
-        work = LockedPartitions.lock(connection, (item.partition_id for item in appends), producers_of(appends))
+        work = LockedPartitions.lock(connection, producers_of(appends))
         appended = place_all(work, appends, coordinated=True)
         check_unreported(writer, is_new=not all(place.is_duplicate for place in appended), has_reported=has_reported)
         work.save()

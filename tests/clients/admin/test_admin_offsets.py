@@ -10,9 +10,9 @@ from txnstore.admin import AdminClient, EarliestSpec, LatestSpec, MaxTimestampSp
 from txnstore.clients.admin import records
 from txnstore.db.opening import open_store
 from txnstore.db.schema import partition_heads
-from txnstore.log.append import Append, Marker, append
+from txnstore.log.append import Append, append
 from txnstore.log.codec import encode
-from txnstore.log.markers import write_markers
+from txnstore.log.locked_partitions import Marker, write_markers
 from txnstore.log.partition_rows import allocate_producer_id
 from txnstore.log.topics import create_topic
 from txnstore.model import ControlType, ProducerIdentity, Record

@@ -89,7 +89,7 @@ _PRODUCER: Final[Mapping[str, Sequence[Right]]] = {
     "stores": ("SELECT", ("UPDATE", ("next_producer_id",))),
     "deleted_numbers": _READ,
     "partition_heads": ("SELECT", ("UPDATE", ("next_offset", "running_max_timestamp_ms"))),
-    # What is in the log is neither changed nor read by those who write; but see `log.markers`: of which epoch it is.
+    # What is in the log is neither changed nor read by those who write, but of which epoch it is: see `write_markers`.
     "record_batches": ("INSERT", ("SELECT", ("partition_id", "last_offset", "producer_id", "producer_epoch"))),
     "producer_states": _WORK,
     "finished_transactions": _ADD,
