@@ -139,7 +139,7 @@ def test_they_leave_the_rows_that_they_leave_one_by_one(bench: Bench, monkeypatc
     assert [bench.row(name).state for name in names] == [S.COMPLETE_ABORT, *[S.PREPARE_ABORT] * 5]
     with monkeypatch.context() as patched:
         # None of them is left to be completed by itself.
-        patched.delattr("txnstore.transactions.together.complete_decided")
+        patched.delattr("txnstore.transactions.together.try_to_complete")
         completed = complete_together(store, bench.cluster, names)
     assert (list(completed.completed), completed.put_off) == (names, {})
     for producer in opened[1]:
@@ -288,11 +288,11 @@ def test_one_that_somebody_is_at_work_on_is_completed_by_itself(bench: Bench, mo
     store.write(lambda connection: abort_together(names, locality, connection))
     busy: list[str] = []
 
-    def complete_alone(store, transactional_id, cluster):
+    def complete_alone(store, cluster, transactional_id):
         busy.append(transactional_id)
-        raise StoreUnavailable("it is for this test to say")
+        return StoreUnavailable("it is for this test to say")
 
-    monkeypatch.setattr("txnstore.transactions.together.complete_decided", complete_alone)
+    monkeypatch.setattr("txnstore.transactions.together.try_to_complete", complete_alone)
     if store.backend.name == "sqlite":
         # Whoever writes to a SQLite database is alone with it.
         assert complete_together(store, bench.cluster, names).put_off == {}

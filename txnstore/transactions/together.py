@@ -32,7 +32,7 @@ from txnstore.db.schema import (
 )
 from txnstore.db.statements import HotStatement, is_listed
 from txnstore.db.store import Store, make_durable, must_hit_each, note_change, server_now_ms
-from txnstore.errors import InvalidProducerIdMapping, OutcomeUnknown, StoreDamaged, StoreUnavailable, TxnStoreError
+from txnstore.errors import OutcomeUnknown, StoreDamaged, StoreUnavailable, TxnStoreError
 from txnstore.groups.offsets import drop_pending_offsets
 from txnstore.log.locked_partitions import Marker, write_markers
 from txnstore.log.partition_rows import allocate_producer_id
@@ -40,7 +40,7 @@ from txnstore.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, ControlType, Produ
 from txnstore.transactions import protocol, rows
 from txnstore.transactions.delivery import Delivered, PendingDelivery, deliver, tell_outrun
 from txnstore.transactions.protocol import DECIDED, EPOCH_EXHAUSTED, FenceReason, TransactionMetadata, TransactionState
-from txnstore.transactions.transaction import complete_decided, is_left
+from txnstore.transactions.transaction import is_left, try_to_complete
 
 _log = logging.getLogger(__name__)
 #: What the journal says made the change.
@@ -365,7 +365,7 @@ def complete_together(store: Store, cluster: Cluster | None, transactional_ids: 
         put_off = {name: error for name, error in put_off.items() if is_left(decided.get(name), left[name])}
     for name in transactional_ids:
         if name in rest and (name not in delivered or delivered[name].error is None):
-            error = _complete_by_itself(store, cluster, name)
+            error = try_to_complete(store, cluster, name)
             if error is not None:
                 put_off[name] = error
     return Completed([name for name in transactional_ids if name not in put_off], put_off)
@@ -387,19 +387,6 @@ def _try_to_strike_off(
     for name in completed:
         tell_outrun(left[name], delivered[name])
     return rest
-
-
-def _complete_by_itself(
-    store: Store, cluster: Cluster | None, transactional_id: str
-) -> TxnStoreError | AssertionError | None:
-    try:
-        complete_decided(store, transactional_id, cluster)
-    except InvalidProducerIdMapping:
-        # It was forgotten meanwhile: there is nothing left to do.
-        return None
-    except (TxnStoreError, AssertionError) as error:
-        return error
-    return None
 
 
 def _read_decided(transactional_ids: Collection[str], connection: Connection) -> dict[str, TransactionMetadata]:

@@ -609,15 +609,23 @@ def complete_decided(store: Store, transactional_id: str, cluster: Cluster | Non
 
 def complete_if_possible(store: Store, cluster: Cluster | None, transactional_id: str) -> None:
     """Complete what is decided, unless a database that takes part is away: then recovery does it, once it is back."""
-    if several(cluster) is None:
-        return
+    error = None if several(cluster) is None else try_to_complete(store, cluster, transactional_id)
+    if error is not None:
+        log_put_off(transactional_id, error)
+
+
+def try_to_complete(
+    store: Store, cluster: Cluster | None, transactional_id: str
+) -> TxnStoreError | AssertionError | None:
+    """Complete what is decided; return why that was not possible, if it was not."""
     try:
         complete_decided(store, transactional_id, cluster)
     except InvalidProducerIdMapping:
         # It was forgotten meanwhile: there is nothing left to do.
-        return
+        return None
     except (TxnStoreError, AssertionError) as error:
-        log_put_off(transactional_id, error)
+        return error
+    return None
 
 
 def log_put_off(transactional_id: str, error: TxnStoreError | AssertionError) -> None:
