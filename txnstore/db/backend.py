@@ -343,9 +343,6 @@ class Backend(Protocol):
         """Free the room of deleted rows for new ones where much of it waits for that; return of how many tables.
 
         It may take a minute, and keeps nobody from reading or writing meanwhile.
-
-        Raises:
-            TxnStoreError: the database refused or cannot be reached.
         """
         ...
 

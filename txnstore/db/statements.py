@@ -74,7 +74,8 @@ class HotStatement:
     """One statement of SQLAlchemy Core, rendered at its first execution for all engines that render alike.
 
     An INSERT takes a value for every column that neither it nor the database gives one.  A list of values
-    (`bindparam(..., expanding=True)`) may have any length.
+    (`bindparam(..., expanding=True)`) may have any length.  What the database refuses is a `DBAPIError`, as of
+    `connection.execute`.
     """
 
     def __init__(self, statement: Executable, *, may_be_listed: bool = False) -> None:
@@ -95,11 +96,7 @@ class HotStatement:
         self._renderings: dict[_Kind, _Renderings] = {}
 
     def rows(self, connection: Connection, parameters: Mapping[str, Any] = _NO_PARAMETERS) -> list[Any]:
-        """Run it and return its rows as tuples with names; all of them are read.
-
-        Raises:
-            DBAPIError: as `connection.execute`.
-        """
+        """Run it and return its rows as tuples with names; all of them are read."""
         found = self.rendered(connection.dialect, parameters)
         if found is None:
             return list(connection.execute(self.statement, parameters))
@@ -107,49 +104,29 @@ class HotStatement:
         return found.named(run_on_driver(connection, found.text, values, self).rows)
 
     def row(self, connection: Connection, parameters: Mapping[str, Any] = _NO_PARAMETERS) -> Any:
-        """Run it and return its only row; None if there is none.
-
-        Raises:
-            DBAPIError: as `connection.execute`.
-        """
+        """Run it and return its only row; None if there is none."""
         rows = self.rows(connection, parameters)
         assert len(rows) <= 1, "more than one row where one was wanted"
         return rows[0] if rows else None
 
     def values(self, connection: Connection, parameters: Mapping[str, Any] = _NO_PARAMETERS) -> list[Any]:
-        """Run it and return the first column of its rows.
-
-        Raises:
-            DBAPIError: as `connection.execute`.
-        """
+        """Run it and return the first column of its rows."""
         return [row[0] for row in self.rows(connection, parameters)]
 
     def value(self, connection: Connection, parameters: Mapping[str, Any] = _NO_PARAMETERS) -> Any:
-        """Run it and return the first column of its only row; None if there is none.
-
-        Raises:
-            DBAPIError: as `connection.execute`.
-        """
+        """Run it and return the first column of its only row; None if there is none."""
         row = self.row(connection, parameters)
         return None if row is None else row[0]
 
     def run(self, connection: Connection, parameters: Mapping[str, Any] = _NO_PARAMETERS) -> int:
-        """Run it, which returns no rows, and return how many it has hit.
-
-        Raises:
-            DBAPIError: as `connection.execute`.
-        """
+        """Run it, which returns no rows, and return how many it has hit."""
         found = self.rendered(connection.dialect, parameters)
         if found is None:
             return connection.execute(self.statement, parameters).rowcount
         return run_on_driver(connection, found.text, found.values_from(parameters, connection.dialect)).hit
 
     def run_each(self, connection: Connection, each: Sequence[Mapping[str, Any]]) -> int:
-        """Run it once for each of the parameters, at least one, in order; return how many rows it has hit in all.
-
-        Raises:
-            DBAPIError: as `connection.execute`.
-        """
+        """Run it once for each of the parameters, at least one, in order; return how many rows it has hit in all."""
         if len(each) == 1:
             return self.run(connection, each[0])
         if (
@@ -631,9 +608,6 @@ def run_on_driver(
     """Run a statement in the driver's own words, once for each item if the values are a list.
 
     `statement` is what the text was rendered from, for its execution options.
-
-    Raises:
-        DBAPIError: as `connection.exec_driver_sql`.
     """
     if has_listeners(connection):
         result = connection.exec_driver_sql(

@@ -108,7 +108,10 @@ _inherited: Final[list[Any]] = []
 
 
 class Store:
-    """One database that holds logs, coordinators and groups; safe to share between threads."""
+    """One database that holds logs, coordinators and groups; safe to share between threads.
+
+    Whatever asks it raises a `TxnStoreError` where it refuses or cannot be reached, also where no docstring says so.
+    """
 
     def __init__(
         self, backend: Backend, url: DatabaseUrl, engine: Engine, *, schema: str, limits: Limits, clock: Clock | None
@@ -280,20 +283,13 @@ class Store:
         return hits
 
     def read(self, work: Callable[[Connection], Result], *, retry_timeout_ms: int | None = None) -> Result:
-        """Run `work` on one snapshot of the database and return what it returned.
-
-        Raises:
-            TxnStoreError: the database refused or cannot be reached.
-        """
+        """Run `work` on one snapshot of the database and return what it returned."""
         return self._attempt(partial(self._run_once, work, Access.READ), retry_timeout_ms)
 
     def reclaim(self) -> int:
         """Free the room of deleted rows for new ones where much of it waits for that; return of how many tables.
 
         It may take a minute, and keeps nobody from reading or writing meanwhile.
-
-        Raises:
-            TxnStoreError: the database refused or cannot be reached.
         """
         self.check_usable()
         try:

@@ -87,11 +87,7 @@ def delete_topics(
 
 
 def bring_up_to_date(store: Store, cluster: Cluster | None) -> int:
-    """Give a member the topics and settings of its controller if they have changed since; return 1 if they had.
-
-    Raises:
-        TxnStoreError: it, or the controller, cannot be reached or refuses.
-    """
+    """Give a member the topics and settings of its controller if they have changed since; return 1 if they had."""
     if cluster is None or cluster.is_alone or store is cluster.controller:
         return 0
     # A caller looks again and again: it does not wait for a member that is away.

@@ -273,9 +273,6 @@ def compact_portion(store: Store, portions: Portions | None = None, *, batches_m
     At least `batches_max`, or all that there are, or what there is time for: each is passed once for its keys and once
     to be thinned.  Who has time remembers the keys until the next call in this process, however long that is; what has
     come meanwhile is for the next pass.
-
-    Raises:
-        TxnStoreError: see `compact_partitions`.
     """
     portions = portions or Portions()
     known = None if portions.is_bounded else _unfinished.pop(store, None)

@@ -68,9 +68,6 @@ class Maintenance:
         """Do every duty now, all of it; return how much was done, by name.
 
         A duty that failed is logged and left out; `failed` says why.
-
-        Raises:
-            TxnStoreError: the database cannot be read or written to.
         """
         done: dict[str, int] = {}
         left = list(self._duties)

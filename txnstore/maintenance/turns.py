@@ -126,11 +126,7 @@ class Turn:
 
 
 def look_for_due(store: Store, duties: Sequence[MaintenanceDuty]) -> leases.Look:
-    """Return which duties are due; one look, which changes nothing.
-
-    Raises:
-        TxnStoreError: the database cannot be read.
-    """
+    """Return which duties are due; one look, which changes nothing."""
     settings_of = {duty.name: duty.interval_setting for duty in duties}
     return store.read(partial(leases.look, settings_of=settings_of), retry_timeout_ms=0)
 

@@ -55,11 +55,7 @@ NOTHING: Final = Digest(0, 0)
 
 
 def digest_of(store: Store, *, told: Callable[[int], None] | None = None) -> dict[Part, Digest]:
-    """Return the digests of everything in the store; `told` hears of the number of rows as they are read.
-
-    Raises:
-        TxnStoreError: the database refused or cannot be reached.
-    """
+    """Return the digests of everything in the store; `told` hears of the number of rows as they are read."""
     digests: dict[Part, Digest] = {}
     for copied in COPIED:
         has_partitions = "partition_id" in copied.table.c

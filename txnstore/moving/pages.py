@@ -25,11 +25,7 @@ Key = tuple[Any, ...]
 
 
 def pages(store: Store, copied: CopiedTable, after: Key | None = None) -> Iterator[Sequence[Row[Any]]]:
-    """Return the rows after the one with the key `after`, or all of them.
-
-    Raises:
-        TxnStoreError: the database refused or cannot be reached.
-    """
+    """Return the rows after the one with the key `after`, or all of them."""
     is_last = False
     while not is_last:
         rows, is_last = store.read(lambda connection: _page(connection, copied, after))  # noqa: B023 - called at once

@@ -436,11 +436,7 @@ def register_branches(
     ended_gids: Sequence[str],
     connection: Connection,
 ) -> None:
-    """Make branches known in the producer's transaction, which is open afterwards, and forget those that have ended.
-
-    Raises:
-        TxnStoreError: see `protocol.add_to_transaction`.
-    """
+    """Make branches known in the producer's transaction, which is open afterwards, and forget those that have ended."""
     # The lock of its row: a decision from elsewhere comes before, and is found, or after, and knows of them.
     transaction = LockedTransaction.lock(connection, transactional_id)
     transaction.begin(producer)

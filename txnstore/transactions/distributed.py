@@ -112,22 +112,14 @@ class RemoteTransaction:
         )
 
     def append(self, database_id: int, appends: Sequence[Append], added: set[int] | None) -> list[Appended]:
-        """Append batches in one other database, whose partitions take part before.
-
-        Raises:
-            TxnStoreError: see `TransactionCoordinator.append`.
-        """
+        """Append batches in one other database, whose partitions take part before."""
         check_batches(self.producer, appends)
         check_sizes(appends)
         self.add_partitions((item.partition_id for item in appends), added)
         return self._append(database_id, appends, added)
 
     def send_offsets(self, sent: SentOffsets) -> None:
-        """Let the transaction hold offsets of a group that takes part already.
-
-        Raises:
-            TxnStoreError: see `TransactionCoordinator.send_offsets`.
-        """
+        """Let the transaction hold offsets of a group that takes part already."""
 
         def work(connection: Connection) -> None:
             # What the decision counts in is not to be lost with the last commits of its own database.
@@ -215,11 +207,7 @@ class RemoteTransaction:
             raise
 
     def find(self, appends: Sequence[Append]) -> list[Appended]:
-        """Return where those of the batches stand that belong to other databases, once they have their markers.
-
-        Raises:
-            TxnStoreError: see `Cluster.own` and `Store.read`.
-        """
+        """Return where those of the batches stand that belong to other databases, once they have their markers."""
         found: list[Appended] = []
         for database_id, items in self.cluster.by_leader(appends).items():
             if database_id == self.coordinator.database_id:

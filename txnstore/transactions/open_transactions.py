@@ -185,9 +185,6 @@ def each_open(
     """Yield what is open in these partitions, or in all, by partition and offset; each page is a snapshot of its own.
 
     Of a database that is left out nothing is said.
-
-    Raises:
-        TxnStoreError: the database cannot be read.
     """
     if cluster.is_alone:
         yield from each_open_in(cluster.controller, partition_ids, retry_timeout_ms=retry_timeout_ms)
@@ -201,11 +198,7 @@ def each_open(
 def each_open_in(
     store: Store, partition_ids: Collection[int] | None = None, *, retry_timeout_ms: int | None = None
 ) -> Iterator[OpenTransaction]:
-    """Yield the same as one database knows it.
-
-    Raises:
-        TxnStoreError: the database cannot be read.
-    """
+    """Yield the same as one database knows it."""
     for page in _pages(store, partition_ids, retry_timeout_ms):
         yield from page
 
@@ -265,9 +258,6 @@ def each_held(
     """Yield what transactions hold of groups' offsets, by group and partition; each page is a snapshot of its own.
 
     Of a database that is left out nothing is said.
-
-    Raises:
-        TxnStoreError: the database cannot be read.
     """
     wanted = None if partition_ids is None else set(partition_ids)
     for store in cluster.stores(left_out):

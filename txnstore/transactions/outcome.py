@@ -315,11 +315,7 @@ class EndRequest:
     transaction_group: str | None = None
 
     def names_what_is_there(self, store: Store) -> bool:
-        """Return whether there are, by now, the transactional id and all partitions that it names.
-
-        Raises:
-            TxnStoreError: the database is busy or away.
-        """
+        """Return whether there are, by now, the transactional id and all partitions that it names."""
         partition_ids = {item.partition_id for item in self.appends}.union(*(sent.offsets for sent in self.offsets))
 
         def work(connection: Connection) -> bool:

@@ -194,9 +194,6 @@ def abort_overdue(store: Store, cluster: Cluster | None = None) -> int | None:
     Returns in how many milliseconds there may be something to do again; None: no transaction with a deadline is open.
     0: so many were aborted that the helper's own work comes first.  One statement if there is nothing to do, whatever
     is open.
-
-    Raises:
-        TxnStoreError: the database cannot be read.
     """
     portions = Portions(seconds=HELP_SECONDS, held_seconds=HELD_SECONDS, rows_max=ABORTED_MAX)
     portions.rows = ABORTED_FIRST
@@ -327,11 +324,7 @@ def _next_deadlines(after: Mapping[str, Any], connection: Connection) -> Sequenc
 
 
 def abort_overdue_in(store: Store, partition_ids: Collection[int], cluster: Cluster | None = None) -> int | None:
-    """Do the same for the transactions that hold partitions of this database back, wherever they are coordinated.
-
-    Raises:
-        TxnStoreError: the database cannot be read.
-    """
+    """Do the same for the transactions that hold partitions of this database back, wherever they are coordinated."""
     others = several(cluster)
     if others is None:
         return abort_overdue(store, cluster)
@@ -490,9 +483,6 @@ def next_timeout_ms(store: Store) -> int | None:
     """Return in how many milliseconds a transaction that is open now may have timed out; None: none ever will.
 
     Less than zero: one has, and is there all the same.
-
-    Raises:
-        TxnStoreError: the database cannot be read.
     """
     found = store.read(partial(_next_deadlines, {**_FIRST_DEADLINE, "count_max": 1}))
     return int(found[0].left_ms) + 1 if found else None

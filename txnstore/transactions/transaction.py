@@ -121,7 +121,10 @@ def fencing_other_starts(
 
 @dataclass
 class LockedTransaction:
-    """Steps of one transactional id; nothing is written before `save`."""
+    """Steps of one transactional id; nothing is written before `save`.
+
+    A step raises what its rule in `protocol` does, and `save` what the log and the groups refuse.
+    """
 
     connection: Connection
     before: TransactionMetadata | None
@@ -176,11 +179,7 @@ class LockedTransaction:
         return allocate_producer_id(self.connection)
 
     def begin(self, producer: ProducerIdentity) -> None:
-        """Let the producer's transaction be open, if it is not yet.
-
-        Raises:
-            TxnStoreError: see `protocol.add_to_transaction`.
-        """
+        """Let the producer's transaction be open, if it is not yet."""
         self._add(producer)
 
     def append(self, producer: ProducerIdentity, appends: Sequence[Append]) -> None:
@@ -197,20 +196,12 @@ class LockedTransaction:
         self._appends.extend(appends)
 
     def send_offsets(self, producer: ProducerIdentity, sent: SentOffsets) -> None:
-        """Let the transaction hold consumed offsets of a group (AddOffsetsToTxn and TxnOffsetCommit).
-
-        Raises:
-            TxnStoreError: see `protocol.add_to_transaction`.
-        """
+        """Let the transaction hold consumed offsets of a group (AddOffsetsToTxn and TxnOffsetCommit)."""
         self._add(producer)
         self._sent.append(sent)
 
     def add(self, producer: ProducerIdentity, partition_ids: Iterable[int], group_ids: Iterable[str]) -> None:
-        """Let partitions and groups of other databases take part (AddPartitionsToTxn, AddOffsetsToTxn).
-
-        Raises:
-            TxnStoreError: see `protocol.add_to_transaction`.
-        """
+        """Let partitions and groups of other databases take part (AddPartitionsToTxn, AddOffsetsToTxn)."""
         self._add(producer)
         self._added_partitions.update(partition_ids)
         self._added_groups.update(group_ids)
@@ -321,11 +312,7 @@ class LockedTransaction:
         self._start = rows.Start(client)
 
     def save(self, reason: str) -> list[Appended]:
-        """Write what the steps have changed, and return where the batches stand; `reason` goes into the journal.
-
-        Raises:
-            TxnStoreError: see `log.append.append` and `groups.offsets.add_pending_offsets`.
-        """
+        """Write what the steps have changed, and return where the batches stand; `reason` goes into the journal."""
         # Readers wait for records and markers alone, not for the transaction.
         note_change(self.connection)
         left = self.undelivered

@@ -49,9 +49,6 @@ def begin_transaction(
     """Make the producer's transaction open in the store before anything is written, so that writers can join it.
 
     Safe to repeat; its timeout runs from now on.
-
-    Raises:
-        TxnStoreError: see `protocol.add_to_transaction`.
     """
 
     def work(connection: Connection) -> None:

@@ -37,9 +37,6 @@ def branch_violations(store: Store, participants: Sequence[DatabaseUrl] = ()) ->
 
     Looked at are the databases of its own server, where that is PostgreSQL, and `participants`.  Of a copy nothing is
     asked: what is prepared under its name is its original's.
-
-    Raises:
-        TxnStoreError: the store, or one of the databases, refused or cannot be reached.
     """
     if store.read(partial(_is_copy, store)):
         return []

@@ -151,9 +151,6 @@ def in_snapshots(members: Sequence[Store], work: Callable[[Sequence[Connection]]
     """Run `work` on a snapshot of each of the databases, all open at once.
 
     They are taken one after the other: no moment is common to them.
-
-    Raises:
-        TxnStoreError: one of them refused or cannot be reached.
     """
 
     def nested(connections: tuple[Connection, ...]) -> Result:

@@ -94,11 +94,7 @@ def find_violations(
     partition_ids: Collection[int] | None = None,
     producers_expire: bool = False,
 ) -> list[Violation]:
-    """Return the same, in one snapshot of the store.
-
-    Raises:
-        TxnStoreError: the database refused or cannot be reached.
-    """
+    """Return the same, in one snapshot of the store."""
     return store.read(
         lambda connection: violations_on(
             connection, at_rest=at_rest, partition_ids=partition_ids, producers_expire=producers_expire
@@ -117,9 +113,6 @@ def cluster_violations(
     """Return each violation; with `at_rest` nothing may be open or half done, with `copies` they are up to date.
 
     The databases have no moment in common: nobody may be at work meanwhile.
-
-    Raises:
-        TxnStoreError: one of the databases refused or cannot be reached.
     """
     members = cluster.databases
 

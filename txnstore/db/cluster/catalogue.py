@@ -168,9 +168,6 @@ def look(controller: Store, version: int | None = None, asked: Collection[int] =
 
     It replaces them if its own version is an older one: that grows with each change, so the controller has gone back.
     A standby, which is behind, replaces nothing.
-
-    Raises:
-        TxnStoreError: the controller cannot be reached or refuses.
     """
 
     def read(connection: Connection) -> Catalogue:
@@ -197,11 +194,7 @@ def is_current(connection: Connection, catalogue: Catalogue, database_id: int) -
 
 
 def copy_catalogue(controller: Store, catalogue: Catalogue, database_id: int, write: Callable[..., bool]) -> bool:
-    """Bring a member's copies to the controller's state, by what writes there; False if nothing was to be changed.
-
-    Raises:
-        TxnStoreError: see `apply_catalogue` and `look`, and what `write` raises.
-    """
+    """Bring a member's copies to the controller's state, by what writes there; False if nothing was to be changed."""
     apply = partial(apply_catalogue, catalogue=catalogue, database_id=database_id)
     try:
         return write(apply, wakes_readers=True)

@@ -537,19 +537,11 @@ class Cluster:
         return coordinator_of_name(name, self._databases.values())
 
     def coordinator_of(self, name: str | None) -> Store:
-        """Return the store that coordinates the transactional id or group; of None, the controller.
-
-        Raises:
-            TxnStoreError: see `own`.
-        """
+        """Return the store that coordinates the transactional id or group; of None, the controller."""
         return self.own(self.coordinator_id_of(name))
 
     def at_partition(self, partition_id: int, call: Callable[[Store], Result]) -> Result:
-        """Make a call on the store that holds the partition; again if that had not heard of it.
-
-        Raises:
-            TxnStoreError: see `leader_of_partition` and `own`, and what the call raises.
-        """
+        """Make a call on the store that holds the partition; again if that had not heard of it."""
         return repaired(self, self.leader_of_partition(partition_id), call)
 
     def at_coordinator(self, name: str | None, call: Callable[[Store], Result]) -> Result:
@@ -557,9 +549,6 @@ class Cluster:
 
         It is made again, elsewhere, if there is a database by now that this client had not heard of; and if the store
         had not heard of a partition that the controller has.
-
-        Raises:
-            TxnStoreError: see `own`, and what the call raises.
         """
         try:
             return call(self.coordinator_of(name))
@@ -572,11 +561,7 @@ class Cluster:
             return call(self.coordinator_of(name))
 
     def coordinator_of_producer(self, producer_id: int) -> Store:
-        """Return the store that gave out the producer id: it coordinates its transactions.
-
-        Raises:
-            TxnStoreError: see `own`.
-        """
+        """Return the store that gave out the producer id: it coordinates its transactions."""
         return self.controller if self.is_alone else self.own(coordinator_of_producer(producer_id))
 
     # --- copies ------------------------------------------------------------------------------------------------------

@@ -79,11 +79,7 @@ _OTHERS: Final = text(
 
 
 def list_grants(store: Store) -> list[Grant]:
-    """Return who was granted what with `grant`, by role; the tables' owner comes first.
-
-    Raises:
-        TxnStoreError: the database cannot be read.
-    """
+    """Return who was granted what with `grant`, by role; the tables' owner comes first."""
 
     def work(connection: Connection) -> list[Grant]:
         owner = connection.execute(_OWNER, {"schema": store.schema}).scalar_one()
