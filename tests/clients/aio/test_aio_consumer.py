@@ -105,13 +105,17 @@ def test_a_cancelled_poll_loses_no_message(configuration, fill):
                 polling = asyncio.create_task(consumer.poll(WAIT_SECONDS))
                 # It has begun, and may have read already what it is now not asked for any more.
                 await asyncio.sleep(0)
-                polling.cancel()
+                # Python 3.14 hands over at once what a thread has by then: the call has returned, and is not cancelled.
+                if not polling.cancel():
+                    read.append(await value_of(polling))
                 await asyncio.wait([polling])
                 consuming = asyncio.create_task(consumer.consume(3, WAIT_SECONDS))
                 await asyncio.sleep(0)
-                consuming.cancel()
+                if not consuming.cancel():
+                    read += [message.value() for message in await consuming]
                 await asyncio.wait([consuming])
-                read.append(await value_of(consumer.poll(WAIT_SECONDS)))
+                if len(read) < 40:
+                    read.append(await value_of(consumer.poll(WAIT_SECONDS)))
         assert read == [b"%d" % number for number in range(40)]
 
     run(scenario())
