@@ -68,7 +68,7 @@ def test_a_process_may_go_without():
 
 
 @needs_compiler
-@pytest.mark.skipif(Path(COMPILER).name != "gcc", reason="each compiler warns of something else")
+@pytest.mark.skipif(not COMPILER.endswith("gcc"), reason="each compiler warns of something else")
 @pytest.mark.parametrize("source", build_bulk.SOURCES, ids=lambda source: source.name)
 def test_gcc_has_no_warning_of_it(tmp_path, source):
     # What the form of a slot asks for: arguments that are not used, tables that end with zeros.
