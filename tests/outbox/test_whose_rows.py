@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, select
+from sqlalchemy import NullPool, create_engine, select
 from sqlalchemy.engine import make_url
 from sqlalchemy.orm import Session
 
@@ -92,19 +92,24 @@ def committed_ids(store: Store) -> list[int | None]:
 # --- where a round ends -----------------------------------------------------------------------------------------------
 
 
+def engine_of(url):
+    """Return an engine whose connections end when they are closed: from Python 3.13 on one that does not is told of."""
+    return create_engine(url, poolclass=NullPool)
+
+
 def core(url):
-    return create_engine(url).connect()
+    return engine_of(url).connect()
 
 
 def orm(url):
-    return Session(create_engine(url))
+    return Session(engine_of(url))
 
 
 def by_relative_name(url):
     path = Path(str(make_url(url).database))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(path.parent)
-        connection = create_engine(f"sqlite:///{path.name}").connect()
+        connection = engine_of(f"sqlite:///{path.name}").connect()
         connection.exec_driver_sql("SELECT 1")
         connection.rollback()
     return connection
