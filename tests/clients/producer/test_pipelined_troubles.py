@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -271,6 +272,31 @@ def test_a_transaction_s_records_are_not_sent_before_the_commits_before_it(ready
     ready._sender.end_flush()
     ready.abort_transaction(PATIENCE_SECONDS)
     assert values(read_to_end(url, topic)) == [b"before", b"1"]
+
+
+def test_offsets_of_the_next_transaction_wait_for_the_commit_before_though_something_pauses(
+    ready, make_consumer, topic
+):
+    consumer = make_consumer({"group.id": "copiers", "enable.auto.commit": False})
+    consumer.subscribe([topic])
+    read(consumer, 1)
+
+    def send(offset):
+        metadata = consumer.consumer_group_metadata()
+        ready.send_offsets_to_transaction([TopicPartition(topic, 0, offset)], metadata, PATIENCE_SECONDS)
+
+    begun(ready, topic, b"1")
+    send(1)
+    ready.commit_transaction(PATIENCE_SECONDS)
+    # As after a topic that could not be looked up; and what is sent now lingers for less.
+    ready._thread.backoff.not_before_seconds = time.monotonic() + 1
+    ready._transactions.progress.delayed._delay_seconds = 0
+    future = left(ready, topic, b"2")
+    begun(ready, topic, b"given up")
+    send(2)
+    assert future.result(PATIENCE_SECONDS) is None
+    ready.abort_transaction(PATIENCE_SECONDS)
+    assert committed(consumer, topic) == 1
 
 
 def test_what_has_left_the_queue_and_could_not_be_sent_yet_is_not_sealed(ready, monkeypatch, url, topic):

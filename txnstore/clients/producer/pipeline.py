@@ -134,7 +134,8 @@ class CommitPipeline:
 
     def due_seconds(self, now_seconds: float) -> float | None:
         """See `TimedWork`."""
-        return max(now_seconds, self._thread.backoff.not_before_seconds) if self._pending else None
+        # At once, also where something else pauses: what is due meanwhile is of the next transaction.
+        return now_seconds if self._pending else None
 
     def run(self) -> None:
         """Commit all that is sealed; the caller may seal more meanwhile.
