@@ -132,14 +132,7 @@ class ProducerTransactions:
                 raise KafkaException(KafkaError(KafkaError._BAD_MSG, str(error))) from None
             if self._sender.thread.run_here(partial(self._offsets.take_at_once, committer, valid)):
                 return
-            is_cancelled = threading.Event()
-            work = self._progress.submit(lambda: self._send_offsets_work(committer, valid, is_cancelled))
-            try:
-                self._wait(work, timeout_seconds)
-            finally:
-                # Never later: it could be another transaction's by then.
-                is_cancelled.set()
-                work.cancel()
+            self._ask(partial(self._send_offsets_work, committer, valid), timeout_seconds)
 
     def token(self, timeout_seconds: float) -> bytes:
         """Make the transaction open in the store, and return what lets other processes join it.
@@ -151,14 +144,7 @@ class ProducerTransactions:
         """
         self._enlistment.refuse("transaction_token() comes before enlist()")
         with self._progress.in_call(_C.TOKEN):
-            is_cancelled = threading.Event()
-            work = self._progress.submit(lambda: self._token_work(is_cancelled))
-            try:
-                return self._wait(work, timeout_seconds)
-            finally:
-                # Never later: it could begin another transaction by then.
-                is_cancelled.set()
-                work.cancel()
+            return self._ask(self._token_work, timeout_seconds)
 
     def prepare(self, timeout_seconds: float) -> PreparedTxnState:
         """Send all of the transaction, so that a holder of the answer can commit it later, in another process too.
@@ -172,13 +158,9 @@ class ProducerTransactions:
             reason = f"prepare_transaction() {NEEDS_TWO_PHASE_COMMIT}"
             raise KafkaException(KafkaError(KafkaError.INVALID_TXN_STATE, reason))
         with self._progress.in_call(_C.PREPARE):
-            is_cancelled = threading.Event()
-            work = self._progress.submit(lambda: self._prepare_work(is_cancelled))
             try:
-                return self._wait(work, timeout_seconds)
+                return self._ask(self._prepare_work, timeout_seconds)
             finally:
-                is_cancelled.set()
-                work.cancel()
                 self._progress.serve_reports()
 
     def commits(self, remembered: PreparedTxnState) -> bool | None:
@@ -468,8 +450,15 @@ class ProducerTransactions:
         elif self._progress.stage is _S.COMMITTING:
             raise AssertionError("a commit was left without its answer")
 
-    def _wait(self, work: Future[Result], timeout_seconds: float) -> Result:
-        return self._progress.wait(work, self._progress.bounded(timeout_seconds), resumable=False)
+    def _ask(self, work: Callable[[threading.Event], Result], timeout_seconds: float) -> Result:
+        """Return the answer of work that is cancelled with its call: later it could be about another transaction."""
+        is_cancelled = threading.Event()
+        asked = self._progress.submit(partial(work, is_cancelled))
+        try:
+            return self._progress.wait(asked, self._progress.bounded(timeout_seconds), resumable=False)
+        finally:
+            is_cancelled.set()
+            asked.cancel()
 
     def _deadline(self, timeout_seconds: float) -> Deadline:
         return Deadline(self._progress.bounded(timeout_seconds))
