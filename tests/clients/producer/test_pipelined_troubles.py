@@ -15,9 +15,9 @@ from sqlalchemy import update
 
 from tests.clients.producer.pipelined import *  # noqa: F403 - the fixtures
 from tests.clients.producer.pipelined import ABORTABLE, begun, failure_of, flags_of, left
-from tests.clients.producer.transactional import committed, read, seen
+from tests.clients.producer.transactional import allow_two_phase_commit, committed, read, seen
 from tests.clients.steps import PATIENCE_SECONDS, create_topic, error_of, read_to_end, refusal_of, values
-from txnstore import KafkaError, KafkaException, TopicPartition
+from txnstore import KafkaError, KafkaException, Outcome, TopicPartition, outcome
 from txnstore.clients.producer import pipeline as pipeline_module
 from txnstore.clients.producer.pipeline import CommitPipeline
 from txnstore.clients.producer.progress import TransactionOffsets
@@ -297,6 +297,34 @@ def test_offsets_of_the_next_transaction_wait_for_the_commit_before_though_somet
     assert future.result(PATIENCE_SECONDS) is None
     ready.abort_transaction(PATIENCE_SECONDS)
     assert committed(consumer, topic) == 1
+
+
+@pytest.mark.parametrize("records", [(), (b"3",)], ids=["empty", "with a record"])
+def test_a_call_that_came_too_late_prepares_no_later_transaction(
+    make_transactional, hold_database, url, topic, records
+):
+    allow_two_phase_commit(url)
+    ready = make_transactional(transaction_two_phase_commit_enable=True)
+    left(ready, topic, b"before").result(PATIENCE_SECONDS)
+    with hold_database(url):
+        futures = [left(ready, topic, b"1")]
+        begun(ready, topic, b"2")
+        # It waits for the first commit; and the transaction goes on without it.
+        assert error_of(ready.prepare_transaction, 0.05).code() == KafkaError._TIMED_OUT
+        futures.append(ready.commit_transaction_async())
+        begun(ready, topic, *records)
+    for future in futures:
+        assert future.result(PATIENCE_SECONDS) is None
+    # Behind the call that came too late.
+    ready.list_topics(timeout=PATIENCE_SECONDS)
+    assert not ready._transactions.progress.is_written
+    ready.produce(topic, b"last", partition=0)
+    ready.commit_transaction_async().result(PATIENCE_SECONDS)
+    begun(ready, topic, b"prepared")
+    state = ready.prepare_transaction(PATIENCE_SECONDS)
+    assert outcome(state, url) is Outcome.OPEN
+    ready.complete_transaction(state, PATIENCE_SECONDS)
+    assert values(read_to_end(url, topic)) == [b"before", b"1", b"2", *records, b"last", b"prepared"]
 
 
 def test_what_has_left_the_queue_and_could_not_be_sent_yet_is_not_sealed(ready, monkeypatch, url, topic):

@@ -10,13 +10,13 @@ import pytest
 from sqlalchemy import update
 
 from tests.clients.producer import two_phase_recipe
+from tests.clients.producer.transactional import allow_two_phase_commit
 from tests.clients.steps import NO_MEMBER, PATIENCE_SECONDS, create_topic, error_of, read_to_end, values
 from tests.tools.fork_server import fork_server
 from tests.tools.killed_children import every_kill
 from txnstore import KafkaError, KafkaException, Outcome, PreparedTxnState, Producer, TopicPartition, outcome
 from txnstore.admin import AdminClient
 from txnstore.clients.producer import transactions
-from txnstore.db.cluster.catalogue import change_store_settings
 from txnstore.db.opening import open_store
 from txnstore.db.schema import transactions as rows_of_ids
 from txnstore.transactions.protocol import EPOCH_EXHAUSTED
@@ -27,16 +27,9 @@ TWO_PHASE = {"transactional.id": "anna", "transaction.two.phase.commit.enable": 
 YEAR_MS = 365 * 24 * 3600 * 1000
 
 
-def allow(url):
-    with open_store(url) as store:
-        store.write(
-            lambda connection: change_store_settings(connection, {"transaction.two.phase.commit.enable": "true"})
-        )
-
-
 @pytest.fixture
 def topic(url):
-    allow(url)
+    allow_two_phase_commit(url)
     return create_topic(url, TOPIC)
 
 
@@ -421,7 +414,7 @@ def test_the_recipe_keeps_both_databases_together_whatever_dies(url, tmp_path, i
         folder = tmp_path / str(next(counter))
         folder.mkdir()
         task = f"sqlite:///{folder / 'log.db'}", f"sqlite:///{folder / 'shop.db'}"
-        allow(task[0])
+        allow_two_phase_commit(task[0])
         create_topic(task[0], TOPIC)
         if is_aged:
             two_phase_recipe.start(*task).close()

@@ -16,7 +16,7 @@ from tests.clients.producer.pipelined import (
     records_wait_for_their_commit,
     the_thread_is_done_with_what_was_answered,
 )
-from tests.clients.producer.test_two_phase_commit import allow
+from tests.clients.producer.transactional import allow_two_phase_commit
 from tests.clients.steps import PATIENCE_SECONDS, create_topic, error_of, read_to_end, refusal_of, values
 from txnstore import KafkaError, KafkaException
 from txnstore.background_thread import BackgroundThread
@@ -506,7 +506,7 @@ def test_an_abort_that_fails_half_way_is_made_again(producer, url, monkeypatch, 
 
 
 def test_what_is_prepared_stays_so_if_its_commit_fails_before_it_is_asked_for(make_producer, url, monkeypatch):
-    allow(url)
+    allow_two_phase_commit(url)
     create_topic(url, TOPIC)
     producer = make_producer({"transactional.id": "anna", "transaction.two.phase.commit.enable": True})
     producer.init_transactions(PATIENCE_SECONDS)

@@ -12,6 +12,8 @@ from tests.clients.steps import (
     values,
 )
 from txnstore import OFFSET_BEGINNING, Message, TopicPartition
+from txnstore.db.cluster.catalogue import change_store_settings
+from txnstore.db.opening import open_store
 
 TOPIC = "orders"
 
@@ -50,6 +52,13 @@ def plainly(make_producer):
         assert producer.flush(PATIENCE_SECONDS) == 0
 
     return write
+
+
+def allow_two_phase_commit(url):
+    with open_store(url) as store:
+        store.write(
+            lambda connection: change_store_settings(connection, {"transaction.two.phase.commit.enable": "true"})
+        )
 
 
 def seen(url, topic, **named):

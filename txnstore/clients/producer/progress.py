@@ -337,7 +337,7 @@ class TransactionProgress:
     def begin(self) -> None:
         """Enter a transaction that has nothing yet; under the lock."""
         self.is_written = self.has_sent_records = self.has_token = False
-        self.writers = None
+        self.writers = self.prepared = None
         self.sender.session.begin_transaction()
         self._failed_count = 0
         # Last, and no call may begin before: Ctrl-C finds the transaction begun, or not.

@@ -525,6 +525,9 @@ class ProducerTransactions:
             self._progress.fail_and_raise(transaction_error_of(error, _C.TOKEN))
 
     def _prepare_work(self, is_cancelled: threading.Event) -> PreparedTxnState:
+        if is_cancelled.is_set():
+            # Behind a commit that nobody waits for: what is open by now may be another transaction.
+            return PreparedTxnState()
         self._offsets.stop_lingering()
         while True:
             self._sender.send_everything()
@@ -537,12 +540,12 @@ class ProducerTransactions:
             with self._lock:
                 if self._sender.has_something and not is_cancelled.is_set():
                     continue
-                if self._progress.prepared is None:
-                    identity = self._sender.session.identity
-                    self._progress.prepared = PreparedTxnState(identity.producer_id, identity.epoch)
+                identity = self._sender.session.identity
+                name = self._progress.prepared or PreparedTxnState(identity.producer_id, identity.epoch)
                 if self._progress.stage is _S.IN_TRANSACTION and not is_cancelled.is_set():
+                    self._progress.prepared = name
                     self._progress.enter(_S.PREPARED)
-                return self._progress.prepared
+                return name
 
     def _give_name(self, is_cancelled: threading.Event) -> None:
         """Let the transaction be open in the store, empty or not, so that its name is never another one's."""
