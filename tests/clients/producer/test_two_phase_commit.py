@@ -314,6 +314,34 @@ def test_forced_termination_fences_the_producer(url, start):
     assert outcome(state, url) is Outcome.ABORTED
 
 
+@pytest.mark.parametrize("who", ["an administrator", "a newer producer"])
+def test_what_somebody_else_has_aborted_is_not_prepared(url, start, who):
+    producer = start()
+    producer.begin_transaction()
+    producer.produce(TOPIC, b"a", partition=0)
+    assert producer.flush(PATIENCE_SECONDS) == 0
+    if who == "a newer producer":
+        start()
+    else:
+        AdminClient({"bootstrap.servers": url}).force_terminate_transaction("anna").result(PATIENCE_SECONDS)
+    error = error_of(producer.prepare_transaction, PATIENCE_SECONDS)
+    assert (error.code(), error.fatal()) == (KafkaError._FENCED, True)
+    assert seen(url) == []
+
+
+def test_what_was_aborted_for_an_administrator_is_not_prepared_and_can_be_begun_anew(url, start):
+    producer = start()
+    producer.begin_transaction()
+    producer.produce(TOPIC, b"a", partition=0)
+    assert producer.flush(PATIENCE_SECONDS) == 0
+    with open_store(url) as store:
+        assert abort_by_administrator(store, "anna")
+    assert error_of(producer.prepare_transaction, PATIENCE_SECONDS).txn_requires_abort()
+    producer.abort_transaction(PATIENCE_SECONDS)
+    producer.complete_transaction(prepared(producer, b"b"), PATIENCE_SECONDS)
+    assert seen(url) == [b"b"]
+
+
 def test_it_takes_the_configuration_and_the_store(url, make_producer):
     create_topic(url, TOPIC)
     plain = make_producer({"transactional.id": "anna"})

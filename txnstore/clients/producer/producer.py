@@ -452,7 +452,8 @@ class Producer(OfOneProcess):
             producer.complete_transaction(remembered)
 
         Such a transaction never times out; a process that is started again ends it by
-        `init_transactions(keep_prepared_txn=True)` and `complete_transaction(what is remembered)`.
+        `init_transactions(keep_prepared_txn=True)` and `complete_transaction(what is remembered)`.  It aborts what is
+        not remembered yet: so that database must refuse the rows of a process that another one has replaced.
 
         Args:
             timeout: seconds; at most, and by default, a minute.

@@ -548,9 +548,11 @@ class ProducerTransactions:
                 return name
 
     def _give_name(self, is_cancelled: threading.Event) -> None:
-        """Let the transaction be open in the store, empty or not, so that its name is never another one's."""
-        session = self._sender.session
-        if self._progress.stage is _S.PREPARED or session.has_begun:
+        """Let the transaction be open in the store, empty or not: its name is of no other one, and of none that is over.
+
+        Also one that has begun: it may have been aborted since, or its producer replaced.
+        """
+        if self._progress.stage is _S.PREPARED:
             return
 
         def begin() -> None:
