@@ -312,6 +312,12 @@ def allocate_producer_id(connection: Connection) -> int:
     return int(_NEXT_PRODUCER_ID.value(connection, {"producer_id_ms": PRODUCER_ID_MS})) - 1
 
 
+def may_be_given_out(connection: Connection, producer_id: int) -> bool:
+    """Return whether somebody may have had the producer id; of those of other databases in the cluster nobody knows."""
+    following: int = connection.execute(select(_PRODUCER_ID)).scalar_one()
+    return producer_id < following or producer_id >> PRODUCER_ID_BITS != following >> PRODUCER_ID_BITS
+
+
 def new_producer(connection: Connection) -> ProducerIdentity:
     """Return who a producer is that nobody has been before."""
     return ProducerIdentity(allocate_producer_id(connection), 0)

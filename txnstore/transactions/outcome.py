@@ -27,6 +27,7 @@ from txnstore.db.store import Store
 from txnstore.errors import (
     ConcurrentTransactions,
     InvalidProducerIdMapping,
+    InvalidTransactionState,
     OutcomeForgotten,
     OutcomeUnknown,
     ProducerFenced,
@@ -34,6 +35,7 @@ from txnstore.errors import (
     TransactionalIdNotFound,
 )
 from txnstore.log.append import Append, Appended, find_appended
+from txnstore.log.partition_rows import may_be_given_out
 from txnstore.log.topics import names_of_partitions
 from txnstore.model import ProducerIdentity
 from txnstore.transactions import protocol, rows
@@ -171,6 +173,30 @@ def remembered_outcome(connection: Connection, transactional_id: str, producer: 
     if state is not None:
         return _OUTCOMES[state]
     return Outcome.ABORTED if connection.execute(_GIVEN_OUT, of).scalar_one() else None
+
+
+def check_remembered(connection: Connection, transactional_id: str, producer: ProducerIdentity) -> None:
+    """Refuse what an application remembers as a transaction of the id that commits, none being open, if it did not.
+
+    What the journal does not know any more, as far as anybody can tell, has ended long ago.
+
+    Raises:
+        InvalidTransactionState: it was aborted, or is a name that this id has never given.
+    """
+    outcome = remembered_outcome(connection, transactional_id, producer)
+    if outcome is None:
+        row = rows.read_row(connection, transactional_id).row
+        of = {"of_producer_id": producer.producer_id}
+        owners: set[str] = {*connection.execute(_OWNER, of).scalars(), *connection.execute(_FORMER_OWNER, of).scalars()}
+        is_to_come = row is not None and row.producer_id == producer.producer_id and row.producer_epoch < producer.epoch
+        if not (is_to_come or owners - {transactional_id}) and may_be_given_out(connection, producer.producer_id):
+            return
+    if outcome is not Outcome.COMMITTED:
+        why = "no transaction of this id has this name" if outcome is None else f"it is {outcome.value}"
+        raise InvalidTransactionState(
+            f"{producer} is remembered as a transaction of {transactional_id[:80]!r} that commits, but {why}: what was"
+            ' produced with it is not in the log. Put that right by hand; complete_transaction("") then goes on'
+        )
 
 
 def has_committed(connection: Connection, transactional_id: str, producer: ProducerIdentity) -> bool:

@@ -7,7 +7,7 @@ import signal
 from contextlib import suppress
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import delete, update
 
 from tests.clients.producer import two_phase_recipe
 from tests.clients.producer.transactional import allow_two_phase_commit
@@ -18,7 +18,9 @@ from txnstore import KafkaError, KafkaException, Outcome, PreparedTxnState, Prod
 from txnstore.admin import AdminClient
 from txnstore.clients.producer import transactions
 from txnstore.db.opening import open_store
+from txnstore.db.schema import transaction_log
 from txnstore.db.schema import transactions as rows_of_ids
+from txnstore.errors import StoreBusy
 from txnstore.transactions.protocol import EPOCH_EXHAUSTED
 from txnstore.transactions.recovery import abort_by_administrator, abort_timed_out
 
@@ -50,6 +52,10 @@ def prepared(producer, *records):
     for record in records:
         producer.produce(TOPIC, record, partition=0)
     return producer.prepare_transaction(PATIENCE_SECONDS)
+
+
+def refuse_for_now(*arguments, **named):
+    raise StoreBusy
 
 
 def seen(url):
@@ -126,9 +132,12 @@ def test_a_process_that_is_started_without_keeping_aborts_it(url, start):
 
 
 def test_where_nothing_was_prepared_completion_is_done_already(url, start):
+    earlier = start()
+    state = prepared(earlier)
+    earlier.commit_transaction(PATIENCE_SECONDS)
     producer = start(keep_prepared_txn=True)
     for end in (
-        lambda: producer.complete_transaction("7:7"),
+        lambda: producer.complete_transaction(state, PATIENCE_SECONDS),
         producer.commit_transaction,
         producer.abort_transaction,
         lambda: producer.complete_transaction(""),
@@ -142,6 +151,57 @@ def test_where_nothing_was_prepared_completion_is_done_already(url, start):
     assert error_of(producer.commit_transaction).code() == KafkaError._STATE
     assert error_of(producer.complete_transaction, "").code() == KafkaError.INVALID_TXN_STATE
     assert seen(url) == [b"a"]
+
+
+def test_what_is_remembered_as_committed_and_was_aborted_is_not_done_already(url, start):
+    state = prepared(start(), b"a")
+    AdminClient({"bootstrap.servers": url}).force_terminate_transaction("anna").result(PATIENCE_SECONDS)
+    for _ in range(2):
+        producer = start(keep_prepared_txn=True)
+        error = error_of(producer.complete_transaction, str(state), PATIENCE_SECONDS)
+        assert (error.code(), error.fatal(), error.retriable()) == (KafkaError.INVALID_TXN_STATE, False, False)
+        assert f"{state} is remembered" in error.str()
+        assert "it is aborted" in error.str()
+    # Somebody has put it right.
+    producer.complete_transaction("", PATIENCE_SECONDS)
+    producer.complete_transaction(prepared(producer, b"b"), PATIENCE_SECONDS)
+    assert seen(url) == [b"b"]
+
+
+def test_names_that_no_transaction_of_the_id_ever_had_are_not_done_already(url, start, make_producer):
+    other = make_producer({**TWO_PHASE, "transactional.id": "otto"})
+    other.init_transactions(PATIENCE_SECONDS)
+    state = prepared(other, b"a")
+    other.commit_transaction(PATIENCE_SECONDS)
+    first = start()
+    own = prepared(first)
+    first.commit_transaction(PATIENCE_SECONDS)
+    producer = start(keep_prepared_txn=True)
+    for unknown in (str(state), f"{own.producer_id}:{own.epoch + 50}", f"{own.producer_id + 10}:0"):
+        error = error_of(producer.complete_transaction, unknown, PATIENCE_SECONDS)
+        assert error.code() == KafkaError.INVALID_TXN_STATE
+        assert "no transaction of this id" in error.str()
+    producer.complete_transaction(own, PATIENCE_SECONDS)
+
+
+def test_what_the_journal_does_not_know_any_more_has_ended(url, start):
+    first = start()
+    state = prepared(first, b"a")
+    first.commit_transaction(PATIENCE_SECONDS)
+    producer = start(keep_prepared_txn=True)
+    with open_store(url) as store:
+        store.write(lambda connection: connection.execute(delete(transaction_log)))
+    producer.complete_transaction(state, PATIENCE_SECONDS)
+    assert seen(url) == [b"a"]
+
+
+def test_what_is_remembered_is_asked_for_until_the_database_answers(url, start):
+    producer = start(keep_prepared_txn=True)
+    store = producer._sender.session.connection.store()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(type(store), "read", refuse_for_now)
+        assert error_of(producer.complete_transaction, "7:7", 0.1).code() == KafkaError._TIMED_OUT
+    assert error_of(producer.complete_transaction, "7:7", PATIENCE_SECONDS).code() == KafkaError.INVALID_TXN_STATE
 
 
 def test_an_empty_transaction_is_prepared_and_completed_too(url, start):
@@ -413,7 +473,8 @@ def test_a_name_under_which_nothing_was_written_ends_as_aborted(url, start):
     AdminClient({"bootstrap.servers": url}).force_terminate_transaction("anna").result(PATIENCE_SECONDS)
     unused = PreparedTxnState(identity.producer_id, identity.epoch + 1)
     assert outcome(unused, url) is Outcome.OPEN
-    start(keep_prepared_txn=True).complete_transaction(unused, PATIENCE_SECONDS)
+    error = error_of(start(keep_prepared_txn=True).complete_transaction, unused, PATIENCE_SECONDS)
+    assert error.code() == KafkaError.INVALID_TXN_STATE
     assert outcome(unused, url) is Outcome.ABORTED
 
 

@@ -467,11 +467,14 @@ class Producer(OfOneProcess):
     def complete_transaction(self, state: PreparedTxnState | str, timeout: float = -1) -> None:
         """Commit the prepared transaction if it is the one that is remembered as `state`, else abort it (KIP-939).
 
+        Where `init_transactions(keep_prepared_txn=True)` has found none, it has ended already, as is remembered.
+
         Raises:
             ValueError: the text is not one that `prepare_transaction` returned.
-            KafkaException: INVALID_TXN_STATE: nothing is prepared; and as `commit_transaction`, `abort_transaction`.
+            KafkaException: INVALID_TXN_STATE: nothing is prepared, or it has ended, and not as is remembered; and as
+                `commit_transaction`, `abort_transaction`.
         """
-        if (commits := self._transactional().commits(prepared_state_of(state))) is not None:
+        if (commits := self._transactional().commits(prepared_state_of(state), check_timeout(timeout))) is not None:
             (self.commit_transaction if commits else self.abort_transaction)(timeout)
 
     def enlist(self, connection: object, timeout: float = -1) -> None:

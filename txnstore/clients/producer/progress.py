@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
-from txnstore.clients.model.errors import KafkaError, KafkaException
+from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_exception_of
 from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.clients.producer.arguments import check_same_writers
 from txnstore.clients.producer.requests import TRY_TIMEOUT_MS, ProduceRequest
@@ -45,8 +45,9 @@ from txnstore.errors import (
     UnknownTopicOrPartition,
 )
 from txnstore.groups.offsets import check_committer
-from txnstore.model import NO_GENERATION, GroupMembership, OffsetAndMetadata
+from txnstore.model import NO_GENERATION, GroupMembership, OffsetAndMetadata, ProducerIdentity
 from txnstore.transactions.coordinator import TransactionCoordinator
+from txnstore.transactions.outcome import check_remembered
 from txnstore.transactions.tokens import PreparedTxnState
 from txnstore.transactions.transaction import InStore, SentOffsets
 
@@ -299,6 +300,20 @@ class TransactionProgress:
             raise OutcomeUnknown(reason) from error
         self._mistaken_since = None
         return answer
+
+    def check_remembered(self, remembered: PreparedTxnState) -> None:
+        """Refuse what an application remembers as committed and is not; on the sender's thread, with nothing open."""
+
+        def ask() -> None:
+            store = self.sender.session.connection.cluster().coordinator_of(self.transactional_id)
+            producer = ProducerIdentity(remembered.producer_id, remembered.epoch)
+            check = partial(check_remembered, transactional_id=self.transactional_id, producer=producer)
+            store.read(check, retry_timeout_ms=TRY_TIMEOUT_MS)
+
+        try:
+            self.sender.thread.until_answered(ask)
+        except TxnStoreError as error:
+            raise kafka_exception_of(error) from None
 
     def coordinator(self, store: Store, cluster: Cluster | None) -> TransactionCoordinator:
         """Return who coordinates the transactions in this store."""

@@ -163,17 +163,19 @@ class ProducerTransactions:
             finally:
                 self._progress.serve_reports()
 
-    def commits(self, remembered: PreparedTxnState) -> bool | None:
+    def commits(self, remembered: PreparedTxnState, timeout_seconds: float) -> bool | None:
         """Return whether what is prepared commits, being what the application remembers; None: there is nothing.
 
         The producer's own commit or abort is to follow, so that observers of those see this one.
 
         Raises:
-            KafkaException: see the class's tables.
+            KafkaException: see the class's tables; also INVALID_TXN_STATE: what is remembered was aborted.
         """
         if self._progress.current in (_C.COMMIT, _C.ABORT):
             return self._progress.current is _C.COMMIT
         if self._has_kept_nothing and self._progress.stage is _S.READY:
+            if str(remembered):
+                self._ask(lambda _: self._progress.check_remembered(remembered), timeout_seconds)
             return None
         with self._lock:
             if (
