@@ -293,6 +293,22 @@ def test_nothing_is_added_to_what_is_prepared(url, start):
     assert seen(url) == [b"a"]
 
 
+def test_what_others_may_write_to_is_not_prepared(url, start, make_producer):
+    producer = start()
+    producer.begin_transaction()
+    token = producer.transaction_token(PATIENCE_SECONDS)
+    writer = make_producer({"txnstore.transaction.token": token})
+    writer.produce(TOPIC, b"a", partition=0)
+    writer_id = writer.report_writer(PATIENCE_SECONDS)
+    error = error_of(producer.prepare_transaction, PATIENCE_SECONDS)
+    assert (error.code(), error.retriable(), error.txn_requires_abort()) == (KafkaError._STATE, False, False)
+    assert "transaction_token" in error.str()
+    producer.commit_transaction(PATIENCE_SECONDS, writers=[writer_id])
+    # The next one has no writers.
+    producer.complete_transaction(prepared(producer, b"b"), PATIENCE_SECONDS)
+    assert seen(url) == [b"a", b"b"]
+
+
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
 def test_it_holds_consumed_offsets_too(url, start, make_consumer, commit):
     producer = start()

@@ -460,7 +460,8 @@ class Producer(OfOneProcess):
 
         Raises:
             KafkaException: `_NOT_CONFIGURED`, INVALID_TXN_STATE without `transaction.two.phase.commit.enable`,
-                `_STATE` outside of a transaction, `_TIMED_OUT` (retriable), or an error that takes an abort.
+                `_STATE` outside of a transaction or after `transaction_token()`, `_TIMED_OUT` (retriable), or an error
+                that takes an abort.
         """
         return self._transactional().prepare(check_timeout(timeout))
 

@@ -151,13 +151,16 @@ class ProducerTransactions:
 
         Raises:
             KafkaException: see the class's tables; also `_STATE`: a connection is enlisted, whose database transaction
-                outlives no process.
+                outlives no process, or others may have joined, who would go on.
         """
         self._enlistment.refuse("a transaction with an enlisted connection cannot be prepared: commit it")
         if not self._two_phase_commit:
             reason = f"prepare_transaction() {NEEDS_TWO_PHASE_COMMIT}"
             raise KafkaException(KafkaError(KafkaError.INVALID_TXN_STATE, reason))
         with self._progress.in_call(_C.PREPARE):
+            if self._progress.has_token:
+                reason = "a transaction that others may write to (transaction_token) cannot be prepared: commit it"
+                raise KafkaException(KafkaError(KafkaError._STATE, reason))
             try:
                 return self._ask(self._prepare_work, timeout_seconds)
             finally:
