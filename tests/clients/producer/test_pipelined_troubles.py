@@ -174,6 +174,32 @@ def test_a_block_whose_earlier_commit_is_refused_meanwhile_is_aborted(ready, mak
     assert values(read_to_end(url, topic)) == [b"before", b"after"]
 
 
+@pytest.mark.parametrize("is_written", [False, True], ids=["sealed", "in the background"])
+def test_a_block_that_fails_behind_its_own_commit_says_that_it_was_not_aborted(
+    ready, hold_database, url, topic, is_written
+):
+    futures: list[Future[None]] = []
+
+    def program():
+        with ready.transaction():
+            ready.produce(topic, b"1", partition=0)
+            if is_written:
+                assert ready.flush(PATIENCE_SECONDS) == 0
+            held.enter_context(hold_database(url))
+            futures.append(ready.commit_transaction_async())
+            if is_written:
+                # The block waits for it.
+                held.close()
+            raise ZeroDivisionError
+
+    with contextlib.ExitStack() as held, pytest.raises(ZeroDivisionError) as caught:
+        program()
+    assert caught.value.__notes__ == ["The transaction was not aborted: the block has asked for its commit itself"]
+    assert futures.pop().result(PATIENCE_SECONDS) is None
+    left(ready, topic, b"after").result(PATIENCE_SECONDS)
+    assert values(read_to_end(url, topic)) == [b"before", b"1", b"after"]
+
+
 def test_records_that_the_look_up_refuses_fail_their_commit(ready, hold_database, url, topic):
     with hold_database(url):
         kept = left(ready, topic, b"kept")

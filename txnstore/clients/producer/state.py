@@ -236,10 +236,12 @@ def abort_after(
     except Exception as aborting:  # noqa: BLE001 - what a callback raised, too: the block's own error tells more
         if is_closed(aborting):
             return
-        if transactions.progress.stage is TransactionStage.READY:
-            error.add_note(f"The transaction was aborted; meanwhile this was raised as well: {aborting!r}")
-        else:
+        if transactions.progress.stage is not TransactionStage.READY:
             error.add_note(f"The transaction could not be aborted either: {aborting}")
+        elif transactions.progress.last is TransactionCall.COMMIT:
+            error.add_note("The transaction was not aborted: the block has asked for its commit itself")
+        else:
+            error.add_note(f"The transaction was aborted; meanwhile this was raised as well: {aborting!r}")
 
 
 def check_committed(progress: TransactionProgress) -> None:
