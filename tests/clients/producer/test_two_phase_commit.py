@@ -343,8 +343,10 @@ def test_an_error_after_it_was_prepared_does_not_abort_it(url, start):
             states.append(producer.prepare_transaction(PATIENCE_SECONDS))
             raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ZeroDivisionError) as caught:
         work()
+    (note,) = caught.value.__notes__
+    assert "is prepared" in note
     (state,) = states
     producer.complete_transaction(state, PATIENCE_SECONDS)
     assert seen(url) == [b"a"]

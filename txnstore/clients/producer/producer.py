@@ -568,7 +568,8 @@ class Producer(OfOneProcess):
         A commit without an answer is asked for again until `timeout` seconds are over, by default
         `transaction.timeout.ms`; if it must be aborted instead, it is aborted and the error comes out.  After Ctrl-C
         the abort is waited for only half a second; `abort_transaction` or `close` takes it up.  A block that has called
-        `commit_transaction` itself has nothing left to commit, and ends.
+        `commit_transaction` itself has nothing left to commit, and ends.  What it has prepared no exception aborts: it
+        stays open, without any timeout, until `complete_transaction` ends it.
 
         Raises:
             KafkaException: see `begin_transaction` and `commit_transaction`; `_STATE`: the block has called

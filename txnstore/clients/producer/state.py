@@ -228,6 +228,8 @@ def abort_after(
 ) -> None:
     """Abort what a block has begun because of `error`, which stays the one to be raised."""
     if not transactions.is_open:
+        if transactions.progress.stage is TransactionStage.PREPARED:
+            error.add_note("The transaction is prepared, and stays open until complete_transaction() ends it")
         return
     if not isinstance(error, Exception):
         timeout_seconds = min(timeout_seconds, INTERRUPTED_SECONDS)
