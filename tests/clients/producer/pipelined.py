@@ -11,7 +11,10 @@ from tests.clients.steps import PATIENCE_SECONDS
 from txnstore import KafkaException
 from txnstore.clients.producer import sender as sender_module
 from txnstore.clients.producer.thread import SenderThread
+from txnstore.db.cluster.catalogue import change_store_settings
+from txnstore.db.opening import open_store
 from txnstore.deadline import Deadline
+from txnstore.log.topics import delete_topic
 
 #: How long a thread that has answered may take to look for other work.
 IDLE_SECONDS = 5
@@ -29,6 +32,13 @@ def left(producer, topic, *written, **named):
     """Write a transaction, and leave its commit to itself."""
     begun(producer, topic, *written, **named)
     return producer.commit_transaction_async()
+
+
+def delete_for_good(url, topic):
+    """Delete a topic that nobody makes anew by using it."""
+    with open_store(url) as store:
+        store.write(lambda connection: change_store_settings(connection, {"auto.create.topics.enable": "false"}))
+        store.write(lambda connection: delete_topic(connection, topic))
 
 
 def flags_of(error):

@@ -11,7 +11,7 @@ import pytest
 
 from tests.clients.consumer.log_writer import eventually
 from tests.clients.producer.pipelined import *  # noqa: F403 - the fixtures
-from tests.clients.producer.pipelined import ABORTABLE, FATAL, begun, failure_of, flags_of, left
+from tests.clients.producer.pipelined import ABORTABLE, FATAL, begun, delete_for_good, failure_of, flags_of, left
 from tests.clients.producer.transactional import TOPIC, committed, read, seen
 from tests.clients.steps import NO_MEMBER, PATIENCE_SECONDS, create_topic, error_of, read_to_end, values
 from tests.tools.proxy import Proxy, upstream_of
@@ -20,7 +20,6 @@ from txnstore.clients.producer import pipeline as pipeline_module
 from txnstore.db.opening import open_store
 from txnstore.errors import OutcomeUnknown
 from txnstore.log.columns import fitting
-from txnstore.log.topics import delete_topic
 from txnstore.testing.invariants import assert_sound
 from txnstore.transactions.coordinator import TransactionCoordinator
 
@@ -279,8 +278,7 @@ def test_a_refused_commit_takes_all_that_follow_with_it(ready, hold_database, ur
     reports: list[Report] = []
     missed: list[Report] = []
     left(ready, other, b"before").result(PATIENCE_SECONDS)
-    with open_store(url) as store:
-        store.write(lambda connection: delete_topic(connection, other))
+    delete_for_good(url, other)
     with hold_database(url):
         futures = [
             left(ready, topic, b"good", reports=reports),
@@ -324,8 +322,7 @@ def test_a_newer_producer_fences_them_all(ready, make_transactional, hold_databa
 def test_abort_takes_note_of_what_has_failed(ready, make_transactional, hold_database, url, topic):
     other = create_topic(url, "passing")
     left(ready, other, b"before").result(PATIENCE_SECONDS)
-    with open_store(url) as store:
-        store.write(lambda connection: delete_topic(connection, other))
+    delete_for_good(url, other)
     with hold_database(url):
         future = left(ready, other, b"at fault")
         begun(ready, topic, b"given up")

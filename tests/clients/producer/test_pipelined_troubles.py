@@ -14,7 +14,7 @@ import sqlalchemy
 from sqlalchemy import update
 
 from tests.clients.producer.pipelined import *  # noqa: F403 - the fixtures
-from tests.clients.producer.pipelined import ABORTABLE, begun, failure_of, flags_of, left
+from tests.clients.producer.pipelined import ABORTABLE, begun, delete_for_good, failure_of, flags_of, left
 from tests.clients.producer.transactional import allow_two_phase_commit, committed, read, seen
 from tests.clients.steps import PATIENCE_SECONDS, create_topic, error_of, read_to_end, refusal_of, values
 from txnstore import KafkaError, KafkaException, Outcome, TopicPartition, outcome
@@ -26,9 +26,8 @@ from txnstore.clients.producer.requests import ProduceRequest, ProducerSession
 from txnstore.clients.producer.sender import Sender
 from txnstore.db.opening import open_store
 from txnstore.db.schema import transactions
-from txnstore.errors import StoreBusy, UnknownTopicOrPartition
+from txnstore.errors import InvalidTopic, StoreBusy
 from txnstore.log.append import Appended
-from txnstore.log.topics import delete_topic
 from txnstore.testing.invariants import assert_sound
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.protocol import EPOCH_EXHAUSTED
@@ -41,8 +40,7 @@ def make_refused(url):
     def make(producer, name):
         topic = create_topic(url, name)
         left(producer, topic, b"before").result(PATIENCE_SECONDS)
-        with open_store(url) as store:
-            store.write(lambda connection: delete_topic(connection, topic))
+        delete_for_good(url, topic)
         return topic
 
     return make
@@ -109,7 +107,7 @@ def test_what_a_refused_commit_has_left_in_the_store_is_aborted(ready, monkeypat
         # As over several databases, of which one refuses its part.
         self.append(transactional_id, producer, appends)
         monkeypatch.setattr(TransactionCoordinator, "end_transaction", end_transaction)
-        raise UnknownTopicOrPartition
+        raise InvalidTopic
 
     monkeypatch.setattr(TransactionCoordinator, "end_transaction", halfway)
     assert flags_of(failure_of(left(ready, topic, b"half"))) == ABORTABLE

@@ -200,6 +200,31 @@ def test_a_transaction_goes_on_in_the_new_topic(make_producer, make_consumer, lo
     assert everything(make_consumer, 2) == NEW[:2]
 
 
+@pytest.mark.parametrize("count", [1, 3], ids=["alone", "together"])
+def test_commits_that_nobody_waits_for_go_on_in_the_new_topic(
+    url, make_producer, make_consumer, log, anew, hold_database, count
+):
+    log.topic()
+    log.topic("kept")
+    producer = make_producer({**NEVER, "transactional.id": "x"})
+    producer.init_transactions(PATIENCE_SECONDS)
+    producer.begin_transaction()
+    producer.produce("t", b"old", partition=0)
+    producer.produce("kept", b"old", partition=0)
+    producer.commit_transaction(PATIENCE_SECONDS)
+    futures = []
+    for values in (NEW[:count], NEW[count : 2 * count]):
+        anew()
+        with hold_database(url):
+            for value in values:
+                producer.begin_transaction()
+                producer.produce("t", value, partition=0)
+                producer.produce("kept", value, partition=0)
+                futures.append(producer.commit_transaction_async())
+        assert [future.result(PATIENCE_SECONDS) for future in futures] == [None] * len(futures)
+        assert everything(make_consumer, count) == values
+
+
 def test_a_producer_says_of_a_partition_that_the_new_topic_lacks(make_producer, log, anew):
     log.topic(partition_count=2)
     producer = make_producer(NEVER)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_error_of
 from txnstore.clients.producer.progress import TransactionOffsets, TransactionProgress, log_failure, may_stand
 from txnstore.clients.producer.requests import TRY_TIMEOUT_MS, ProduceRequest
-from txnstore.clients.producer.sender import RECORD_ERRORS, REQUEST_BYTES_MAX
+from txnstore.clients.producer.sender import RECORD_ERRORS, REQUEST_BYTES_MAX, TOPIC_ERRORS
 from txnstore.clients.producer.state import CLOSED_TEXT, TransactionCall, TransactionStage, transaction_error_of
 from txnstore.clients.producer.thread import SenderStopped
 from txnstore.deadline import give, new_future, wait_within
@@ -213,7 +213,7 @@ class CommitPipeline:
         """Commit one after the other; the first that is refused takes all that follow with it."""
         for sealed in together:
             try:
-                self._thread.until_answered(partial(self._progress.asked_to_commit, partial(self._commit, sealed)))
+                self._commit_alone(sealed)
             except TxnStoreError as error:
                 self._give_up(error)
                 return
@@ -221,6 +221,22 @@ class CommitPipeline:
                 # First, and again if it fails: as who it was before it would be told of this commit for the next one.
                 self._sender.session.become(sealed.ended.identity)
             self._done(sealed)
+
+    def _commit_alone(self, sealed: SealedTransaction) -> None:
+        commit = partial(self._progress.asked_to_commit, partial(self._commit, sealed))
+        try:
+            self._thread.until_answered(commit)
+            return
+        except TOPIC_ERRORS:
+            if sealed.is_uncertain:
+                raise
+        # The topics may have changed since they were read: they are read again, once.
+        if sealed.request is not None:
+            self._sender.session.take_back(sealed.request)
+            sealed.request = None
+        for batch in sealed.batches:
+            self._progress.directory.forget(batch.topic)
+        self._thread.until_answered(commit)
 
     def _commit(self, sealed: SealedTransaction) -> None:
         if sealed.ended is not None:

@@ -72,7 +72,7 @@ RECORD_ERRORS: Final = (
     UnsupportedCompression,
 )
 #: The topic may have changed since it was read: of such records it is read again, once.
-_TOPIC_ERRORS: Final = (InvalidRecord, InvalidTimestamp, RecordTooLarge, UnknownTopicOrPartition)
+TOPIC_ERRORS: Final = (InvalidRecord, InvalidTimestamp, RecordTooLarge, UnknownTopicOrPartition)
 #: The log does not take this identity any more; without a transaction another one will do.
 IDENTITY_ERRORS: Final = (InvalidProducerEpoch, InvalidProducerIdMapping, OutOfOrderSequence)
 
@@ -662,7 +662,7 @@ class Sender:
         if in_flight.request is not None:
             self.session.take_back(in_flight.request)
             in_flight.request = None
-        if isinstance(error, _TOPIC_ERRORS) and not in_flight.has_fresh_topics:
+        if isinstance(error, TOPIC_ERRORS) and not in_flight.has_fresh_topics:
             for batch in in_flight.batches:
                 self._topics.directory.forget(batch.topic)
             in_flight.has_fresh_topics = True
