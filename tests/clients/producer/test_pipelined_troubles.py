@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 import threading
 import time
 from collections.abc import Sequence
@@ -13,20 +14,23 @@ import pytest
 import sqlalchemy
 from sqlalchemy import update
 
+from tests.clients.consumer.log_writer import eventually
 from tests.clients.producer.pipelined import *  # noqa: F403 - the fixtures
 from tests.clients.producer.pipelined import ABORTABLE, begun, delete_for_good, failure_of, flags_of, left
 from tests.clients.producer.transactional import allow_two_phase_commit, committed, read, seen
 from tests.clients.steps import PATIENCE_SECONDS, create_topic, error_of, read_to_end, refusal_of, values
 from txnstore import KafkaError, KafkaException, Outcome, TopicPartition, outcome
 from txnstore.clients.producer import pipeline as pipeline_module
+from txnstore.clients.producer import producer as producer_module
 from txnstore.clients.producer.pipeline import CommitPipeline
 from txnstore.clients.producer.progress import TransactionOffsets
 from txnstore.clients.producer.queue import DeliveryReports
 from txnstore.clients.producer.requests import ProduceRequest, ProducerSession
 from txnstore.clients.producer.sender import Sender
+from txnstore.clients.producer.state import TransactionStage
 from txnstore.db.opening import open_store
 from txnstore.db.schema import transactions
-from txnstore.errors import InvalidTopic, StoreBusy
+from txnstore.errors import InvalidTopic, OutcomeUnknown, StoreBusy
 from txnstore.log.append import Appended
 from txnstore.testing.invariants import assert_sound
 from txnstore.transactions.coordinator import TransactionCoordinator
@@ -263,6 +267,58 @@ def test_what_is_sealed_does_not_expire(make_transactional, hold_database, url, 
     for future in futures:
         assert future.result(PATIENCE_SECONDS) is None
     assert values(read_to_end(url, topic)) == [b"before", b"0", b"1", b"2"]
+
+
+# --- a producer that is closed before its commits are done ----------------------------------------------------------
+
+
+def test_commits_that_close_could_not_wait_for_are_told(ready, hold_database, monkeypatch, caplog, url, topic):
+    monkeypatch.setattr(producer_module, "CLOSE_TIMEOUT_SECONDS", 0.05)
+    with hold_database(url):
+        futures = [left(ready, topic, b"%d" % number) for number in range(2)]
+        assert ready.close()
+    assert "2 commits of 'anna' that nobody waits for are not done" in caplog.text
+    # One that the database has in hand may be made once it is let go of.
+    errors = [future.exception(PATIENCE_SECONDS) for future in futures]
+    assert all(error is None or "closed" in str(error) for error in errors)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3], ids=["in the background", "alone", "together"])
+def test_a_commit_whose_answer_close_did_not_wait_for_is_told_by_its_name(ready, monkeypatch, url, topic, count):
+    def losing(method):
+        asked: list[object] = []
+
+        def lose(self, *arguments, **named):
+            if not asked:
+                asked.append(method(self, *arguments, **named))
+            raise OutcomeUnknown("its answer was lost")
+
+        return lose
+
+    monkeypatch.setattr(producer_module, "CLOSE_TIMEOUT_SECONDS", 0.05)
+    if count != 3:
+        monkeypatch.setattr(TransactionCoordinator, "end_transaction", losing(TransactionCoordinator.end_transaction))
+    else:
+        several = losing(TransactionCoordinator.commit_several)
+        monkeypatch.setattr(TransactionCoordinator, "commit_several", several)
+        monkeypatch.setattr(TransactionCoordinator, "end_transaction", several)
+    if not count:
+        begun(ready, topic, b"0")
+        assert ready.flush(PATIENCE_SECONDS) == 0
+        futures = [ready.commit_transaction_async()]
+        eventually(lambda: ready._transactions.progress.stage is TransactionStage.COMMITTING)
+    else:
+        with ready._changed:
+            futures = [left(ready, topic, b"%d" % number) for number in range(count)]
+        eventually(lambda: ready._transactions._pipeline._pending[0].asked_as is not None)
+    ready.close()
+    for future in futures:
+        error = failure_of(future)
+        assert (error.code(), error.retriable(), "closed" in error.str()) == (KafkaError._TIMED_OUT, False, True)
+        (name,) = {*re.findall('"([0-9]+:[0-9]+)"', error.str())}
+        assert outcome(name, url) is Outcome.COMMITTED
+    assert len({str(failure_of(future)) for future in futures}) == len(futures)
+    assert values(read_to_end(url, topic)) == [b"before", *(b"%d" % number for number in range(len(futures)))]
 
 
 # --- in order, all of them -----------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ Those that wait are committed by one database transaction, as many as there are.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -14,10 +15,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_error_of
-from txnstore.clients.producer.progress import TransactionOffsets, TransactionProgress, log_failure, may_stand
+from txnstore.clients.producer.progress import (
+    TransactionOffsets,
+    TransactionProgress,
+    closed_error,
+    log_failure,
+    may_stand,
+)
 from txnstore.clients.producer.requests import TRY_TIMEOUT_MS, ProduceRequest
 from txnstore.clients.producer.sender import RECORD_ERRORS, REQUEST_BYTES_MAX, TOPIC_ERRORS
-from txnstore.clients.producer.state import CLOSED_TEXT, TransactionCall, TransactionStage, transaction_error_of
+from txnstore.clients.producer.state import TransactionCall, TransactionStage, transaction_error_of
 from txnstore.clients.producer.thread import SenderStopped
 from txnstore.deadline import give, new_future, wait_within
 from txnstore.errors import TxnStoreError
@@ -29,6 +36,8 @@ from txnstore.transactions.whole_group import WholeCommit
 if TYPE_CHECKING:
     from txnstore.clients.producer.queue import Accumulator, Batch, PartitionQueue
     from txnstore.transactions.coordinator import TransactionCoordinator
+
+_log = logging.getLogger(__name__)
 
 #: So many commits may wait; the next one waits until the first of them is done.
 PENDING_MAX: Final = 256
@@ -48,8 +57,8 @@ class SealedTransaction:
     """What the queues held, once the sender's thread has looked at it."""
 
     request: ProduceRequest | None = None
-    is_uncertain: bool = False
-    """Whether its commit was asked for, and may stand."""
+    asked_as: ProducerIdentity | None = None
+    """Who has asked for its commit, if that may stand."""
 
     ended: Ended | None = None
     """The answer: it stands, and is not asked for again, whatever fails since."""
@@ -130,6 +139,19 @@ class CommitPipeline:
         with self._changed:
             return wait_within(self._changed, lambda: not self._pending, timeout_seconds)
 
+    def finish(self, timeout_seconds: float) -> None:
+        """Wait until no commit is left to be done, and tell of those that are: the producer is being closed."""
+        if not self.wait_until_done(timeout_seconds):
+            name, count = self._progress.transactional_id[:80], len(self._pending)
+            fields = {"event": "commits_left", "transactional_id": name, "count": count}
+            _log.warning(
+                "%d commits of %r that nobody waits for are not done as its producer is closed: their futures tell"
+                " which of them may stand",
+                count,
+                name,
+                extra=fields,
+            )
+
     # --- on the sender's thread -------------------------------------------------------------------------------------
 
     def due_seconds(self, now_seconds: float) -> float | None:
@@ -159,7 +181,7 @@ class CommitPipeline:
                 size_bytes += sealed.size_bytes
                 if together and (len(together) == TOGETHER_MAX or size_bytes > TOGETHER_BYTES_MAX):
                     break
-                if sealed.is_uncertain or sealed.ended is not None:
+                if sealed.asked_as is not None or sealed.ended is not None:
                     # By itself: those that were asked for come before all others.
                     return [sealed]
                 together.append(sealed)
@@ -206,8 +228,8 @@ class CommitPipeline:
         except Exception as error:
             if not may_stand(error):
                 raise
-            for sealed in written:
-                sealed.is_uncertain = True
+            for sealed, commit in zip(written, commits, strict=True):
+                sealed.asked_as = commit.producer
 
     def _commit_each(self, together: Sequence[SealedTransaction]) -> None:
         """Commit one after the other; the first that is refused takes all that follow with it."""
@@ -228,7 +250,7 @@ class CommitPipeline:
             self._thread.until_answered(commit)
             return
         except TOPIC_ERRORS:
-            if sealed.is_uncertain:
+            if sealed.asked_as is not None:
                 raise
         # The topics may have changed since they were read: they are read again, once.
         if sealed.request is not None:
@@ -252,14 +274,15 @@ class CommitPipeline:
                 commit=True,
                 appends=request.appends if request is not None else (),
                 offsets=list(sealed.offsets.values()),
-                is_repeated=sealed.is_uncertain,
+                is_repeated=sealed.asked_as is not None,
                 retry_timeout_ms=TRY_TIMEOUT_MS,
             )
 
         try:
             self._progress.at_coordinator(ask)
         except Exception as error:
-            sealed.is_uncertain |= may_stand(error)
+            if may_stand(error):
+                sealed.asked_as = self._sender.session.identity
             raise
 
     def _prepared(self, sealed: SealedTransaction) -> ProduceRequest | None:
@@ -328,7 +351,7 @@ class CommitPipeline:
             self._pending.clear()
             self._changed.notify_all()
         for sealed in dropped:
-            self._fail(sealed, RuntimeError(CLOSED_TEXT), KafkaError(KafkaError._PURGE_INFLIGHT))
+            self._fail(sealed, closed_error(sealed.asked_as), KafkaError(KafkaError._PURGE_INFLIGHT))
 
 
 def _size_bytes_of(queues: dict[tuple[str, int], PartitionQueue]) -> int:

@@ -425,7 +425,8 @@ class Producer(OfOneProcess):
         follows is made: their futures raise as well, and so does every call but `abort_transaction()`, which ends the
         transaction that is open by then and takes note of all that failed.  What was written in part before (it was
         large or slow, or holds offsets of a consumer that only assigns) is waited for by the next
-        `begin_transaction()`; what has an enlisted connection is committed before this returns.
+        `begin_transaction()`; what has an enlisted connection is committed before this returns.  Of one that may stand
+        though its producer was closed before it heard, the future raises `_TIMED_OUT` and tells its name for `outcome`.
 
         Raises:
             KafkaException: as `commit_transaction`; `_TIMED_OUT`, retriable: 256 commits are not done.

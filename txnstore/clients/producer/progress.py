@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
-from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_exception_of
+from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_error_of, kafka_exception_of
 from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.clients.producer.arguments import check_same_writers
 from txnstore.clients.producer.requests import TRY_TIMEOUT_MS, ProduceRequest
@@ -657,7 +657,15 @@ def log_failure(what: str) -> None:
     _log.exception("%s", what, extra=fields)
 
 
-def followed(work: Future[None]) -> Future[None]:
+def closed_error(asked_as: ProducerIdentity | None) -> Exception:
+    """Return what tells of a commit whose producer was closed before; `asked_as` has asked for it, and it may stand."""
+    if asked_as is None:
+        return RuntimeError(CLOSED_TEXT)
+    reason = f'{CLOSED_TEXT}, and its commit of "{asked_as}" may stand: txnstore.outcome("{asked_as}", url) tells'
+    return KafkaException(kafka_error_of(OutcomeUnknown(reason)))
+
+
+def followed(work: Future[None], progress: TransactionProgress) -> Future[None]:
     """Return a future of the same answer that nobody can cancel."""
     follower: Future[None] = new_future()
     follower.set_running_or_notify_cancel()
@@ -667,7 +675,8 @@ def followed(work: Future[None]) -> Future[None]:
         if error is None:
             give(follower, follower.set_result, None)
         else:
-            told = RuntimeError(CLOSED_TEXT) if isinstance(error, SenderStopped) else error
+            asked_as = progress.sender.session.identity if progress.stage is _S.COMMITTING else None
+            told = closed_error(asked_as) if isinstance(error, SenderStopped) else error
             give(follower, follower.set_exception, told)
 
     work.add_done_callback(follow)

@@ -263,7 +263,7 @@ class ProducerTransactions:
             if error.args[0].code() != KafkaError._TIMED_OUT or progress.work is None or self._has_enlisted:
                 raise
             self._is_ending = True
-            return followed(progress.work)
+            return followed(progress.work, progress)
         done: Future[None] = Future()
         done.set_result(None)
         return done
@@ -328,7 +328,7 @@ class ProducerTransactions:
         """
         deadline = self._deadline(timeout_seconds)
         if self._pipeline:
-            self._pipeline.wait_until_done(deadline.left_seconds())
+            self._pipeline.finish(deadline.left_seconds())
         try:
             if self._has_open_transaction:
                 self._finish_call(deadline.left_seconds())
