@@ -18,7 +18,7 @@ from tests.clients.consumer.log_writer import eventually
 from tests.clients.producer.pipelined import *  # noqa: F403 - the fixtures
 from tests.clients.producer.pipelined import ABORTABLE, begun, delete_for_good, failure_of, flags_of, left
 from tests.clients.producer.transactional import allow_two_phase_commit, committed, read, seen
-from tests.clients.steps import PATIENCE_SECONDS, create_topic, error_of, read_to_end, refusal_of, values
+from tests.clients.steps import NO_MEMBER, PATIENCE_SECONDS, create_topic, error_of, read_to_end, refusal_of, values
 from txnstore import KafkaError, KafkaException, Outcome, TopicPartition, outcome
 from txnstore.clients.producer import pipeline as pipeline_module
 from txnstore.clients.producer import producer as producer_module
@@ -143,6 +143,24 @@ def test_no_call_of_the_next_transaction_outlives_a_refused_commit(
         assert error_of(ready.produce, topic, b"more").code() == KafkaError._STATE
         ready.abort_transaction(PATIENCE_SECONDS)
     engine.dispose()
+    assert values(read_to_end(url, topic)) == [b"before"]
+
+
+@pytest.mark.parametrize("call", ["send_offsets_to_transaction", "transaction_token"])
+def test_a_call_that_waits_behind_a_refused_commit_fails_as_it_does(
+    ready, make_refused, hold_database, url, topic, call
+):
+    refused = make_refused(ready, "passing")
+    arguments = [[TopicPartition(topic, 0, 1)], NO_MEMBER] if call.startswith("send") else []
+    with ThreadPoolExecutor() as threads:
+        with hold_database(url):
+            future = left(ready, refused, b"at fault")
+            begun(ready, topic, b"next")
+            calling = threads.submit(error_of, getattr(ready, call), *arguments)
+            eventually(lambda: calling.done() or not ready._thread.is_idle)
+        failure_of(future)
+        assert calling.result(PATIENCE_SECONDS).code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+    ready.abort_transaction(PATIENCE_SECONDS)
     assert values(read_to_end(url, topic)) == [b"before"]
 
 

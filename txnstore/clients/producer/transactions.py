@@ -174,22 +174,19 @@ class ProducerTransactions:
         Raises:
             KafkaException: see the class's tables; also INVALID_TXN_STATE: what is remembered was aborted.
         """
-        if self._progress.current in (_C.COMMIT, _C.ABORT):
-            return self._progress.current is _C.COMMIT
-        if self._has_kept_nothing and self._progress.stage is _S.READY:
+        progress = self._progress
+        if progress.current in (_C.COMMIT, _C.ABORT):
+            return progress.current is _C.COMMIT
+        if self._has_kept_nothing and progress.stage is _S.READY:
             if str(remembered):
-                self._ask(lambda _: self._progress.check_remembered(remembered), timeout_seconds)
+                self._ask(lambda _: progress.check_remembered(remembered), timeout_seconds)
             return None
         with self._lock:
-            if (
-                self._progress.stage not in ALLOWED_IN[_C.COMPLETE]
-                and self._progress.error is None
-                and self._progress.current is None
-            ):
-                reason = f"no transaction is prepared: Operation not valid in state {self._progress.stage.value}"
+            if progress.stage not in ALLOWED_IN[_C.COMPLETE] and progress.error is None and progress.current is None:
+                reason = f"no transaction is prepared: Operation not valid in state {progress.stage.value}"
                 raise KafkaException(KafkaError(KafkaError.INVALID_TXN_STATE, reason))
-            self._progress.check_call(_C.COMPLETE)
-            return self._progress.prepared == remembered
+            progress.check_call(_C.COMPLETE)
+            return progress.prepared == remembered
 
     def commit(self, timeout_seconds: float, writers: Collection[int] | None = None) -> None:
         """Commit the transaction: afterwards every reader of committed records sees it.
@@ -458,7 +455,13 @@ class ProducerTransactions:
     def _ask(self, work: Callable[[threading.Event], Result], timeout_seconds: float) -> Result:
         """Return the answer of work that is cancelled with its call: later it could be about another transaction."""
         is_cancelled = threading.Event()
-        asked = self._progress.submit(partial(work, is_cancelled))
+
+        def ask() -> Result:
+            if self._progress.error is not None:  # A commit that nobody waits for has failed since.
+                raise KafkaException(self._progress.error)
+            return work(is_cancelled)
+
+        asked = self._progress.submit(ask)
         try:
             return self._progress.wait(asked, self._progress.bounded(timeout_seconds), resumable=False)
         finally:
@@ -553,10 +556,7 @@ class ProducerTransactions:
                 return name
 
     def _give_name(self, is_cancelled: threading.Event) -> None:
-        """Let the transaction be open in the store, empty or not: its name is of no other one, and of none that is over.
-
-        Also one that has begun: it may have been aborted since, or its producer replaced.
-        """
+        """Let the transaction be open in the store: its name is never another one's, nor that of one aborted since."""
         if self._progress.stage is _S.PREPARED:
             return
 
