@@ -302,6 +302,22 @@ def test_a_writer_that_reported_produces_no_more(producer, token, make_writer) -
     producer.abort_transaction(PATIENCE_SECONDS)
 
 
+def test_a_writer_whose_report_came_too_late_is_not_said_to_have_reported(
+    url, producer, token, make_writer, hold_database, seen
+) -> None:
+    writer = make_writer(token)
+    with hold_database(url):
+        writer.produce(TOPIC, "a", partition=0)
+        assert error_of(writer.report_writer, 0.05).code() == KafkaError._TIMED_OUT
+        error = error_of(lambda: writer.produce(TOPIC, "more"))
+    assert (error.code(), "call it again" in error.str()) == (KafkaError._STATE, True)
+    assert "has reported" not in error.str()
+    writer.report_writer(PATIENCE_SECONDS)
+    assert "has reported" in error_of(lambda: writer.produce(TOPIC, "more")).str()
+    producer.commit_transaction(PATIENCE_SECONDS)
+    assert seen() == ["a"]
+
+
 def test_a_writer_whose_record_was_refused_does_not_count(url, producer, token, make_writer, seen) -> None:
     writer = make_writer(token, **{"allow.auto.create.topics": False})
     writer.produce(TOPIC, "a", partition=0)

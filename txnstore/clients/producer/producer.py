@@ -338,6 +338,7 @@ class Producer(OfOneProcess):
         """Give up records that are not delivered: their reports say `_PURGE_QUEUE` or `_PURGE_INFLIGHT`.
 
         What is being written this moment may still be delivered; with `blocking` the call waits until that is known.
+        What `commit_transaction_async` has taken stays: it is committed, or fails as a whole.
 
         Raises:
             RuntimeError: the producer has been closed.

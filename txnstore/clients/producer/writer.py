@@ -21,6 +21,7 @@ from txnstore.transactions.writers import report_writer
 
 _S = TransactionStage
 
+_REPORTING: Final = "report_writer() was called and is not done: call it again; nothing is added to what it reports"
 _REPORTED: Final = "the writer has reported that it wrote everything; another writer may join the transaction"
 _NOT_ITS_OWN: Final = (
     "this producer writes in the transaction of another one (txnstore.transaction.token): it can produce, flush,"
@@ -34,9 +35,6 @@ class TransactionWriterClient:
     def __init__(self, changed: threading.Condition, sender: Sender, serve_reports: Callable[[], object]) -> None:
         """Begin as a writer; it joins with its first record, or as it reports."""
         self.stage = _S.IN_TRANSACTION
-        self.is_open = False
-        """There is nothing that closing this producer would have to abort."""
-
         self._changed = changed
         self._sender = sender
         sender.listener = self
@@ -76,7 +74,9 @@ class TransactionWriterClient:
         Raises:
             KafkaException: always.
         """
-        text = self._error.str() if self._error is not None else _REPORTED
+        text = _REPORTING if self._reported is None else _REPORTED
+        if self._error is not None:
+            text = self._error.str()
         code = KafkaError._FATAL if self._error is not None else KafkaError._STATE
         raise KafkaException(KafkaError(code, f"Unable to produce message: {text}"))
 
