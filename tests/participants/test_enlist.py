@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import BigInteger, Text, create_engine, delete, event, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
+from tests.participants.bank import Table
 from tests.participants.enlisting import *  # noqa: F403 - the fixtures
 from tests.participants.enlisting import (
     TIMEOUT,
@@ -21,7 +22,7 @@ from tests.participants.enlisting import (
     topic_of,
     transfer,
 )
-from txnstore import KafkaError, KafkaException, Producer
+from txnstore import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from txnstore.db.cluster.catalogue import change_store_settings
 from txnstore.db.opening import open_store
 from txnstore.db.schema import transaction_branches
@@ -78,6 +79,28 @@ def test_a_connection_that_another_producer_has_enlisted_is_refused(url, produce
         connection.execute(text("DELETE FROM account"))
         other.commit_transaction(TIMEOUT)
     assert_nowhere(tables)
+
+
+def test_a_consumer_s_offsets_are_not_locked_by_a_database_that_votes(producer, other_server, name):
+    """The group's row would be locked until the transaction is decided, and nobody could join or leave the group."""
+    other_server.create_database(name)
+    log = Table(other_server.url(name))
+    with Producer({"bootstrap.servers": log.url}) as seed:
+        seed.produce("consumed", b"1", partition=0)
+        assert seed.flush(TIMEOUT) == 0
+    consumer = Consumer({"bootstrap.servers": log.url, "group.id": name, "enable.auto.commit": False})
+    offsets = [TopicPartition("consumed", 0, 1)]
+    with contextlib.closing(consumer), contextlib.closing(log.connect()) as connection:
+        producer.begin_transaction()
+        producer.enlist(connection)
+        with pytest.raises(KafkaException, match="send_offsets_to_transaction") as caught:
+            consumer.commit(offsets=offsets, connection=connection)
+        assert caught.value.args[0].code() == KafkaError.INVALID_REQUEST
+        producer.commit_transaction(TIMEOUT)
+        # It is its owner's again.
+        consumer.commit(offsets=offsets, connection=connection)
+        connection.commit()
+        assert consumer.committed(offsets, TIMEOUT)[0].offset == 1
 
 
 def test_an_exception_in_the_block_leaves_nothing(producer, drivers, tables, name):

@@ -20,7 +20,7 @@ from txnstore.clients.model.topic_partition import TopicPartition, with_committe
 from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.clients.worker import Worker
 from txnstore.db.store import Store
-from txnstore.errors import FencedInstance, TxnStoreError, UnknownMember, UnknownTopicOrPartition
+from txnstore.errors import FencedInstance, InvalidRequest, TxnStoreError, UnknownMember, UnknownTopicOrPartition
 from txnstore.groups.coordinator import expire_members
 from txnstore.groups.offsets import (
     CommittedOffsets,
@@ -121,8 +121,16 @@ class OffsetCommits:
         Raises:
             TxnStoreError: the group, the connection or the database refuses; the caller has to roll back.
         """
+        from txnstore.db.callers.enlisted import will_be_prepared
         from txnstore.db.callers.on_caller_connection import run_joined
 
+        if will_be_prepared(callers):
+            # The lock of the group's row would be the prepared transaction's: no member's heartbeat comes by it.
+            raise InvalidRequest(
+                "this connection is enlisted in a producer's transaction, for which its database votes, and would keep"
+                " the group locked until that is decided: hand the offsets to send_offsets_to_transaction() of a"
+                " producer of the group's own store"
+            )
         membership = self._membership(offsets)
         wanted, _, errors = self._wanted(offsets, self._read_ids(offsets))
         if errors:

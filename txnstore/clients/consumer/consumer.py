@@ -541,7 +541,8 @@ class Consumer(Polls, OfOneProcess):
                 nothing to commit; UNKNOWN_MEMBER_ID, ILLEGAL_GENERATION, FENCED_INSTANCE_ID: the group is another
                 consumer's now; and what the database answers.  With a connection also `_INVALID_ARG`:
                 `enable.auto.commit` is set, `_STATE`: its database transaction has failed before, INVALID_REQUEST: it
-                is on another database, or not usable (a session that would begin with a savepoint on SQLite, say).
+                is on another database, votes for a producer's transaction, or is not usable (a session that would begin
+                with a savepoint on SQLite, say).
         """
         self._check()
         core = self._core

@@ -128,6 +128,11 @@ class CallerGuards:
         """Whether there still is somebody who would end what is open on the connection."""
         return self._holder() is not None and not self.is_lost
 
+    @property
+    def will_be_prepared(self) -> bool:
+        """Whether the connection's database transaction is prepared before it is committed."""
+        return not isinstance(self._holder(), EnlistedConnection)
+
     def claim(self) -> None:
         """Take the connection: two producers would both commit it, and the first to do so would hear of a refusal.
 
@@ -212,6 +217,14 @@ class CallerGuards:
 
     def _on_rollback(self, _: Connection) -> None:
         self.was_rolled_back = True
+
+
+def will_be_prepared(callers: CallersConnection) -> bool:
+    """Return whether the connection's database votes for a producer's transaction, keeping its locks until the end."""
+    driver = getattr(callers.driver, "driver_connection", callers.driver)
+    with _guards_lock:
+        guards = _guards_on.get(id(driver))
+        return guards is not None and guards.are_needed and guards.will_be_prepared
 
 
 class EnlistedConnection:
