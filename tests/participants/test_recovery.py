@@ -19,6 +19,7 @@ from txnstore.db.postgresql.backend import PostgreSQLBackend
 from txnstore.db.postgresql.branches import end_prepared, list_prepared
 from txnstore.db.postgresql.exchange import AnswerKind, ServerAnswer, exchange
 from txnstore.db.schema import transaction_branches, transactions
+from txnstore.db.url import parse_url
 from txnstore.errors import (
     BranchEndedOtherwise,
     BranchUnfinished,
@@ -658,6 +659,25 @@ def test_a_database_of_the_cluster_that_is_away_is_still_to_be_recovered(monkeyp
     monkeypatch.setattr(recovery, "recover_branches", lambda *_: RecoveredBranches("a"))
     with pytest.raises(StoreUnavailable, match="it is away"):
         recover_in_cluster(store, cluster)
+
+
+def test_a_database_of_the_cluster_that_refuses_is_told_unless_it_can_prepare_nothing(
+    monkeypatch, tables, no_vote_server
+):
+    def refuse(*_):
+        raise InvalidRequest("GRANT EXECUTE")
+
+    monkeypatch.setattr(recovery, "recover_branches", refuse)
+    store: Any = SimpleNamespace(read=lambda _: True)
+
+    def cluster_of(url) -> Any:
+        member = SimpleNamespace(backend=PostgreSQLBackend(), url=parse_url(url))
+        return SimpleNamespace(is_alone=False, stores=lambda _: [member])
+
+    assert recover_in_cluster(store, cluster_of(no_vote_server.url)) == 0
+    for url in (tables[0].url, "postgresql://bank:secret@127.0.0.1:1/bank"):
+        with pytest.raises(InvalidRequest, match="GRANT EXECUTE"):
+            recover_in_cluster(store, cluster_of(url))
 
 
 def test_every_state_of_a_branch_has_its_moves_and_its_end():

@@ -22,6 +22,7 @@ from txnstore.db.identity import check_original
 from txnstore.db.postgresql.branches import (
     INSUFFICIENT_PRIVILEGE,
     UNDEFINED_OBJECT,
+    can_prepare,
     connect_participant,
     database_of_prepared,
     end_prepared,
@@ -125,11 +126,10 @@ def recover_in_cluster(store: Store, cluster: Cluster | None) -> int:
             continue
         try:
             recovered = recover_branches(store, member.url, others)
-        except InvalidRequest:
-            # It cannot prepare anything, and so has nothing prepared.
-            continue
         except TxnStoreError as error:
-            failed.append(error)
+            # What cannot prepare anything has nothing prepared; a standby may, or one that refuses this role.
+            if not isinstance(error, InvalidRequest) or _may_have_prepared(member.url):
+                failed.append(error)
         else:
             ended_count += recovered.ended_count
             failed += recovered.failed
@@ -226,6 +226,19 @@ def _database_of_prepared(url: DatabaseUrl, gid: str) -> str | None:
     driver = connect_participant(url)
     try:
         return database_of_prepared(driver, gid)
+    finally:
+        driver.close()
+
+
+def _may_have_prepared(url: DatabaseUrl) -> bool:
+    try:
+        driver = connect_participant(url)
+    except TxnStoreError:
+        return True
+    try:
+        return can_prepare(driver)
+    except TxnStoreError:
+        return True
     finally:
         driver.close()
 

@@ -135,6 +135,15 @@ def look_at_database(driver: Driver) -> ParticipatingDatabase:
     return found
 
 
+def can_prepare(driver: Driver) -> bool:
+    """Return whether anything can be prepared on the server.
+
+    Raises:
+        StoreUnavailable: the connection broke.
+    """
+    return bool(_ask(driver, _LOOK_AT_SERVER)[0])
+
+
 def begin_branch(driver: Driver) -> tuple[str, bool]:
     """Return the id of the database transaction that is open on the connection; one is begun if none is.
 
