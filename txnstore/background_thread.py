@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
+from typing import Final
+
+#: For how long a program that ends waits for what its threads do last.
+ENDING_SECONDS: Final = 0.25
 
 
 class BackgroundThread:
@@ -18,6 +25,8 @@ class BackgroundThread:
         # A signal handler may need it while it is being started.
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
+        self._last: deque[Callable[[], object]] = deque()
+        self._has_ended = False
         self.is_started = False
         """Whether it runs, or has run."""
 
@@ -32,6 +41,19 @@ class BackgroundThread:
                 thread = threading.Thread(target=self._run, args=(run,), name=self.name, daemon=True)
                 thread.start()
                 self._thread, self.is_started = thread, True
+
+    def do_last(self, work: Callable[[], object], *, is_awaited: bool = True) -> bool:
+        """Let it do this at its end, after `run`; return False, and do nothing, if it has ended or was never started.
+
+        A program that ends meanwhile waits for that a moment, if it `is_awaited`.
+        """
+        with self._lock:
+            if not self.is_started or self._has_ended:
+                return False
+            self._last.append(work)
+            if is_awaited:
+                _ending.add(self)
+            return True
 
     def close(self, timeout_seconds: float) -> bool:
         """Wait for its end; return whether it has ended or was never started.  It does not wait for itself."""
@@ -48,4 +70,28 @@ class BackgroundThread:
                 self._thread, self.is_started = threading.current_thread(), True
             if self._thread is not threading.current_thread():
                 return
-        run()
+        try:
+            run()
+        finally:
+            while (work := self._next_of_last()) is not None:
+                work()
+            _ending.discard(self)
+
+    def _next_of_last(self) -> Callable[[], object] | None:
+        with self._lock:
+            self._has_ended = not self._last
+            return None if self._has_ended else self._last.popleft()
+
+
+#: Those that have something to do last that a program waits for.
+_ending: Final[set[BackgroundThread]] = set()
+
+
+def _await_last() -> None:
+    until_seconds = time.monotonic() + ENDING_SECONDS
+    # In a forked child none of its parent's runs, and none is waited for.
+    for thread in _ending.copy():
+        thread.close(until_seconds - time.monotonic())
+
+
+atexit.register(_await_last)

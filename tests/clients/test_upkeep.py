@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import math
 import os
+import subprocess
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -12,7 +14,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import func, select, text
+from sqlalchemy import func, select, text, update
 
 from tests.tools.journal import ENTRIES, add_old_entries
 from txnstore import Consumer, Producer, TopicPartition
@@ -23,7 +25,7 @@ from txnstore.clients.upkeep import EARLY_SECONDS, LOOK_SECONDS, PARTING_WAIT_SE
 from txnstore.clients.worker import Duties
 from txnstore.db.cluster.cluster import open_cluster
 from txnstore.db.opening import open_store
-from txnstore.db.schema import maintenance_duties, record_batches, transaction_log
+from txnstore.db.schema import maintenance_duties, record_batches, stores, transaction_log
 from txnstore.errors import CorruptBatch, PermissionDenied, StoreBusy, StoreUnavailable
 from txnstore.maintenance import duties, turns
 from txnstore.maintenance.leases import LEASE_MS, PAUSE_MS_MAX
@@ -86,6 +88,43 @@ def write_one(configuration, **more):
         producer.produce("t", b"one")
 
 
+def drop_one(configuration):
+    """Do the same, and leave the rest to whoever collects garbage."""
+    before = set(threading.enumerate())
+    producer = Producer(configuration)
+    producer.produce("t", b"one")
+    assert producer.flush() == 0
+    del producer
+    join_threads(before)
+
+
+def drop_consumer(configuration):
+    """Read for a moment, after somebody else has written."""
+    write_one(configuration, **{"txnstore.maintenance": False})
+    before = set(threading.enumerate())
+    consumer = Consumer({**configuration, "group.id": "g", "auto.offset.reset": "earliest"})
+    consumer.assign([TopicPartition("t", 0, 0)])
+    assert consumer.poll(PATIENCE_SECONDS) is not None
+    del consumer
+    join_threads(before)
+
+
+#: How a client is there for a moment, and ends.
+ENDS = {
+    "closed": write_one,
+    "dropped": drop_one,
+    "dropped one after the other": lambda configuration: [drop_one(configuration) for _ in range(3)],
+    "a consumer that is dropped": drop_consumer,
+}
+
+
+def join_threads(before):
+    gc.collect()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(PATIENCE_SECONDS)
+        assert not thread.is_alive()
+
+
 def wait_until(is_so):
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not is_so():
@@ -106,15 +145,91 @@ def noted_looks(monkeypatch):
     return looks
 
 
-def test_producers_that_live_a_moment_look_after_their_store(store, clock, configuration, patient):
-    write_one(configuration)
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+def test_producers_that_live_a_moment_look_after_their_store(store, clock, configuration, patient, end):
+    end(configuration)
     assert count(store, transaction_log) == 0
     assert count(store, maintenance_duties) > 0
-    # The records of the first one go once they are old.
-    assert count(store, record_batches) == 1
+    # The records of the first ones go once they are old.
+    written = count(store, record_batches)
+    assert written > 0
     clock.advance(8 * DAY_MS)
-    write_one(configuration)
-    assert count(store, record_batches) == 1
+    end(configuration)
+    assert count(store, record_batches) == written
+
+
+#: A program that is there for a moment, and has time for what it does last however slow the machine is.
+PROGRAM = """
+import os, sys, threading
+from txnstore import Producer, background_thread
+from txnstore.clients import upkeep
+from txnstore.clients.producer import thread
+from txnstore.maintenance import turns
+
+def wait_for(seconds):
+    upkeep.PARTING_TURN_SECONDS = thread.ENDING_SECONDS = background_thread.ENDING_SECONDS = seconds
+
+def write():
+    producer = Producer({"bootstrap.servers": sys.argv[1]})
+    producer.produce("t", b"one")
+    producer.flush()
+    return producer
+
+"""
+PROGRAMS = {
+    "held to the end": "held = write()",
+    "dropped": "write()",
+    "one after the other": "held = [write() for _ in range(3)]",
+    "with others that have nothing to send": "write(); held = Producer({'bootstrap.servers': sys.argv[1]})",
+}
+
+
+def run_program(url, program):
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", PROGRAM + program, url],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_SECONDS,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+@pytest.fixture
+def of_old(store):
+    """A store that was made long ago, by the clock of the system, which other processes go by."""
+    store.write(lambda connection: connection.execute(update(stores).values(created_ms=0)))
+    return store
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+def test_so_do_programs_that_end_without_closing_theirs(url, of_old, program):
+    run_program(url, f"wait_for({PATIENCE_SECONDS}); {program}")
+    assert count(of_old, transaction_log) == 0
+
+
+@pytest.mark.parametrize("program", list(PROGRAMS.values())[:2], ids=list(PROGRAMS)[:2])
+def test_a_program_that_ends_waits_a_moment_whatever_the_database_does(url, of_old, program):
+    run_program(url, f"turns.look_for_due = lambda *_: threading.Event().wait({2 * PATIENCE_SECONDS}); {program}")
+    assert count(of_old, transaction_log) == ENTRIES
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_of_a_fork_that_ends_leaves_that_to_its_parent(url, of_old):
+    program = "held = write()\nchild = os.fork()\nif child:\n    os._exit(os.waitpid(child, 0)[1])"
+    run_program(url, f"wait_for({PATIENCE_SECONDS})\n{program}")
+    assert count(of_old, transaction_log) == ENTRIES
+
+
+def test_a_producer_that_is_dropped_with_records_has_no_turn(store, configuration, patient):
+    """Its database may be away."""
+    before = set(threading.enumerate())
+    producer = Producer({**configuration, "linger.ms": 30_000})
+    producer.list_topics()
+    producer.produce("t", b"one")
+    del producer
+    join_threads(before)
+    assert count(store, transaction_log) == ENTRIES
 
 
 @pytest.mark.slow
@@ -129,22 +244,25 @@ def test_so_do_those_that_have_no_time_a_portion_each(store, clock, configuratio
     assert count(store, transaction_log) == 0
 
 
-def test_a_process_looks_once_in_a_while_however_many_clients_it_has(store, clock, configuration, patient, monkeypatch):
+@pytest.mark.parametrize("end", [write_one, drop_one])
+def test_a_process_looks_once_in_a_while_however_many_clients_it_has(
+    store, clock, configuration, patient, monkeypatch, end
+):
     looks = noted_looks(monkeypatch)
     for _ in range(3):
-        write_one(configuration)
+        end(configuration)
     # One to see that something is due, one more of the turn.
     assert len(looks) == 2
     clock.advance(int((LOOK_SECONDS - EARLY_SECONDS) * 1000) - 1)
-    write_one(configuration)
+    end(configuration)
     assert len(looks) == 2
     clock.advance(1)
-    write_one(configuration)
+    end(configuration)
     assert len(looks) > 2
     # A clock that was put back does not keep it from looking.
     clock.advance(-DAY_MS)
     before = len(looks)
-    write_one(configuration)
+    end(configuration)
     assert len(looks) > before
 
 

@@ -295,3 +295,23 @@ def test_an_outcome_is_told_though_there_was_no_memory_for_it_at_first_and_the_n
     assert worker.submit(lambda: "next").result(PATIENCE_SECONDS) == "next"
     assert type(job.exception(PATIENCE_SECONDS)) is (type(None) if name == "set_result" else ZeroDivisionError)
     assert refused == [name]
+
+
+def test_a_thread_does_last_what_it_is_given_unless_it_has_ended_or_never_began():
+    """Who is told no does it."""
+    thread, goes_on = BackgroundThread("ending"), threading.Event()
+    done: list[object] = []
+    assert not thread.do_last(lambda: done.append("too early"))
+
+    def run():
+        assert goes_on.wait(PATIENCE_SECONDS)
+        done.append("run")
+
+    thread.start(run)
+    assert thread.do_last(lambda: done.append("first"))
+    assert thread.do_last(lambda: done.append(thread.do_last(lambda: done.append("last"))))
+    assert done == []
+    goes_on.set()
+    assert thread.close(PATIENCE_SECONDS)
+    assert done == ["run", "first", True, "last"]
+    assert not thread.do_last(lambda: done.append("too late"))

@@ -215,6 +215,24 @@ class StoreConnection:
         if cluster is not None:
             cluster.close(timeout_seconds=max(0.0, min(timeout_seconds, ANNOUNCE_TIMEOUT_SECONDS)))
 
+    def leave_to(self, do_last: Callable[[Callable[[], None]], bool]) -> bool:
+        """Have this closed by a thread of a client that nobody closes, after a last turn in the maintenance.
+
+        Returns False where no such turn is due, or `do_last` says that the thread does nothing any more: then it is
+        for the caller to close this.
+        """
+        turn = None if self._gives_up or self.is_lifeless else self.upkeep.last_turn()
+        if turn is None:
+            return False
+
+        def end() -> None:
+            try:
+                turn()
+            finally:
+                self.close()
+
+        return do_last(end)
+
     def _refuse_if_closed(self) -> None:
         if self._closed:
             raise self._closed_error()

@@ -3,7 +3,8 @@
 It comes beside the client's own work and never in it: in a thread that exists while there is something to do, with
 connections of the client's own pool.  A process looks at a store once in ten seconds, however many clients it has, for
 the first time once a client has been there for two.  A client that lives for less than that looks as it is closed, and
-then does what fits into a moment: closing a client waits for as long as that takes.
+then does what fits into a moment: closing a client waits for as long as that takes.  Of one that is dropped instead, or
+whose program ends, a thread does so that the client has anyway.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from txnstore.clients.worker import Worker
 from txnstore.clock import Clock
@@ -105,13 +106,24 @@ class Upkeep:
         It takes a moment, whatever the database does; what takes longer ends by itself.
         """
         try:
-            cluster = self._opened()
-            if self._is_wanted and not self._is_busy and cluster is not None and self._claim(cluster):
-                self._have_last_turn(cluster)
+            turn = self.last_turn(self._in_a_moment)
+            if turn is not None:
+                turn()
         finally:
             self._stop.set()
             if self._helper is not None:
                 self._helper.close(PARTING_WAIT_SECONDS)
+
+    def last_turn(self, do: Callable[[Callable[[], Any]], Any] | None = None) -> Callable[[], None] | None:
+        """Return the last turn, which is due if this process has not looked lately; None: it is not.
+
+        What takes the database is done by `do`, or in the thread that has the turn.  It can be asked for anywhere, as
+        where a client is collected: it waits for nothing.
+        """
+        cluster = self._opened()
+        if not self._is_wanted or self._is_busy or cluster is None or not self._claim(cluster):
+            return None
+        return partial(self._have_last_turn, cluster, do or _here)
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
@@ -144,10 +156,12 @@ class Upkeep:
         finally:
             self._is_busy = False
 
-    def _have_last_turn(self, cluster: Cluster) -> None:
-        helper = self._worker()
+    def _in_a_moment(self, work: Callable[[], Any]) -> Any:
+        return result_within(self._worker().submit(work), PARTING_WAIT_SECONDS)
+
+    def _have_last_turn(self, cluster: Cluster, do: Callable[[Callable[[], Any]], Any]) -> None:
         try:
-            due = result_within(helper.submit(partial(_find_due, cluster)), PARTING_WAIT_SECONDS)
+            due: list[MaintenanceDuty] = do(partial(_find_due, cluster))
             ready: list[MaintenanceDuty] = []
             began = self._monotonic_seconds()
             for duty in due:
@@ -157,8 +171,7 @@ class Upkeep:
                 if self._monotonic_seconds() - began >= PARTING_TURN_SECONDS:
                     break
             if ready:
-                turn = partial(self._turn, cluster, ready, PARTING_TURN_SECONDS)
-                is_behind = result_within(helper.submit(turn), PARTING_WAIT_SECONDS)
+                is_behind = do(partial(self._turn, cluster, ready, PARTING_TURN_SECONDS))
                 if is_behind or len(ready) < len(due):
                     _next_looks[self._key(cluster)] = self._seconds() + BEHIND_SECONDS
         except TimeoutError:
@@ -198,6 +211,10 @@ class Upkeep:
                 report(store, turn, level_of=partial(_level_of, store))
                 is_behind = is_behind or bool(turn.unfinished)
         return is_behind
+
+
+def _here(work: Callable[[], Any]) -> Any:
+    return work()
 
 
 def _level_of(store: Store, duty: str, error: Exception) -> int:

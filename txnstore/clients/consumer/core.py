@@ -658,20 +658,30 @@ class ConsumerCore:
     def close(self, deadline: Deadline) -> bool:
         """End the threads and the connection until `deadline`; return whether they have ended."""
         try:
+            return self._end_threads(deadline)
+        finally:
+            self.connection.close(deadline.left_seconds())
+
+    def abandon(self) -> None:
+        """End without waiting, because the consumer was dropped. Nothing is committed, as after a crash.
+
+        A turn in the maintenance that closing it would have had is had by the thread that reads.
+        """
+        if self.connection.process_id != os.getpid():
+            return
+        if self.connection.leave_to(self.fetcher.do_last):
+            self._end_threads(Deadline(0))
+        else:
+            self.close(Deadline(0))
+
+    def _end_threads(self, deadline: Deadline) -> bool:
+        try:
             self.group.stop()
             fetcher_ended = self.fetcher.close(deadline.left_seconds())
             group_ended = self.group.close(deadline.left_seconds())
         finally:
-            try:
-                worker_ended = self.worker.close(deadline.left_seconds())
-            finally:
-                self.connection.close(deadline.left_seconds())
+            worker_ended = self.worker.close(deadline.left_seconds())
         return fetcher_ended and group_ended and worker_ended
-
-    def abandon(self) -> None:
-        """End without waiting, because the consumer was dropped. Nothing is committed, as after a crash."""
-        if self.connection.process_id == os.getpid():
-            self.close(Deadline(0))
 
 
 def after_error(error: BaseException, deadline: Deadline) -> Deadline:

@@ -158,6 +158,10 @@ class Fetcher:
         for thread in self._threads():
             thread.start()
 
+    def do_last(self, work: Callable[[], object]) -> bool:
+        """Let the first thread do this at its end; see `BackgroundThread.do_last`."""
+        return self._first.do_last(work)
+
     def stop(self) -> None:
         """Let the threads end as soon as they can."""
         with self.wanted:
@@ -235,6 +239,10 @@ class FetchThread:
             self._wanted.notify_all()
             if self._is_listening and self._has_fresh_work():
                 self._wake()
+
+    def do_last(self, work: Callable[[], object]) -> bool:
+        """Let the thread do this at its end; see `BackgroundThread.do_last`."""
+        return self._thread.do_last(work)
 
     def stop(self) -> None:
         """Let the thread end as soon as it can."""

@@ -6,7 +6,6 @@ that closing the producer ends it.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import logging
 import math
@@ -20,7 +19,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from txnstore.background_thread import BackgroundThread
+from txnstore.background_thread import ENDING_SECONDS, BackgroundThread
 from txnstore.backoff import Backoff
 from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_error_of, kafka_exception_of
 from txnstore.clients.overdue_help import end_overdue
@@ -38,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 #: How often a producer asks whether a transaction of somebody else is in the way of its readers.
 WRITER_ASKS_SECONDS: Final = 1.0
-#: How long a producer that nobody holds is waited for.
+#: How long closing the databases may take for a producer that nobody holds.
 ABANDONED_SECONDS: Final = 0.2
 #: How often one that has written nothing asks for its part in the maintenance.
 IDLE_ASKS_SECONDS: Final = 10.0
@@ -324,6 +323,10 @@ class SenderThread:
             for helper in self._helpers:
                 helper.close(deadline.left_seconds())
 
+    def do_last(self, work: Callable[[], object], *, is_awaited: bool = True) -> bool:
+        """Do this once it has been stopped; see `BackgroundThread.do_last`."""
+        return self._thread.do_last(work, is_awaited=is_awaited)
+
     def report_fatal(self, error: KafkaError) -> None:
         """Tell the application that the producer is finished."""
         self._report_trouble(error)
@@ -486,31 +489,21 @@ def abandon(producer: Callable[[], object], thread: SenderThread, connection: St
 
     `producer` returns None if it was collected (a weak reference without a callback may still have it, from Python 3.15
     on).  That can be anywhere, also where a handler of the log holds a lock: then the thread tells of them.
+
+    If all is sent, the thread has the turn in the maintenance that closing the producer would have had.
     """
     if os.getpid() != connection.process_id:
         return
     count = unsent.unsent_count
     is_collected = producer() is None
     if count and is_collected:
-
-        def await_thread() -> None:
-            # A program that ends at once waits for it, and none of its children, which do not have it.
-            if os.getpid() == connection.process_id:
-                thread.stop(ABANDONED_SECONDS)
-
-        thread.at_end.append(partial(_tell_last, count, await_thread))
-        atexit.register(await_thread)
-    thread.stop(0.0)
-    connection.close(ABANDONED_SECONDS)
+        thread.do_last(partial(_tell, count))
+    is_left = not count and connection.leave_to(partial(thread.do_last, is_awaited=is_collected))
+    thread.stop(ENDING_SECONDS if is_left and not is_collected else 0.0)
+    if not (is_left and is_collected):
+        connection.close(ABANDONED_SECONDS)
     if count and not is_collected:
         _tell(count)
-
-
-def _tell_last(count: int, await_thread: Callable[[], None]) -> None:
-    try:
-        _tell(count)
-    finally:
-        atexit.unregister(await_thread)
 
 
 def _tell(count: int) -> None:
