@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
+from contextlib import closing
 
+import psycopg
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import delete, insert, select, update
 
+from tests.transactions.bench import sent_offsets
 from txnstore.clients.model.errors import KafkaException
 from txnstore.clients.producer.producer import Producer
 from txnstore.db.opening import open_store
-from txnstore.db.schema import producer_states, transactions
+from txnstore.db.schema import producer_states, transaction_branches, transactions
 from txnstore.db.store import server_now_ms
 from txnstore.log.append import Append, append
 from txnstore.log.codec import encode
 from txnstore.log.partition_rows import allocate_producer_id
 from txnstore.log.topics import get_topic
 from txnstore.model import ProducerIdentity, Record
+from txnstore.testing.postgres_server import connection_string
+from txnstore.transactions.coordinator import TransactionCoordinator
 
 
 @pytest.fixture
@@ -155,6 +161,54 @@ def test_what_holds_readers_back_is_shown_with_who_it_is_and_what_ends_it(opened
     assert answer("transactions", "list-open", "orders", "-p", "0") == []
     assert run("transactions", "list-open", "-p", "0").code == 2
     assert run("transactions", "list-open", "unknown").code == 1
+
+
+def shown(text):
+    """Return the cells of a table's only line by their headings."""
+    heading, line = (re.split(" {2,}", each.strip()) for each in text.splitlines())
+    return dict(zip(heading, line, strict=True))
+
+
+def test_who_writes_is_shown_with_its_shares_elsewhere_and_the_session_at_work_if_there_are_any(opened, url, done):
+    always = ["TOPIC", "PARTITION", "SINCE OFFSET", "OPEN FOR", "TRANSACTIONAL ID", "PRODUCER ID", "CLIENT", "STATE"]
+    cells = shown(done("transactions", "list-open"))
+    assert list(cells) == [*always, "FREED BY"]
+    with open_store(url) as store:
+        (row,) = store.read(lambda connection: connection.execute(select(transactions)).all())
+        assert cells["PRODUCER ID"] == str(row.producer_id)
+        share = {
+            "transactional_id": "load",
+            "producer_id": row.producer_id,
+            "producer_epoch": row.producer_epoch,
+            "database_label": "db2:5432/bank",
+            "database_identity": "1:1",
+            "transaction_xid8": "3",
+            "registered_ms": 1,
+        }
+        shares = [{**share, "gid": gid} for gid in ("txnstore_a", "txnstore_b")]
+        store.write(lambda connection: connection.execute(insert(transaction_branches), shares))
+        cells = shown(done("transactions", "list-open"))
+        assert list(cells) == [*always, "PREPARED AS", "FREED BY"]
+        assert cells["PREPARED AS"] == "txnstore_a, txnstore_b"
+        if store.backend.name == "postgresql":
+            with closing(psycopg.connect(connection_string(url))) as stuck:
+                stuck.execute("SELECT * FROM txnstore.transactions FOR UPDATE")
+                cells = shown(done("transactions", "list-open"))
+                assert list(cells) == [*always, "PREPARED AS", "BACKEND PID", "FREED BY"]
+                assert cells["BACKEND PID"] == str(stuck.info.backend_pid)
+        # What was made up is no share that anybody would end.
+        store.write(lambda connection: connection.execute(delete(transaction_branches)))
+
+
+def test_a_group_has_a_column_where_one_waits(url, done):
+    done("topics", "create", "orders")
+    with open_store(url) as store:
+        (partition_id,) = store.read(lambda connection: get_topic(connection, "orders")).partition_ids
+        coordinator = TransactionCoordinator(store)
+        producer = coordinator.init_producer_id("load").identity
+        coordinator.send_offsets("load", producer, sent_offsets("billing", {partition_id: 3}))
+    cells = shown(done("transactions", "list-open"))
+    assert (list(cells)[3], cells["GROUP"], cells["SINCE OFFSET"]) == ("GROUP", "billing", "-")
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from txnstore.cli.options import (
 from txnstore.cli.output import (
     Column,
     CommandFailed,
+    Row,
     duration_text,
     each_described,
     hint,
@@ -103,6 +104,7 @@ _PRODUCER_COLUMNS: Final = (
 _HANGING_COLUMNS: Final = (
     Column("topic", "TOPIC"),
     Column("partition", "PARTITION"),
+    Column("group", "GROUP"),
     Column("producer_id", "PRODUCER ID"),
     Column("producer_epoch", "PRODUCER EPOCH"),
     Column("coordinator_epoch", "COORDINATOR EPOCH"),
@@ -115,15 +117,19 @@ _OPEN_COLUMNS: Final = (
     Column("topic", "TOPIC"),
     Column("partition", "PARTITION"),
     Column("first_offset", "SINCE OFFSET"),
+    Column("group", "GROUP"),
     Column("open_for_ms", "OPEN FOR", duration_text),
     Column("transactional_id", "TRANSACTIONAL ID"),
+    Column("producer_id", "PRODUCER ID"),
     Column("client", "CLIENT"),
     Column("state", "STATE"),
+    Column("prepared_gids", "PREPARED AS", list_text),
+    Column("backend_pid", "BACKEND PID"),
     Column("freed_by", "FREED BY"),
 )
 
-#: Only where a group waits.
-_GROUP_COLUMN: Final = Column("group", "GROUP")
+#: Only where there is one.
+_RARE: Final = frozenset({"group", "prepared_gids", "backend_pid"})
 
 _Topic = Annotated[str, typer.Argument(metavar="TOPIC", autocompletion=complete_topic, help="The topic.")]
 _Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask first.")]
@@ -325,7 +331,8 @@ def list_open(
     """Show what holds readers back: the open transactions of each partition, the oldest first, and what ends each.
 
     CLIENT is what the process that writes says of itself. Readers of a partition wait for its first transaction. One
-    without a record there that holds offsets of a GROUP keeps the group's consumers waiting; these come last.
+    without a record there that holds offsets of a GROUP keeps the group's consumers waiting; these come last. PREPARED
+    AS names its shares in other databases, BACKEND PID the session of PostgreSQL that works on it now.
     """
     ids_of = _partition_ids(topic, partition)
     left_out: LeftOut = {}
@@ -335,8 +342,8 @@ def list_open(
         named = {row["producer_id"] for row in found}
         every_held = each_held(cluster, left_out, partition_ids)
         held = [_held_row(each) for each in every_held if each.producer_id not in named]
-    columns = _OPEN_COLUMNS if not held else (*_OPEN_COLUMNS[:3], _GROUP_COLUMN, *_OPEN_COLUMNS[3:])
-    show_rows([*found, *held], columns, as_json=as_json)
+    rows = [*found, *held]
+    show_rows(rows, _filled(_OPEN_COLUMNS, rows), as_json=as_json)
     tell_and_exit(left_out.values())
 
 
@@ -379,9 +386,8 @@ def find_hanging(
         # A database alone coordinates all that its groups wait for, and a role may be shown no view.
         every_held = () if cluster.is_alone else each_held(cluster, left_out, partition_ids)
         held = [one for one in every_held if one.is_hanging and one.age_ms > longest_ms + HANGING_MARGIN_MS]
-        columns = _HANGING_COLUMNS if not held else (*_HANGING_COLUMNS[:2], _GROUP_COLUMN, *_HANGING_COLUMNS[2:])
         shown = [*map(_hanging_row, found), *map(_hanging_offsets_row, held)]
-        show_rows(shown, columns, as_json=as_json)
+        show_rows(shown, _filled(_HANGING_COLUMNS, shown), as_json=as_json)
         if abort and shown:
             _ask(f"the {len(shown)} transactions above" if len(shown) > 1 else "the transaction above", yes=yes)
             _abort_hanging(cluster, found, held, left_out)
@@ -628,6 +634,12 @@ def _row(one: OpenTransaction | HeldOffsets) -> dict[str, Any]:
         "coordinator_epoch": None,
         "coordinator": broker_id_of(one.coordinator_database_id),
     }
+
+
+def _filled(columns: Iterable[Column], rows: Iterable[Row]) -> list[Column]:
+    """Leave out what no row has, of that which few have."""
+    filled = {name for row in rows for name in _RARE if row.get(name) not in (None, [])}
+    return [column for column in columns if column.key not in _RARE - filled]
 
 
 def _client_text(client: ClientProcess | None) -> str | None:
