@@ -142,11 +142,12 @@ def look(connection: Connection, settings_of: Mapping[str, str]) -> Look:
     return _sorted_out(leases.values(), now_ms, settings_of, read_store_settings(connection))
 
 
-def longest_overdue_ms(connection: Connection, settings_of: Mapping[str, str]) -> int:
-    """Return for how long that of these duties has been due that has waited longest for somebody; 0: none is."""
+def overdue_ms(connection: Connection, settings_of: Mapping[str, str]) -> list[int]:
+    """Return for how long each of those of these duties has been due that wait for somebody, the longest first."""
     leases, now_ms = _read(connection, list(settings_of))
     settings = read_store_settings(connection)
-    return max(lease.overdue_ms(now_ms, settings[settings_of[lease.duty]]) for lease in leases.values())
+    each_ms = (lease.overdue_ms(now_ms, settings[settings_of[lease.duty]]) for lease in leases.values())
+    return sorted(filter(None, each_ms), reverse=True)
 
 
 def take(

@@ -106,6 +106,12 @@ OVERDUE: Final = Metric(
     "How long the duty of the maintenance has been due that has waited longest for somebody to do it without an error;"
     " 0: none is.",
 )
+OVERDUE_DUTIES: Final = Metric(
+    "txnstore_maintenance_overdue_duties",
+    _G,
+    _DATABASE,
+    "Duties of the maintenance of which a portion is due, and that nobody is at, or that failed last.",
+)
 STORAGE_BYTES: Final = Metric(
     "txnstore_storage_bytes",
     _G,
@@ -122,7 +128,7 @@ LEFT_OUT: Final = Metric(
 STORE_METRICS: Final = (
     *(UP, SCRAPE_SECONDS, LOG_START, HIGH_WATERMARK, LSO_LAG, LSO_AGE, LSO_HOLDER),
     *(OPEN_TRANSACTIONS, OLDEST_TRANSACTION, GROUP_LAG, GROUP_LAG_OFFSETS, GROUP_LAG_EXACT, GROUP_MEMBERS),
-    *(OUTBOX_WAITING, OUTBOX_REFUSED, OUTBOX_SEQUENCED, OVERDUE, STORAGE_BYTES, LEFT_OUT),
+    *(OUTBOX_WAITING, OUTBOX_REFUSED, OUTBOX_SEQUENCED, OVERDUE, OVERDUE_DUTIES, STORAGE_BYTES, LEFT_OUT),
 )
 
 # --- of the maintenance -----------------------------------------------------------------------------------------------

@@ -280,7 +280,8 @@ def _samples(figures: StoreFigures) -> Iterator[_Sample]:
     yield table.OUTBOX_WAITING, (), figures.outbox_waiting
     yield table.OUTBOX_REFUSED, (), figures.outbox_refused
     yield table.OUTBOX_SEQUENCED, (), figures.outbox_sequenced
-    yield table.OVERDUE, (), figures.overdue_ms / 1000
+    yield table.OVERDUE, (), max(figures.overdue_ms, default=0) / 1000
+    yield table.OVERDUE_DUTIES, (), len(figures.overdue_ms)
     for what, size_bytes in figures.sizes_bytes.items():
         yield table.STORAGE_BYTES, (what,), size_bytes
     yield table.LEFT_OUT, ("partitions",), max(0, figures.partition_count - len(figures.partitions))

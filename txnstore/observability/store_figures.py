@@ -30,7 +30,7 @@ from txnstore.groups.unread import CountedLag, bound_lag, count_lag
 from txnstore.log.bounds import Bounds, read_bounds
 from txnstore.log.topics import names_of_partitions
 from txnstore.maintenance.duties import DUTIES
-from txnstore.maintenance.leases import longest_overdue_ms
+from txnstore.maintenance.leases import overdue_ms
 from txnstore.model import INTERNAL_GROUP_PREFIX, PartitionName
 from txnstore.transactions.protocol import DECIDED, TransactionState
 
@@ -119,8 +119,8 @@ class StoreFigures:
     outbox_waiting: int = 0
     outbox_refused: int = 0
     outbox_sequenced: int = 0
-    overdue_ms: int = 0
-    """For how long that duty of the maintenance has been due that has waited longest for somebody."""
+    overdue_ms: Sequence[int] = ()
+    """For how long each duty of the maintenance has been due that waits for somebody, the longest first."""
 
     sizes_bytes: Mapping[str, int] = field(default_factory=dict)
 
@@ -286,7 +286,7 @@ def _others(
         outbox_waiting=_count(connection, _WAITING, limits),
         outbox_refused=_count(connection, _REFUSED, limits),
         outbox_sequenced=int(connection.execute(_SEQUENCED).scalar() or 0),
-        overdue_ms=longest_overdue_ms(connection, _INTERVALS),
+        overdue_ms=overdue_ms(connection, _INTERVALS),
         sizes_bytes=store.backend.storage_sizes(connection, store.schema),
     )
 
