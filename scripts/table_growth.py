@@ -56,6 +56,6 @@ GROWTH: Final[Mapping[str, str]] = MappingProxyType(
         " decided, or with `sink_batches`; else after `transactional.id.expiration.ms` and"
         " `transaction.max.timeout.ms`; with its topic.",
         "sink_positions": "As long as `sink_batches`; with its topic.",
-        "maintenance_duties": "One row a duty.",
+        "maintenance_duties": "One row a duty; after 30 days that of a participant which nobody names any more.",
     }
 )

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 
 from tests.tools.journal import ENTRIES, add_old_entries
 from txnstore.db import portions as portions_module
@@ -32,7 +32,7 @@ from txnstore.errors import CorruptBatch, StoreBusy, StoreUnavailable, WriteConf
 from txnstore.log.topics import create_topic
 from txnstore.maintenance import leases
 from txnstore.maintenance.duties import ABORT_INTERVAL, COMPACTION_INTERVAL, DUTIES, REMOVE_INTERVAL
-from txnstore.maintenance.leases import LEASE_MS, PAUSE_MS_MAX
+from txnstore.maintenance.leases import FORGOTTEN_AFTER_MS, LEASE_MS, PAUSE_MS_MAX
 from txnstore.maintenance.loop import Maintenance
 from txnstore.maintenance.turns import MaintenanceDuty, look_for_due, take_turn
 from txnstore.transactions.recovery import trim_journal
@@ -292,6 +292,33 @@ def test_who_holds_a_duty_and_is_killed_keeps_nobody_from_it_for_longer_than_his
     clock.advance(LEASE_MS)
     assert take_turn(store, None, duties, Portions()).done == {"dangerous": 7, "other": 0}
     assert count(store, maintenance_duties) == 2
+
+
+@pytest.mark.parametrize("forced", [False, True])
+def test_a_duty_that_nobody_has_been_at_for_a_month_is_forgotten_by_those_who_do_not_know_it(store, clock, forced):
+    """That of a database of which `txnstore maintain` is not told any more; it failed last, perhaps."""
+    clock.advance(DAY_MS)
+    known = [duty("often", lambda _: 0, ABORT_INTERVAL), duty("rare", lambda _: 0, REMOVE_INTERVAL)]
+    of_others = [duty("fails", Failing(StoreUnavailable()), ABORT_INTERVAL), *(duty(n, lambda _: 0) for n in "abc")]
+    take_turn(store, None, [*known, *of_others], Portions())
+
+    def change(name, **values):
+        change = update(maintenance_duties).where(maintenance_duties.c.duty == name).values(values)
+        store.write(lambda connection: connection.execute(change))
+
+    def names():
+        return set(store.read(lambda c: c.execute(select(maintenance_duties.c.duty)).scalars().all()))
+
+    clock.advance(FORGOTTEN_AFTER_MS)
+    take_turn(store, None, known[:1], Portions(), forced=forced)
+    assert names() == {"often", "rare", "fails", "a", "b", "c"}
+    clock.advance(10_000)
+    # One that is rare, and not due, is known all the same; of the others somebody is at one, and died at another.
+    change("rare", begun_ms=clock.now_ms())
+    change("a", holder="db9:1:1", held_until_ms=clock.now_ms() + 1)
+    change("b", holder="db9:1:1", held_until_ms=clock.now_ms())
+    take_turn(store, None, known, Portions(), forced=forced)
+    assert names() == {"often", "rare", "a"}
 
 
 def test_portions_grow_while_they_are_quick_and_shrink_as_soon_as_others_wait(store):

@@ -14,7 +14,7 @@ import socket
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import Connection, bindparam, select, update
+from sqlalchemy import Connection, bindparam, delete, func, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from txnstore.config import Settings
@@ -27,6 +27,9 @@ from txnstore.db.store import server_now_ms
 LEASE_MS: Final = 10_000
 #: The longest pause of a duty that failed.
 PAUSE_MS_MAX: Final = 300_000
+#: What nobody has been at for so long is forgotten, if whoever finds it does not know the duty: that of a participant
+#: which `txnstore maintain` was told of once.
+FORGOTTEN_AFTER_MS: Final = 30 * 86_400_000
 
 _NOW: Final = server_now_ms().label("now_ms")
 _ROWS: Final = select(maintenance_duties, _NOW).order_by(maintenance_duties.c.duty)
@@ -37,6 +40,11 @@ _LOCK: Final = _ROWS.where(maintenance_duties.c.duty.in_(bindparam("duties", exp
     skip_locked=True
 )
 _BEGINNING: Final = HotStatement(select(stores.c.created_ms, _NOW))
+_FORGET: Final = delete(maintenance_duties).where(
+    maintenance_duties.c.duty.in_(bindparam("duties", expanding=True)),
+    # Whoever has taken one meanwhile keeps it; who died at it does not.
+    func.coalesce(maintenance_duties.c.held_until_ms, 0) <= bindparam("now_ms"),
+)
 _ENTER: Final = upsert(maintenance_duties).on_conflict_do_nothing(index_elements=["duty"])
 _OF_DUTY: Final = maintenance_duties.c.duty == bindparam("of_duty")
 _HOLD: Final = (
@@ -138,15 +146,15 @@ def new_holder() -> str:
 
 def look(connection: Connection, settings_of: Mapping[str, str]) -> Look:
     """Return which of these duties, each with the setting of its interval, are due; nothing is changed."""
-    leases, now_ms = _read(connection, list(settings_of))
-    return _sorted_out(leases.values(), now_ms, settings_of, read_store_settings(connection))
+    leases, now_ms = _read(connection, settings_of)
+    return _sorted_out(_of(settings_of, leases), now_ms, settings_of, read_store_settings(connection))
 
 
 def overdue_ms(connection: Connection, settings_of: Mapping[str, str]) -> list[int]:
     """Return for how long each of those of these duties has been due that wait for somebody, the longest first."""
-    leases, now_ms = _read(connection, list(settings_of))
+    leases, now_ms = _read(connection, settings_of)
     settings = read_store_settings(connection)
-    each_ms = (lease.overdue_ms(now_ms, settings[settings_of[lease.duty]]) for lease in leases.values())
+    each_ms = (lease.overdue_ms(now_ms, settings[settings_of[lease.duty]]) for lease in _of(settings_of, leases))
     return sorted(filter(None, each_ms), reverse=True)
 
 
@@ -158,13 +166,18 @@ def take(
     lease_ms: int = LEASE_MS,
     duties_max: int | None = None,
     forced: bool = False,
+    known: Collection[str] = (),
 ) -> list[DutyLease]:
     """Take those of these duties that are due, so many or all; with `forced` all of them, due or not, held or not.
 
-    Each is returned with when its round began: now, unless it goes on without a pause.
+    Each is returned with when its round began: now, unless it goes on without a pause.  Duties that are neither among
+    these nor `known` are forgotten if nobody has been at them for long.
     """
-    leases, now_ms = _read(connection, list(settings_of))
-    missing = [lease for lease in leases.values() if lease.turn_ms == _NEVER]
+    leases, now_ms = _read(connection, settings_of)
+    others = leases.keys() - settings_of.keys() - set(known)
+    if left := [duty for duty in others if leases[duty].turn_ms < now_ms - FORGOTTEN_AFTER_MS]:
+        connection.execute(_FORGET, {"duties": left, "now_ms": now_ms})
+    missing = [lease for lease in _of(settings_of, leases) if lease.turn_ms == _NEVER]
     if missing:
         rows = [
             {"duty": lease.duty, "begun_ms": lease.begun_ms, "is_unfinished": False, "turn_ms": lease.begun_ms}
@@ -219,14 +232,19 @@ def leave(connection: Connection, holder: str, done: Sequence[PortionOutcome], u
         connection.execute(_GIVE_BACK, [{"of_duty": duty, "of_holder": holder} for duty in untouched])
 
 
-def _read(connection: Connection, duties: list[str]) -> tuple[dict[str, DutyLease], int]:
-    """Return what is known of the duties, and the time; one without a row was begun when the store was made."""
+def _read(connection: Connection, duties: Collection[str]) -> tuple[dict[str, DutyLease], int]:
+    """Return what is known of all duties, and the time; of these, one without a row was begun when the store was."""
     rows = _READ.rows(connection)
-    leases = {row.duty: _lease_of(row) for row in rows if row.duty in duties}
-    if len(leases) == len(duties):
+    leases = {row.duty: _lease_of(row) for row in rows}
+    missing = [duty for duty in duties if duty not in leases]
+    if not missing:
         return leases, rows[0].now_ms
     created_ms, now_ms = _BEGINNING.row(connection)
-    return {duty: leases.get(duty) or DutyLease(duty, created_ms) for duty in duties}, now_ms
+    return leases | {duty: DutyLease(duty, created_ms) for duty in missing}, now_ms
+
+
+def _of(duties: Collection[str], leases: Mapping[str, DutyLease]) -> list[DutyLease]:
+    return [leases[duty] for duty in duties]
 
 
 def _sorted_out(leases: Collection[DutyLease], now_ms: int, settings_of: Mapping[str, str], settings: Settings) -> Look:

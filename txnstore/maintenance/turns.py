@@ -168,7 +168,7 @@ def take_turn(
 
     def take(connection: Connection) -> list[DutyLease]:
         check_sees_store(store, connection, "what is old or done is still needed")
-        return leases.take(connection, settings_of, holder, lease_ms=lease_ms, forced=forced)
+        return leases.take(connection, settings_of, holder, lease_ms=lease_ms, forced=forced, known=by_name)
 
     taken = store.write(take, retry_timeout_ms=retry_timeout_ms)
     if forced:
