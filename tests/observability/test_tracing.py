@@ -16,6 +16,8 @@ from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
+from sqlalchemy import create_engine, text
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from txnstore import Consumer, DeserializingConsumer, KafkaException, Producer, SerializingProducer
 from txnstore.aio import AIOConsumer, AIOProducer
@@ -25,6 +27,7 @@ from txnstore.db.opening import open_store
 from txnstore.observability import tracing
 from txnstore.observability.tracing import LINKS_MAX, TxnStoreInstrumentor, process
 from txnstore.observability.wrapping import aside
+from txnstore.outbox import Outbox
 from txnstore.serialization import StringDeserializer, StringSerializer
 
 PATIENCE_SECONDS = 60
@@ -543,8 +546,109 @@ def test_the_end_of_a_prepared_transaction_is_a_commit_or_an_abort_as_any_other(
     assert [contexts_of(span.links) for span in (commit, abort)] == [sent[:1], sent[1:]]
 
 
+@pytest.fixture
+def engine(url):
+    """The application's own database, where the store is."""
+    engine = create_engine(url)
+    yield engine
+    engine.dispose()
+
+
+def written(engine, outbox, write):
+    """Let `write` insert into the outbox, commit, and make records of it."""
+    with engine.begin() as connection:
+        write(connection)
+    outbox.sequence()
+
+
+def test_records_of_an_outbox_carry_their_traces_too(spans, make, url, engine):
+    consumer = make(Consumer)
+    with Outbox({"bootstrap.servers": url, "client.id": "till"}, sequencer=False).open() as outbox:
+        with spans.current("request") as request:
+            written(engine, outbox, lambda c: outbox.produce(c, "orders", b"apples", key="7", headers={"till": "7"}))
+        records: list[dict[str, Any]] = [
+            {"topic": "orders", "value": b"pears"},
+            {"topic": "orders", "headers": [("till", b"8")]},
+        ]
+        written(engine, outbox, lambda c: outbox.produce_all(c, iter(records)))
+    sends = spans.named("send orders")
+    assert [send.kind for send in sends] == [SpanKind.PRODUCER] * 3
+    assert sends[0].parent.span_id == request.context.span_id
+    assert sends[0].attributes == {
+        "messaging.system": "txnstore",
+        "messaging.operation.name": "send",
+        "messaging.operation.type": "send",
+        "messaging.destination.name": "orders",
+        "messaging.client.id": "till",
+        "messaging.message.body.size": 6,
+        "messaging.kafka.message.key": "7",
+    }
+    messages = [polled(consumer) for _ in range(3)]
+    assert [message.value() for message in messages] == [b"apples", b"pears", None]
+    assert [[name for name, _ in message.headers()] for message in messages] == [
+        ["till", "traceparent"],
+        ["traceparent"],
+        ["till", "traceparent"],
+    ]
+    assert [contexts_of(poll.links) for poll in spans.named("poll orders")] == [[context_of(send)] for send in sends]
+    # What the application handed over is as it was.
+    assert records == [{"topic": "orders", "value": b"pears"}, {"topic": "orders", "headers": [("till", b"8")]}]
+
+
+def test_what_an_outbox_refuses_is_an_error_of_its_spans(spans, url, engine):
+    """In the application's words, and nothing is inserted."""
+    refused = "record 1 must be a mapping with a topic, a value and so on, not int"
+    outbox: Any = Outbox(url, sequencer=False)
+    with outbox.open(), engine.begin() as connection:
+        with pytest.raises(TypeError, match=refused):
+            outbox.produce_all(connection, [{"topic": "orders"}, 5])
+        with pytest.raises(KafkaException):
+            outbox.produce(connection, "orders", partition=-2)
+        with pytest.raises(TypeError):
+            outbox.produce(connection, "orders", headers=5)
+        with pytest.raises(TypeError):
+            outbox.produce(connection, 5)
+        assert connection.execute(text(f"SELECT count(*) FROM {table_of(connection)}")).scalar_one() == 0
+    assert [span.attributes["error.type"] for span in spans.named("send orders")] == ["TypeError", "_UNKNOWN_PARTITION"]
+    assert {span.status.status_code for span in spans.named("send orders")} == {StatusCode.ERROR}
+
+
+def table_of(connection):
+    return "txnstore_outbox" if connection.dialect.name == "sqlite" else "txnstore.outbox"
+
+
+def test_objects_that_an_outbox_watches_are_traced_from_when_on_they_are_looked_at(make, url, engine):
+    """A watch that is there already is no other one by that."""
+
+    class Base(DeclarativeBase):
+        pass
+
+    class Order(Base):
+        __tablename__ = "orders"
+        number: Mapped[int] = mapped_column(primary_key=True)
+
+    Base.metadata.create_all(engine)
+    spans = Spans()
+    with Outbox(url, sequencer=False).open() as outbox:
+        watch = outbox.watch(Order, "orders", value=lambda order, _: str(order.number))
+        try:
+            TxnStoreInstrumentor().instrument(tracer_provider=spans.provider)
+            with Session(engine) as session:
+                session.add(Order(number=7))
+                session.commit()
+        finally:
+            TxnStoreInstrumentor().uninstrument()
+            watch.stop()
+        outbox.sequence()
+    message = polled(make(Consumer))
+    assert message.value() == b"7"
+    (send,) = spans.named("send orders")
+    assert dict(message.headers())["traceparent"].decode().split("-")[2] == f"{send.context.span_id:016x}"
+
+
 def test_afterwards_the_classes_are_their_own_again():
     owners = {
+        Outbox: ("produce", "produce_all"),
         Producer: ("produce", "commit_transaction", "commit_transaction_async", "abort_transaction"),
         Consumer: ("poll", "consume", "consume_transaction", "commit"),
         AsyncCalls: ("run",),

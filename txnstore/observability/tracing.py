@@ -11,7 +11,7 @@ for message in consumer:
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +27,7 @@ from txnstore.clients.model.message import Message
 from txnstore.clients.model.metadata import VERSION
 from txnstore.clients.producer.producer import Producer
 from txnstore.observability.wrapping import Onlooker, around_reading, aside
+from txnstore.outbox.outbox import Outbox
 
 try:
     from opentelemetry import context, propagate, trace
@@ -121,7 +122,7 @@ class TxnStoreInstrumentor:
     def instrument(
         self, *, tracer_provider: TracerProvider | None = None, propagator: TextMapPropagator | None = None
     ) -> None:
-        """Make spans of every client in this process, also of those that are there already.
+        """Make spans of every client in this process, outboxes too, also of those that are there already.
 
         Args:
             tracer_provider: where they go; by default to the global provider.
@@ -246,6 +247,8 @@ class _Clients:
         self._onlooker = Onlooker()
         for owner, name, around in (
             (Producer, "produce", self._around_produce),
+            (Outbox, "produce", self._around_outbox),
+            (Outbox, "produce_all", self._around_outbox_all),
             (Producer, "commit_transaction", partial(self._around_end, "commit")),
             (Producer, "commit_transaction_async", self._around_commit_async),
             (Producer, "abort_transaction", partial(self._around_end, "abort")),
@@ -288,23 +291,10 @@ class _Clients:
             # What is not watched, or will be refused.
             original(producer, topic, value, key, partition, callback, on_delivery, timestamp, headers)
             return
-        span: Span = INVALID_SPAN
+        span, headers = _start_send(tracing, producer, topic, value=value, key=key, headers=headers, own=own)
         reported = None
         with aside:
-            # A context that the application gives the record is its creation context, and stays the only one.
-            given = tracing.context_in(own)
-            attributes = _attributes("send", "send", topic) | _attributes_of_client(producer) | _body(value, key)
-            span = tracing.tracer.start_span(
-                _span_name("send", topic),
-                kind=SpanKind.PRODUCER,
-                attributes=attributes,
-                links=[Link(given)] if given is not None else (),
-            )
             reported = _reported(producer, span, callback if callback is not None else on_delivery)
-            if given is None:
-                added: Headers = []
-                tracing.propagator.inject(added, trace.set_span_in_context(span), _SETTER)
-                headers = own + added or None
         try:
             if reported is None:
                 original(producer, topic, value, key, partition, callback, on_delivery, timestamp, headers)
@@ -321,6 +311,48 @@ class _Clients:
                 sent = self._sent.setdefault(producer, [])
                 if len(sent) < LINKS_MAX:
                     sent.append(span.get_span_context())
+
+    def _around_outbox(  # noqa: PLR0917 - the signature of `Outbox.produce`
+        self,
+        original: Callable[..., None],
+        outbox: Outbox,
+        connection: Any,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        partition: int | None = None,
+        headers: Any = None,
+        timestamp: int | None = None,
+    ) -> None:
+        tracing = self._tracing_of(outbox)
+        own = None if tracing is None else _copied(headers)
+        if tracing is None or own is None or not isinstance(topic, str):
+            original(outbox, connection, topic, value, key, partition, headers, timestamp)
+            return
+        span, headers = _start_send(tracing, outbox, topic, value=value, key=key, headers=headers, own=own)
+        try:
+            original(outbox, connection, topic, value, key, partition, headers, timestamp)
+        except BaseException as error:
+            _end(span, error)
+            raise
+        _end(span)
+
+    def _around_outbox_all(
+        self, original: Callable[..., int], outbox: Outbox, connection: Any, records: Iterable[Any]
+    ) -> int:
+        tracing = self._tracing_of(outbox)
+        if tracing is None:
+            return original(outbox, connection, records)
+        spans: list[Span] = []
+        try:
+            count = original(outbox, connection, _each_sent(tracing, outbox, records, spans))
+        except BaseException as error:
+            for span in spans:
+                _end(span, error)
+            raise
+        for span in spans:
+            _end(span)
+        return count
 
     def _around_end(
         self, name: str, original: Callable[..., None], producer: Producer, *rest: Any, **keywords: Any
@@ -440,6 +472,49 @@ async def _in_the_callers_context(
     return await original(calls, in_context, *rest, **keywords)
 
 
+def _start_send(
+    tracing: _Tracing, client: Producer | Outbox, topic: str, *, value: Any, key: Any, headers: Any, own: Headers
+) -> tuple[Span, Any]:
+    """Begin the span of a record; return it, and its headers with its context: `own` is a copy of `headers`."""
+    span: Span = INVALID_SPAN
+    with aside:
+        # A context that the application gives the record is its creation context, and stays the only one.
+        given = tracing.context_in(own)
+        attributes = _attributes("send", "send", topic) | _attributes_of_client(client) | _body(value, key)
+        span = tracing.tracer.start_span(
+            _span_name("send", topic),
+            kind=SpanKind.PRODUCER,
+            attributes=attributes,
+            links=[Link(given)] if given is not None else (),
+        )
+        if given is None:
+            added: Headers = []
+            tracing.propagator.inject(added, trace.set_span_in_context(span), _SETTER)
+            headers = own + added or None
+    return span, headers
+
+
+def _each_sent(tracing: _Tracing, outbox: Outbox, records: Iterable[Any], spans: list[Span]) -> Iterator[Any]:
+    """Yield the records with the contexts of their spans, which are added to `spans`; what will be refused as it is."""
+    for record in records:
+        topic = record.get("topic") if isinstance(record, Mapping) else None
+        own = _copied(record.get("headers")) if isinstance(topic, str) else None
+        if topic is None or own is None:
+            yield record
+            continue
+        span, headers = _start_send(
+            tracing,
+            outbox,
+            topic,
+            value=record.get("value"),
+            key=record.get("key"),
+            headers=record.get("headers"),
+            own=own,
+        )
+        spans.append(span)
+        yield {**record, "headers": headers}
+
+
 def _copied(headers: Any) -> Headers | None:
     """Return the application's headers as pairs, to be added to; None if they will be refused."""
     if headers is None:
@@ -485,8 +560,8 @@ def _attributes(name: str, kind: str, topic: str | None) -> dict[str, Any]:
     return attributes if topic is None else {**attributes, "messaging.destination.name": topic}
 
 
-def _attributes_of_client(client: Producer | Consumer) -> dict[str, Any]:
-    if isinstance(client, Producer):
+def _attributes_of_client(client: Producer | Consumer | Outbox) -> dict[str, Any]:
+    if not isinstance(client, Consumer):
         return {"messaging.client.id": client._configuration["client.id"]}
     options = client._core.options
     return {"messaging.client.id": options.client_id, "messaging.consumer.group.name": options.group_id}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import enum
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from sqlalchemy import event, inspect
 from sqlalchemy.exc import InvalidRequestError, NoInspectionAvailable
@@ -43,6 +43,14 @@ class Change:
     """The names of the attributes that it changed, relationships too; of a deleted object there are no names."""
 
 
+class TakesRecords(Protocol):
+    """An outbox, as far as a watch has to do with it."""
+
+    def produce_all(self, connection: Any, records: Iterable[Mapping[str, Any]]) -> int:
+        """Insert several records."""
+        ...
+
+
 class Watch:
     """Objects of one model becoming records, until `stop`.
 
@@ -52,7 +60,7 @@ class Watch:
 
     def __init__(
         self,
-        produce_all: Callable[[Any, list[dict[str, Any]]], object],
+        outbox: TakesRecords,
         model: type,
         topic: str,
         *,
@@ -79,7 +87,7 @@ class Watch:
         for name, function in (("key", key), ("value", value), ("headers", headers), ("when", when)):
             if not callable(function) and (function is not None or name == "value"):
                 raise TypeError(f"{name} must be a function, not {type(function).__name__}")
-        self.produce_all = produce_all
+        self.outbox = outbox
         self._model = model
         self._topic = topic
         self._key = key
@@ -136,7 +144,7 @@ class Watch:
         watching = _all_watching()
         for later in watching[watching.index(self) + 1 :]:
             # Those of the same outbox are closed together.
-            if later.produce_all != self.produce_all:
+            if later.outbox is not self.outbox:
                 later.take_over()
 
     def take_over(self) -> None:
@@ -173,7 +181,7 @@ class Watch:
                 connection = session.connection(bind_arguments={"mapper": inspect(found).mapper})
                 connections.setdefault(connection, []).append(self._record(found, change))
         for connection, records in connections.items():
-            self.produce_all(connection, records)
+            self.outbox.produce_all(connection, records)
 
     def _changes(
         self, session: Session, flush: UOWTransaction, unchanged: dict[Any, set[str]]

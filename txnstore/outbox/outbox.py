@@ -207,9 +207,7 @@ class Outbox(OfOneProcess):
             RuntimeError: the outbox has been closed.
         """
         self._check_open()
-        watch = Watch(
-            self.produce_all, model, topic, key=key, value=value, headers=headers, when=when, sessions=sessions
-        )
+        watch = Watch(self, model, topic, key=key, value=value, headers=headers, when=when, sessions=sessions)
         self._watches.append(watch)
         if self._closed:
             # Another thread has closed it meanwhile.
