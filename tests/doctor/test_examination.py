@@ -40,13 +40,17 @@ from txnstore.maintenance.loop import Maintenance
 from txnstore.testing.postgres_server import connection_string
 from txnstore.testing.private_cluster import PrivateCluster
 
-#: What the machine that runs the tests brings about by itself: an old library, and a server that is only for tests.
+#: What the machine that runs the tests brings about by itself: an old library or server, one that is only for tests.
 OF_THE_MACHINE = {
     *({"wal-reset-bug"} if list(sqlite._wal_reset.find(SQLiteFacts(""))) else ()),
     "fsync",
+    "end-of-life",
 }
 PATIENCE_SECONDS = 60.0
 HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+#: 2026-11-12, on which PostgreSQL 14 has its last fixes.
+LAST_DAY_MS = 1_794_441_600_000
 #: Where no server is.
 AWAY = "postgresql://app@127.0.0.1:1/shop"
 
@@ -679,6 +683,11 @@ def wait_for_a_standby(url):
 OF_FACTS = [
     ({"server_version": 130_012}, "old-postgresql", "the server is PostgreSQL 13, txnstore needs 14"),
     ({"server_version": 140_003}, "index-defect", "the server is PostgreSQL 14.3"),
+    (
+        {"server_version": 140_023, "server_ms": LAST_DAY_MS + DAY_MS},
+        "end-of-life",
+        "PostgreSQL 14 has had no fixes since 2026-11-12",
+    ),
     ({"is_replica": True}, "replica", "the server is in recovery: a standby"),
     ({"host": "db.example.org", "sslmode": "require"}, "tls", "another machine, and sslmode is require"),
     ({"sessions_are_shared": True}, "pooler", "two clients were given the same session"),

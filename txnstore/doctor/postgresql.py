@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, date, datetime
 from typing import Final
 
 from txnstore.db.backend import Limits
@@ -51,6 +52,14 @@ XID_AGE_MAX: Final = 1_000_000_000
 CLOCK_AHEAD_MS_MAX: Final = 5_000
 #: What a producer's transaction may take by default, as long as an enlisted connection may be idle.
 _TRANSACTION_MS: Final = 60_000
+#: When PostgreSQL's versions get their last fixes, by their own plan.
+LAST_FIXES: Final = {
+    14: date(2026, 11, 12),
+    15: date(2027, 11, 11),
+    16: date(2028, 11, 9),
+    17: date(2029, 11, 8),
+    18: date(2030, 11, 14),
+}
 _OURS: Final = frozenset(str(table.name) for table in metadata.tables.values())
 _READ_ONLY: Final = ("SELECT",)
 _ROLE_SETTING: Final = "ALTER ROLE ... IN DATABASE ..., or ALTER DATABASE"
@@ -68,6 +77,22 @@ def _version(facts: PostgreSQLFacts) -> Iterator[str]:
     if facts.server_version < OLDEST_SERVER_VERSION:
         oldest = OLDEST_SERVER_VERSION // 10_000
         yield f"the server is PostgreSQL {facts.server_version // 10_000}, txnstore needs {oldest}"
+
+
+@check(
+    "end-of-life",
+    Grade.ADVICE,
+    "the server's version, and its clock: after the last fixes, as of "
+    + ", ".join(f"{major} on {last}" for major, last in LAST_FIXES.items()),
+    "Defects of the server that are found from then on stay, also those that damage data or let others in.",
+    "Upgrade the server to a newer major version.",
+    needs=("server_ms",),
+)
+def _end_of_life(facts: PostgreSQLFacts) -> Iterator[str]:
+    major = facts.server_version // 10_000
+    today = datetime.fromtimestamp(known(facts.server_ms) / 1000, UTC).date()
+    if (last := LAST_FIXES.get(major)) is not None and today > last:
+        yield f"PostgreSQL {major} has had no fixes since {last}"
 
 
 @check(

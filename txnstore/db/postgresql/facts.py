@@ -277,6 +277,9 @@ class PostgreSQLFacts:
     settings: Mapping[str, str] | None = None
     """As this role has them in this database."""
 
+    server_ms: int | None = None
+    """What the server's clock showed, in milliseconds since 1970."""
+
     clock_ahead_ms: int | None = None
     """How far the server's clock is ahead of this machine's, less what the way there may explain."""
 
@@ -400,6 +403,7 @@ class _Asked:
         before = time.time_ns() // 1_000_000
         if found := self.rows("clock_ahead_ms", _CLOCK):
             after = time.time_ns() // 1_000_000
+            facts.server_ms = found[0][0]
             facts.clock_ahead_ms = _beyond(found[0][0], before, after)
 
     def database(self) -> None:
