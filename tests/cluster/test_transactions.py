@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from sqlalchemy import Engine, delete, event, select
+from sqlalchemy import Engine, delete, event, select, update
 
 from tests.cluster.conftest import Bench, Producer
 from tests.tools.cluster_changes import change_store_settings, delete_topic
@@ -34,7 +34,7 @@ from txnstore.log.append import Append, append
 from txnstore.log.codec import encode
 from txnstore.log.partition_rows import producers_of_partition
 from txnstore.model import GroupMembership, IsolationLevel, OffsetAndMetadata, ProducerIdentity, Record
-from txnstore.testing.invariants import assert_cluster_sound
+from txnstore.testing.invariants import Invariant, assert_cluster_sound
 from txnstore.transactions import rows
 from txnstore.transactions.administration import OpenInPartition, abort_open_transaction, abort_open_transactions
 from txnstore.transactions.coordinator import TransactionCoordinator
@@ -52,6 +52,7 @@ from txnstore.transactions.recovery import (
 )
 from txnstore.transactions.transaction import abort_if_timed_out, complete_decided
 from txnstore.transactions.writers import append_as_writer, begin_transaction, join_transaction, report_writer
+from txnstore.verification.verify import verify
 
 S = TransactionState
 
@@ -512,6 +513,24 @@ def test_offsets_that_were_announced_and_come_after_the_end_are_refused(bench: B
         )
     assert not bench.offsets(group).unstable
     assert_cluster_sound(bench.cluster, at_rest=True)
+
+
+@pytest.mark.parametrize("damage", ["not noted", "noted with a newer epoch"])
+def test_the_checker_sees_offsets_that_nothing_guards(sqlite_bench: Bench, damage: str):
+    bench = sqlite_bench
+    producer = bench.producer_at(1)
+    group = bench.name_at(2, "group")
+    producer.send_offsets(group, {bench.partition_at(1): 1})
+    # Of its own transactions a database notes none.
+    producer.send_offsets(bench.name_at(1, "group"), {bench.partition_at(1): 1})
+    assert_cluster_sound(bench.cluster)
+    newer = update(offset_producers).values(producer_epoch=offset_producers.c.producer_epoch + 1)
+    statement = delete(offset_producers) if damage == "not noted" else newer
+    bench.cluster.own(2).write(lambda connection: connection.execute(statement))
+    found = [each for each in verify(bench.cluster) if each.invariant is Invariant.OFFSETS_FENCED]
+    assert [(each.place.group_id, each.place.database) for each in found] == [(group, bench.cluster.databases[1].label)]
+    assert {each.invariant for each in verify(bench.cluster)} == {Invariant.OFFSETS_FENCED}
+    producer.end(commit=False)
 
 
 def test_producers_of_other_databases_are_forgotten_with_age(sqlite_bench: Bench):

@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy import ColumnElement, Connection, Table, and_, delete, func, insert, not_, select, true, update
 
-from tests.cluster import test_copies
+from tests.cluster import test_copies, test_transactions
 from tests.crash.scenarios import FIRST
 from tests.crash.worlds import NEW_OFFSET, OLD_OFFSET
 from tests.crash.worlds import Place as Worlds
@@ -631,6 +631,7 @@ ELSEWHERE: dict[Invariant, Callable[..., None]] = {
     _I.GROUPS_SOUND: test_membership.test_damage_to_a_group_is_reported,
     _I.OUTBOX_MOVES: test_watching.test_an_outbox_that_nobody_can_move_is_told,
     _I.COPIES_CURRENT: test_copies.test_the_checker_sees_copies_that_are_wrong,
+    _I.OFFSETS_FENCED: test_transactions.test_the_checker_sees_offsets_that_nothing_guards,
     _I.AT_HOME: test_copies.test_the_checker_sees_what_is_not_in_the_database_that_its_name_selects,
 }
 

@@ -143,6 +143,14 @@ class Invariant(enum.Enum):
         "`txnstore maintain --once` with the URLs of all databases copies them again",
     )
 
+    OFFSETS_FENCED = (
+        "offsets that a transaction of another database holds are of a producer that is noted, with no newer epoch",
+        (
+            "what comes late may be counted in with them, or their end be missed: `txnstore transactions list-open`"
+            " shows the command that drops them; keep a copy for a bug report"
+        ),
+    )
+
     AT_HOME = (
         "a transactional id and a group are in the one database of a cluster that their name selects",
         "stop its clients, find out who wrote to the tables beside txnstore, and delete the rows that are elsewhere",

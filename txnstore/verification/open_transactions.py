@@ -10,9 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import Row, Table, bindparam, literal, select
+from sqlalchemy import Connection, Row, Table, bindparam, func, literal, select
 
+from txnstore.db.cluster.membership import coordinator_of_producer
 from txnstore.db.schema import (
+    offset_producers,
     pending_group_offsets,
     pending_markers,
     producer_states,
@@ -57,6 +59,18 @@ _OPEN_IN_PARTITIONS: Final = HotStatement(
         producer_states.c.producer_epoch,
         producer_states.c.transaction_first_offset,
     ).where(producer_states.c.transaction_first_offset.is_not(None))
+)
+# Of its own transactions a database notes no producers.
+_UNFENCED: Final = HotStatement(
+    select(
+        pending_group_offsets.c.group_id,
+        pending_group_offsets.c.partition_id,
+        pending_group_offsets.c.producer_id,
+        pending_group_offsets.c.producer_epoch,
+        offset_producers.c.producer_epoch.label("noted_epoch"),
+    )
+    .outerjoin(offset_producers, offset_producers.c.producer_id == pending_group_offsets.c.producer_id)
+    .where(func.coalesce(offset_producers.c.producer_epoch, EPOCH_MAX + 1) > pending_group_offsets.c.producer_epoch)
 )
 
 
@@ -224,3 +238,12 @@ def _hanging_violations(what: _Open) -> Iterator[Violation]:
             place = Place(row.partition_id, group_id=row.group_id)
             seen = f"offsets of {text_of(identity_of(row))}, which has no transaction, are pending"
             yield Violation(Invariant.NOTHING_HANGS, place, seen)
+
+
+def fence_violations(member: Connection, database_id: int) -> Iterator[Violation]:
+    """Return which offsets nothing guards that transactions hold in this database and another one coordinates."""
+    for row in _UNFENCED.rows(member):
+        if coordinator_of_producer(row.producer_id) != database_id:
+            noted = "is not noted" if row.noted_epoch is None else f"is noted with epoch {row.noted_epoch}"
+            place = Place(row.partition_id, group_id=row.group_id)
+            yield Violation(Invariant.OFFSETS_FENCED, place, f"the producer of {text_of(identity_of(row))} {noted}")

@@ -31,7 +31,7 @@ from txnstore.verification.invariants import Invariant, Place, Violation
 from txnstore.verification.journal import decision_violations
 from txnstore.verification.membership import group_violations
 from txnstore.verification.numbers import number_violations
-from txnstore.verification.open_transactions import open_violations, rest_violations
+from txnstore.verification.open_transactions import fence_violations, open_violations, rest_violations
 from txnstore.verification.outbox import Waiting, outbox_violations
 from txnstore.verification.partitions import Proven, partition_violations
 from txnstore.verification.progress import progress_violations
@@ -126,6 +126,7 @@ def cluster_violations(
                 of_member += some_of(rest_violations(Snapshot((connection,))))
             of_member += some_of(deletion_violations(connection))
             of_member += some_of(progress_violations(connection))
+            of_member += some_of(fence_violations(connection, member.database_id))
             if connection is connections[0]:
                 of_member += some_of(topic_violations(connection))
                 of_member += some_of(setting_violations(connection))
