@@ -160,6 +160,15 @@ def test_who_cannot_ask_the_target_says_that_it_is_perhaps_not_open(txnstore, ur
     assert (ended.code, f"{parse_url(urls[1])} is perhaps not open yet" in ended.err) == (75, True), ended.err
 
 
+@pytest.mark.parametrize("memory", ["sqlite://", "sqlite:///:memory:"])
+def test_a_store_does_not_go_where_it_would_be_gone_with_the_command(txnstore, urls, memory):
+    ended = txnstore("copy", urls[0], memory)
+    assert (ended.code, f"{memory} is in memory" in ended.err) == (1, True), ended
+    with open_store(urls[0], create=False) as store:
+        assert store.read(read_move) is None
+    assert txnstore("copy", memory, urls[0]).code == 1
+
+
 def test_a_wrong_call_is_refused(txnstore, tmp_path):
     url = f"sqlite:///{tmp_path / 'a.db'}"
     for arguments in ((url,), ("--cancel", url, url), (f"{url},{url}b", url), (url, f"{url},{url}b")):

@@ -127,13 +127,14 @@ def move(source: Store, target: Store, *, told: Told | None = None, even_if_dama
 
     Raises:
         InvalidRequest: the source is a part of a cluster, has branches in other databases or text that the target
-            cannot hold; or the target is not empty, or filled by another call.
+            cannot hold; or the target is not empty, or filled by another call; or one of them is in memory.
         StoreCopied: one of them is a copy that was not adopted.
         StoreMoved: the source is being moved to another target, or has gone there.
         PermissionDenied: a role lacks a right, or row-level security shows it a part of its store.
         StoreDamaged: the source is not sound, or the two differ at the end.
         TxnStoreError: one of the databases refuses or cannot be reached.
     """
+    _check_lasting(source, target)
     tell = told or _nobody
     found, arriving = source.read(read_move), target.read(read_move)
     if found is not None and found.state is MoveState.GONE and arriving is None:
@@ -178,6 +179,12 @@ def move(source: Store, target: Store, *, told: Told | None = None, even_if_dama
         _leave(source, found)
     _open(target, arriving)
     return Moved(_uuid(target), tables)
+
+
+def _check_lasting(*both: Store) -> None:
+    for store in both:
+        if store.url.is_in_memory:
+            raise InvalidRequest(f"{store.url} is in memory: what is in it is gone with this process")
 
 
 def _check_shown(store: Store) -> None:
