@@ -6,11 +6,12 @@ import json
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import text, update
 
 from txnstore.db import closing
 from txnstore.db.closing import read_move
 from txnstore.db.opening import open_store
+from txnstore.db.schema import stores
 from txnstore.db.url import parse_url
 from txnstore.errors import StoreFull, StoreUnavailable
 from txnstore.log.topics import create_topic
@@ -132,6 +133,34 @@ def test_what_stops_it_behind_its_end_says_nothing_of_what_is_closed(txnstore, u
         patched.setattr(moving, "_open", stop_behind)
         ended = txnstore("copy", *urls)
     assert (ended.code, "open yet" in ended.err) == (130, False)
+
+
+@pytest.mark.parametrize("side", [0, 1], ids=["from", "to"])
+@pytest.mark.parametrize("step", ["_leave", "_open"], ids=["closed", "gone"])
+def test_a_store_whose_place_has_another_name_since_a_start_goes_on_to_move(txnstore, urls, monkeypatch, step, side):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(moving, step, stop)
+        assert txnstore("copy", *urls).code == 130
+    moved = urls[side]
+    with open_store(moved, create=False, moving=True) as store:
+        store.write(lambda connection: connection.execute(update(stores).values(database_identity="before:1")))
+    if (step, side) == ("_open", 0):
+        # Nothing opens what has gone, wherever it is.
+        ended = txnstore("adopt", "--same", moved)
+        assert (ended.code, "it has moved to" in ended.err) == (1, True), ended
+    else:
+        ended = txnstore("copy", *urls)
+        assert (ended.code, "`txnstore adopt --same`" in ended.err) == (1, True), ended
+        for arguments in ((), ("--force",)):
+            ended = txnstore("adopt", moved, *arguments)
+            assert (ended.code, "is closed" in ended.err) == (1, True), ended
+        assert txnstore("adopt", "--same", moved).code == 0
+    assert "lives in" in txnstore("copy", *urls).out
+    assert txnstore("topics", "list", "--url", urls[1]).out.splitlines()[1].split()[0] == "orders"
+    assert "has moved to" in txnstore("topics", "list", "--url", urls[0]).err
 
 
 @pytest.mark.slow

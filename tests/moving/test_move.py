@@ -27,6 +27,7 @@ from txnstore.db.opening import open_store
 from txnstore.db.schema import (
     databases,
     maintenance_duties,
+    outbox,
     partition_heads,
     partitions,
     record_batches,
@@ -635,6 +636,52 @@ def test_a_copy_of_a_store_does_not_move_in_its_originals_name(urls_up, fresh_ur
     assert source.read(read_move) is target.read(read_move) is None
     adopt([source])
     assert move(opened(copy_url), target).store_uuid != store_row(opened(urls_up[0])).store_uuid
+
+
+def stopped(urls, opened, monkeypatch, step):
+    """Begin to move, and die at this step."""
+
+    def die(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(moving, step, die)
+        with pytest.raises(KeyboardInterrupt):
+            move(opened(urls[0]), opened(urls[1]))
+
+
+def test_a_copy_of_a_target_is_not_opened_beside_it(fresh_url, opened, monkeypatch) -> None:
+    urls, copy_url = (filled(fresh_url("sqlite")), fresh_url("sqlite")), fresh_url("sqlite")
+    stopped(urls, opened, monkeypatch, "_open")
+    copy_file(urls[1], copy_url)
+    move(opened(urls[0]), opened(urls[1]))
+    with pytest.raises(StoreCopied):
+        move(opened(urls[0]), opened(copy_url))
+    assert opened(copy_url).read(read_move).state is MoveState.ARRIVING
+
+
+def test_a_copy_of_a_closed_source_opens_no_target_beside_the_source(fresh_url, opened, monkeypatch) -> None:
+    urls, copy_url = (filled(fresh_url("sqlite")), fresh_url("sqlite")), fresh_url("sqlite")
+    stopped(urls, opened, monkeypatch, "_leave")
+    copy_file(urls[0], copy_url)
+    assert cancel(opened(urls[0]))
+    with pytest.raises(StoreCopied):
+        move(opened(copy_url), opened(urls[1]))
+    assert opened(urls[1]).read(read_move).state is MoveState.ARRIVING
+
+
+def test_what_waits_in_the_outbox_of_a_source_that_is_opened_again_may_be_another_servers(
+    txnstore_postgresql_url, fresh_url, opened, monkeypatch
+) -> None:
+    """It may have been restored on another one while it was closed, and been adopted there."""
+    urls = filled(txnstore_postgresql_url), fresh_url("sqlite")
+    with open_store(urls[0]) as store:
+        store.write(lambda connection: connection.execute(insert(outbox).values(topic="t", value=b"waits")))
+    stopped(urls, opened, monkeypatch, "_leave")
+    source = opened(urls[0])
+    adopt([source], same=True)
+    assert cancel(source)
+    assert source.read(lambda connection: connection.execute(select(outbox.c.transaction_id)).scalar_one()) < 0
 
 
 @pytest.mark.slow

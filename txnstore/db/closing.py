@@ -62,8 +62,10 @@ class Move:
         return f"it is being filled by a copy of {self.peer}; run `txnstore copy` to its end"
 
 
-#: All of them but the columns of the mark itself.
-_OF_STORE: Final = tuple(column.name for column in stores.c if not column.name.startswith(("move_", "singleton")))
+#: All of them but the columns of the mark itself, and where the store is: its file may be another one after a start.
+_OF_STORE: Final = tuple(
+    column.name for column in stores.c if not column.name.startswith(("move_", "singleton", "database_identity"))
+)
 #: In the order in which everybody locks rows: few have to be told that they met us the other way round.
 _FIRST: Final = ("stores", "transactions", "partition_heads")
 

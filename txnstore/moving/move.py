@@ -145,7 +145,7 @@ def move(source: Store, target: Store, *, told: Told | None = None, even_if_dama
         raise InvalidRequest(f"{source.url} and {target.url} are the same store")
     _check_shown(source)
     _check_shown(target)
-    check_original(source)
+    _check_source(source, found)
     # As it is called since another call has filled it.
     target.store_uuid = _uuid(target)
     check_original(target)
@@ -187,6 +187,12 @@ def _check_lasting(*both: Store) -> None:
             raise InvalidRequest(f"{store.url} is in memory: what is in it is gone with this process")
 
 
+def _check_source(source: Store, found: Move | None) -> None:
+    """Refuse a copy, unless it has gone: nothing of that is read or opened, and any copy of it says the same."""
+    if found is None or found.state is not MoveState.GONE:
+        check_original(source)
+
+
 def _check_shown(store: Store) -> None:
     """Refuse to take a part of what a database holds for a store, or a store for an empty place."""
     store.read(partial(check_sees_store, store, judgement="there is more in the store"))
@@ -210,6 +216,8 @@ def cancel(source: Store) -> bool:
         if found.state is not MoveState.CLOSED:
             raise refuse(source.url, found)
         closing.cancel(connection, found)
+        # It may be on another server since it was closed.
+        tell_callers_apart(connection)
         return True
 
     return source.write(work)

@@ -15,6 +15,7 @@ from typing import Final
 
 from sqlalchemy import Connection, bindparam, delete, select, update
 
+from txnstore.db.closing import MoveState, read_move, refuse
 from txnstore.db.cluster.membership import Database, read_databases
 from txnstore.db.schema import databases, stores, transaction_branches
 from txnstore.db.store import Store
@@ -65,9 +66,11 @@ def adopt(given: Sequence[Store], *, same: bool = False, force: bool = False) ->
     Their clients are to be stopped before.  A copy forgets the branches that its original has registered in other
     databases, and aborts their open transactions: they are the original's to end.  Records, offsets, producers and
     what waits in the outbox stay.  May be repeated after a crash in the middle.  With `force`, also what seems to be
-    where it was made: a physical copy of a whole server, or of a disk.
+    where it was made: a physical copy of a whole server, or of a disk.  With `same`, also one that is opened with
+    `moving`: its move goes on.
 
     Raises:
+        StoreMoved: it has gone to another database.
         InvalidRequest: it is where its tables were made, so nothing shows that it is a copy.
         WrongCluster: of several databases not all were given, or one of them is not a copy.
         PermissionDenied: this role may not ask which database it is.
@@ -104,9 +107,14 @@ def _look(store: Store) -> _FoundStore:
 def _confirm(standing: _FoundStore) -> Adopted:
     def work(connection: Connection) -> None:
         connection.execute(_LOCK)
-        lock_outbox(connection, waits=True)
+        move = read_move(connection)
+        if move is not None and move.state is MoveState.GONE:
+            raise refuse(standing.store.url, move)
+        if move is None:
+            lock_outbox(connection, waits=True)
+            tell_callers_apart(connection)
+        # Else what opens it tells them apart; until then nobody can write to the outbox.
         connection.execute(update(stores).values(database_identity=standing.actual))
-        tell_callers_apart(connection)
 
     standing.store.write(work)
     return Adopted(standing.store, standing.store.store_uuid, standing.store.store_uuid)
