@@ -408,11 +408,6 @@ def test_a_target_that_gives_out_numbers_anew_is_not_opened(fresh_url, opened, m
         move(source, target)
 
 
-def test_a_position_of_an_earlier_version_is_understood() -> None:
-    earlier = '["topics", [5], 7, true, false]'
-    assert moving.FillPosition.from_json(earlier) == moving.FillPosition("topics", (5,), 7, is_complete=True)
-
-
 @pytest.mark.slow
 def test_a_copy_that_is_cancelled_leaves_the_source_open_and_a_target_that_is_never_opened(
     urls_across, fresh_url, opened, monkeypatch

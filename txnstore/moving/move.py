@@ -102,10 +102,9 @@ class FillPosition:
     @classmethod
     def from_json(cls, text: str | None) -> FillPosition:
         """Return the position that a row holds."""
-        # Without the last one where an earlier version has begun to copy.
-        table, after, row_count, is_complete, is_verified, *further = json.loads(text or "")
-        next_keys = tuple((name, key) for names in further for name, key in names)
-        return cls(table, tuple(after), row_count, is_complete, is_verified, next_keys)
+        table, after, row_count, is_complete, is_verified, next_keys = json.loads(text or "")
+        of_tables = tuple((name, key) for name, key in next_keys)
+        return cls(table, tuple(after), row_count, is_complete, is_verified, of_tables)
 
 
 @dataclass(frozen=True, slots=True)
