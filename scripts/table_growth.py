@@ -40,7 +40,8 @@ GROWTH: Final[Mapping[str, str]] = MappingProxyType(
         "group_members": "As it leaves, or has been silent for its session timeout.",
         "group_offsets": "Once its group has been unused for `offsets.retention.minutes`; with its topic. Never while"
         " an open transaction holds offsets of the group, or a query stands in that partition as the group"
-        " (`sink_positions`), nor sooner than `txnstore.retention.unread.ms` of the topic says; if that is -1, never.",
+        " (`sink_positions`), nor sooner than `txnstore.retention.unread.ms` of the topic says; if that is -1, never;"
+        " those of our own groups, which say how much of an archive was loaded, only with their topic.",
         "pending_group_offsets": _WITH_TRANSACTION,
         "offset_producers": "Once the producer has been silent for `producer.id.expiration.ms`. Never while it holds"
         " offsets.",

@@ -16,7 +16,8 @@ from txnstore.groups.administration import alter_offsets, find_group
 from txnstore.groups.expiration import expire_offsets, expire_silent_members
 from txnstore.groups.group import MemberDetails, Report
 from txnstore.groups.offsets import add_pending_offsets, commit_offsets, finish_pending_offsets, read_offsets
-from txnstore.log.topics import change_topic_configs, create_topic, ensure_topic, lock_topic_configs
+from txnstore.log.deleting import purge_deleted_partitions
+from txnstore.log.topics import change_topic_configs, create_topic, delete_topic, ensure_topic, lock_topic_configs
 from txnstore.model import INTERNAL_GROUP_PREFIX, NO_GENERATION, GroupMembership, OffsetAndMetadata, ProducerIdentity
 
 MINUTE_MS = 60_000
@@ -265,12 +266,29 @@ def test_where_it_keeps_that_for_longer_than_offsets_these_stay_for_as_long(
     assert not group.is_there()
 
 
-def test_groups_of_our_own_keep_nothing_unread_and_lose_their_offsets_as_usual(store, clock):
-    own = ExpiringGroup(store, f"{INTERNAL_GROUP_PREFIX}load")
-    keep_unread(store, "-1")
-    own.commit()
+def test_groups_of_our_own_keep_their_offsets_until_their_topic_goes(store, clock, monkeypatch):
+    own, other = ExpiringGroup(store, f"{INTERNAL_GROUP_PREFIX}load"), ExpiringGroup(store, "txnstore_load")
+    for group in (own, other):
+        group.commit()
     clock.advance(RETENTION_MS)
-    assert own.expire() == 1
+    expire_group, due = expiration._expire_group, []
+
+    def expire(store, group_id, portions):
+        due.append(group_id)
+        return expire_group(store, group_id, portions)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(expiration, "_expire_group", expire)
+        assert other.expire() == 1
+    assert due == [other.group_id]
+    assert not other.is_there()
+    # Nor under its lock.
+    assert not expire_group(store, own.group_id, Portions())
+    assert own.committed() == {FIRST: 5}
+    store.write(lambda connection: delete_topic(connection, "read"))
+    purge_deleted_partitions(store, rows_max=100)
+    assert own.committed() == {}
+    own.expire()
     assert not own.is_there()
 
 

@@ -7,6 +7,9 @@ is to find what it has read up to.  Nor does the offset of a partition in which 
 for as long as the sink remembers the query: it commits for a partition only what it has read there, and reads again
 what no offset tells it once its checkpoint is lost.
 
+Nor do the offsets of our own groups, which say how much of an archive a topic has: the same load would write all of it
+again.  They go with their topic.
+
 Where a topic keeps what its groups have not read (`txnstore.retention.unread.ms`), an offset is what keeps it: there it
 stays at least as long as that says, and for ever if it says any age.
 """
@@ -95,6 +98,7 @@ _IS_OF_NO_QUERY: Final = (
     .scalar_subquery()
     .is_(None)
 )
+_IS_NOT_OURS: Final = func.substr(group_offsets.c.group_id, 1, len(INTERNAL_GROUP_PREFIX)) != INTERNAL_GROUP_PREFIX
 _PAGE: Final = (
     select(groups.c.group_id, groups.c.generation, groups.c.last_update_ms)
     .where(groups.c.group_id > bindparam("after_group_id"))
@@ -123,8 +127,6 @@ def _keeps_nothing(generation: ColumnElement[int], last_update_ms: ColumnElement
         .where(
             partitions.c.partition_id == group_offsets.c.partition_id,
             topic_configs.c.name == "txnstore.retention.unread.ms",
-            # Our own groups read nothing.
-            func.substr(group_offsets.c.group_id, 1, len(INTERNAL_GROUP_PREFIX)) != INTERNAL_GROUP_PREFIX,
             case((is_number, is_young), else_=true()),
         )
         .correlate(group_offsets, groups, _PAGE)
@@ -138,6 +140,7 @@ def _keeps_nothing(generation: ColumnElement[int], last_update_ms: ColumnElement
 _HAS_EXPIRED: Final = and_(
     group_offsets.c.group_id == groups.c.group_id,
     group_offsets.c.commit_ms <= _EXPIRY_MS,
+    _IS_NOT_OURS,
     _IS_OF_NO_QUERY,
     or_(groups.c.generation == 0, groups.c.last_update_ms <= _EXPIRY_MS),
     _keeps_nothing(groups.c.generation, groups.c.last_update_ms),
@@ -164,6 +167,7 @@ _FOUND: Final = select(
                 _has(
                     group_offsets.c.partition_id,
                     group_offsets.c.commit_ms <= _BEFORE_MS,
+                    _IS_NOT_OURS,
                     _IS_OF_NO_QUERY,
                     _keeps_nothing(_PAGE.c.generation, _PAGE.c.last_update_ms),
                 ),
