@@ -97,6 +97,17 @@ def test_a_new_topic_that_keeps_old_records_for_ever_is_told_of(run, filled, tmp
 
 
 @pytest.mark.slow
+def test_a_new_topic_whose_size_is_not_limited_any_more_is_told_of(run, done, filled, tmp_path):
+    path = tmp_path / "sized.parquet"
+    done("topics", "create", "sized", "--config", "retention.bytes=1000")
+    done("produce", "sized", stdin=b"a\n")
+    done("export", "sized", "--parquet", path)
+    told = "its records may take more than 1000 bytes, the retention.bytes of the archive"
+    ended = run("load", path, "--topic", "again")
+    assert ended == (0, "", f"1 record was written to again\nagain was made with retention.bytes=-1: {told}\n")
+
+
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(("limit", "is_old"), [("before", True), ("after", False)])
 def test_who_loads_timestamps_that_the_topic_refuses_is_told_what_lets_them_in(
     run, done, filled, tmp_path, limit, is_old

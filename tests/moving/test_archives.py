@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import os
+import time
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -33,6 +34,7 @@ from txnstore.moving.archive_files import SCHEMA, Contents, new_archive_id, read
 from txnstore.moving.archiving import RecordSelection, export
 from txnstore.moving.loading import load
 from txnstore.observability.store_figures import FigureLimits, StoreFigures, read_cluster_figures
+from txnstore.testing.manual_clock import ManualClock
 
 BASE_MS = 1_600_000_000_000
 
@@ -388,23 +390,59 @@ def test_old_records_are_not_loaded_into_a_topic_that_would_delete_them(cluster,
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("config", "outlived_ms"),
+    ("config", "lifted"),
     [
-        ({}, 604_800_000),
-        ({"retention.ms": "1000"}, 1000),
-        ({"retention.ms": str(2**50)}, None),
-        ({"retention.ms": "-1"}, None),
-        ({"message.timestamp.type": "LogAppendTime"}, None),
+        ({}, {"retention.ms": 604_800_000}),
+        ({"retention.ms": "1000"}, {"retention.ms": 1000}),
+        ({"retention.ms": str(2**50)}, {}),
+        ({"retention.ms": "-1"}, {}),
+        ({"message.timestamp.type": "LogAppendTime"}, {}),
+        ({"retention.ms": "-1", "retention.bytes": "900"}, {"retention.bytes": 900}),
+        ({"retention.bytes": "0"}, {"retention.ms": 604_800_000, "retention.bytes": 0}),
+        ({"retention.ms": "5", "retention.bytes": "5", "cleanup.policy": ""}, {}),
     ],
 )
-def test_a_topic_that_is_made_for_old_records_keeps_them(cluster, url, tmp_path, config, outlived_ms) -> None:
+def test_a_topic_that_is_made_for_records_keeps_them(cluster, url, tmp_path, config, lifted) -> None:
     path = tmp_path / "orders.parquet"
     change_topic_configs(cluster, "orders", {"retention.ms": None} | config)
     export(cluster, "orders", path)
     done = load(cluster, path, {"bootstrap.servers": url}, "again")
-    assert (done.record_count, done.outlived_ms) == (25, outlived_ms)
+    assert (done.record_count, done.lifted) == (25, lifted)
     topic = cluster.controller.read(lambda connection: get_topic(connection, "again"))
-    assert topic.config.get("retention.ms") == ("-1" if outlived_ms else config.get("retention.ms"))
+    assert topic.config == {"compression.type": "producer"} | config | dict.fromkeys(lifted, "-1")
+
+
+def test_records_are_not_loaded_into_a_topic_whose_size_is_limited(cluster, url, tmp_path) -> None:
+    """How much they will take there nobody knows before."""
+    path = tmp_path / "orders.parquet"
+    export(cluster, "orders", path)
+    config = {"retention.ms": "-1", "retention.bytes": "1000000000"}
+    AdminClient({"bootstrap.servers": url}).create_topics([NewTopic("sized", 2, config=config)])["sized"].result()
+    with pytest.raises(
+        InvalidRequest, match=r"may take more than the retention\.bytes of sized, .* retention\.bytes=-1"
+    ):
+        load(cluster, path, {"bootstrap.servers": url}, "sized")
+    change_topic_configs(cluster, "sized", {"retention.bytes": "-1"})
+    assert load(cluster, path, {"bootstrap.servers": url}, "sized").record_count == 25
+    change_topic_configs(cluster, "sized", {"retention.bytes": "1000000000"})
+    assert load(cluster, path, {"bootstrap.servers": url}, "sized").record_count == 0
+
+
+def test_how_old_records_are_is_told_by_the_clock_of_the_store(url, tmp_path) -> None:
+    path, later = tmp_path / "now.parquet", ManualClock(time.time_ns() // 1_000_000 + 8 * 86_400_000)
+    with Producer({"bootstrap.servers": url}) as producer:
+        producer.produce("now", b"v")
+    with open_cluster(url, create=False, clock=later) as cluster:
+        export(cluster, "now", path)
+        assert load(cluster, path, {"bootstrap.servers": url}, "again").lifted == {"retention.ms": 604_800_000}
+
+
+def test_only_partitions_with_records_need_to_be_there(cluster, url, tmp_path) -> None:
+    path = tmp_path / "orders.parquet"
+    export(cluster, "orders", path, RecordSelection(since_ms=BASE_MS + 50))
+    config = {"retention.ms": "-1"}
+    AdminClient({"bootstrap.servers": url}).create_topics([NewTopic("one", 1, config=config)])["one"].result()
+    assert load(cluster, path, {"bootstrap.servers": url}, "one").record_count == 1
 
 
 @pytest.mark.slow
@@ -473,7 +511,7 @@ def test_times_that_no_calendar_has_are_loaded_too(url, tmp_path) -> None:
     with open_cluster(url, create=False) as cluster:
         export(cluster, "later", path)
         done = load(cluster, path, {"bootstrap.servers": url}, "again")
-    assert (done.record_count, done.outlived_ms) == (1, None)
+    assert (done.record_count, done.lifted) == (1, {})
     ((_, _, stamp, _, _, _),) = messages(url, "again")
     assert stamp[1] == at_ms
 

@@ -130,8 +130,8 @@ def load(
     """Produce the records of an exported file to a topic, each once.
 
     They get new offsets, and keep partition, timestamp, key, value and headers. Whatever stops it, the same call goes
-    on where it was; once it is complete, it writes nothing. A topic that would delete some for their age is refused;
-    one that is made for them keeps them.
+    on where it was; once it is complete, it writes nothing. A topic that would delete some for their age, or that is to
+    have a size, is refused; one that is made for them keeps them.
     """
     loading = _needing_pyarrow("loading")
     settings = {"bootstrap.servers": url, "txnstore.schema": schema}
@@ -144,11 +144,12 @@ def load(
             raise CommandFailed(f"{error_text(error)}; {_way_on(error, topic)}", code=exit_code(error)) from None
     before = f"; {done.record_count_before} by earlier calls" if done.record_count_before else ""
     hint(f"{records_were(done.record_count)} written to {done.topic}{before}")
-    if done.outlived_ms is not None:
-        hint(
-            f"{done.topic} was made with retention.ms=-1: some records are older than"
-            f" {duration_text(done.outlived_ms)}, the retention.ms of the archive"
-        )
+    for limit, value in done.lifted.items():
+        if limit == "retention.ms":
+            why = f"some records are older than {duration_text(value)}"
+        else:
+            why = f"its records may take more than {value} bytes"
+        hint(f"{done.topic} was made with {limit}=-1: {why}, the {limit} of the archive")
 
 
 def _way_on(error: KafkaException, topic: str | None) -> str:

@@ -7,13 +7,13 @@ are those of the archive.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
 import pyarrow.parquet as pq
+from sqlalchemy import select
 
 from txnstore.clients.consumer.consumer import Consumer
 from txnstore.clients.model.topic_partition import TopicPartition
@@ -21,6 +21,7 @@ from txnstore.clients.producer.producer import Producer
 from txnstore.config import TOPIC_SETTINGS, Settings, settings_in_force
 from txnstore.db.cluster.catalogue import read_store_settings
 from txnstore.db.cluster.cluster import Cluster
+from txnstore.db.store import server_now_ms
 from txnstore.errors import InvalidRequest, TopicAlreadyExists
 from txnstore.log.cluster_topics import create_topic
 from txnstore.log.topics import Topic, find_topics
@@ -31,6 +32,10 @@ from txnstore.moving.archive_files import Contents, reading, row_group_rows
 _ROWS_AT_ONCE: Final = 1_000
 #: Settings of a topic that speak of the databases that it was in.
 _OF_THE_CLUSTER: Final = frozenset({"txnstore.placement"})
+#: What the records are to a limit that would delete some.
+_WHY: Final = {"retention.ms": "are older than", "retention.bytes": "may take more than"}
+#: By the clock that retention goes by.
+_NOW: Final = select(server_now_ms())
 #: How long a call outside a transaction may take.
 _CALL_SECONDS: Final = 60.0
 #: How long a row group may take, if the store allows as much: one that takes longer is never loaded.
@@ -51,8 +56,9 @@ class Loaded:
     record_count_before: int
     """How many earlier calls had written."""
 
-    outlived_ms: int | None = None
-    """The archive's `retention.ms`, if the topic was made to keep its records for ever: some are older than that."""
+    lifted: Mapping[str, int]
+    """By name, which limits of the archive's topic the one that was made for it does not have, for they would take some
+    of its records: retention.ms, retention.bytes."""
 
 
 def load(
@@ -65,9 +71,9 @@ def load(
 ) -> Loaded:
     """Produce what is in an archive to a topic; by default to that of its name.
 
-    A topic that is not there is made, with the archive's partitions and settings; it keeps records for ever if some are
-    too old for these.  `settings` are those of a client:
-    where the database is.  `told` hears how many records are done, and of how many.
+    A topic that is not there is made, with the archive's partitions and settings, but for limits that would delete some
+    of the records.  `settings` are those of a client: where the database is.  `told` hears how many records are done,
+    and of how many.
 
     Raises:
         OSError: the file cannot be read.
@@ -78,8 +84,9 @@ def load(
     with reading(path) as file:
         contents = Contents.of(file, str(path))
         name = topic_name or contents.topic
-        topic, outlived_ms = _topic(cluster, name, contents, file)
-        needed = max(contents.ranges, default=-1) + 1
+        now_ms: int = cluster.controller.read(lambda connection: connection.execute(_NOW).scalar_one())
+        topic, lifted = _topic(cluster, name, contents, file, now_ms)
+        needed = max((number for number, (start, end) in contents.ranges.items() if start < end), default=-1) + 1
         if len(topic.partition_ids) < needed:
             raise InvalidRequest(
                 f"the archive has records of {needed} partitions, and the topic {name} has"
@@ -90,54 +97,66 @@ def load(
         longest_ms: int = cluster.controller.read(read_store_settings)["transaction.max.timeout.ms"]
         with _Loading(settings, name, contents, min(_ROW_GROUP_MS_MAX, longest_ms)) as loading:
             done = loading.row_groups_done()
-            if (kept_ms := _outlived_ms(topic.settings, file, done)) is not None:
+            for limit, value in _limits(topic.settings, file, now_ms, done).items():
                 # Retention would take some of them, and readers would get an archive without its beginning.
                 raise InvalidRequest(
-                    f"records of the archive are older than the retention.ms of {name}, {kept_ms}, and would be"
-                    f" deleted: keep them with `txnstore topics alter {name} --config retention.ms=-1`, or load them"
-                    " into another topic"
+                    f"records of the archive {_WHY[limit]} the {limit} of {name}, {value}, and would be deleted: keep"
+                    f" them with `txnstore topics alter {name} --config {limit}=-1`, or load them into another topic"
                 )
             for number in range(done, count):
                 loading.load(file, number)
                 if told is not None:
                     told(sum(rows[: number + 1]), sum(rows))
-    return Loaded(contents, name, sum(rows[done:]), sum(rows[:done]), outlived_ms)
+    return Loaded(contents, name, sum(rows[done:]), sum(rows[:done]), lifted)
 
 
-def _outlived_ms(topic_settings: Settings, file: pq.ParquetFile, first_row_group: int = 0) -> int | None:
-    """Return how long a topic keeps records, if some in these row groups are too old for it."""
-    kept_ms: int = topic_settings["retention.ms"]
-    stamps_itself = topic_settings["message.timestamp.type"] == "LogAppendTime"
-    if "delete" not in topic_settings["cleanup.policy"] or kept_ms < 0 or stamps_itself:
-        return None
-    column = file.schema_arrow.get_field_index("timestamp")
-    earliest_ms = time.time() * 1000 - kept_ms
+def _limits(topic_settings: Settings, file: pq.ParquetFile, now_ms: int, first_row_group: int = 0) -> Mapping[str, int]:
+    """Return by name which limits of a topic would delete, or may delete, records in these row groups."""
     groups = [file.metadata.row_group(number) for number in range(first_row_group, file.metadata.num_row_groups)]
-    for statistics in (group.column(column).statistics for group in groups if group.num_rows):
+    groups = [group for group in groups if group.num_rows]
+    if not groups or "delete" not in topic_settings["cleanup.policy"]:
+        return {}
+    limits = {}
+    if _has_older(topic_settings, file, groups, now_ms):
+        limits["retention.ms"] = topic_settings["retention.ms"]
+    # How much they take there depends on their batches and on a codec.
+    if topic_settings["retention.bytes"] >= 0:
+        limits["retention.bytes"] = topic_settings["retention.bytes"]
+    return limits
+
+
+def _has_older(topic_settings: Settings, file: pq.ParquetFile, groups: list[Any], now_ms: int) -> bool:
+    """Return whether some records are too old for the topic."""
+    kept_ms: int = topic_settings["retention.ms"]
+    if kept_ms < 0 or topic_settings["message.timestamp.type"] == "LogAppendTime":
+        return False
+    column = file.schema_arrow.get_field_index("timestamp")
+    for statistics in (group.column(column).statistics for group in groups):
         if statistics is None or not statistics.has_min_max:
             raise InvalidRequest("the archive does not say how old its records are: it is not as it was exported")
         # As it is stored: no calendar has all of them.
-        if statistics.min_raw < earliest_ms:
-            return kept_ms
-    return None
+        if statistics.min_raw < now_ms - kept_ms:
+            return True
+    return False
 
 
-def _topic(cluster: Cluster, name: str, contents: Contents, file: pq.ParquetFile) -> tuple[Topic, int | None]:
-    """Return the topic, and the archive's retention.ms if it was made without."""
+def _topic(
+    cluster: Cluster, name: str, contents: Contents, file: pq.ParquetFile, now_ms: int
+) -> tuple[Topic, Mapping[str, int]]:
+    """Return the topic, and by name the archive's limits if it was made without them."""
     found = cluster.controller.read(lambda connection: find_topics(connection, [name]))
     if found:
-        return found[0], None
+        return found[0], {}
     config = {key: value for key, value in contents.config.items() if key not in _OF_THE_CLUSTER}
-    outlived_ms = _outlived_ms(settings_in_force(TOPIC_SETTINGS, config), file)
-    if outlived_ms is not None:
-        config["retention.ms"] = "-1"
+    lifted = _limits(settings_in_force(TOPIC_SETTINGS, config), file, now_ms)
+    config |= dict.fromkeys(lifted, "-1")
     try:
         topic = create_topic(cluster, name, partition_count=contents.partition_count, config=config)
     except TopicAlreadyExists:
         # Another client was faster.
         (topic,) = cluster.controller.read(lambda connection: find_topics(connection, [name]))
-        return topic, None
-    return topic, outlived_ms
+        return topic, {}
+    return topic, lifted
 
 
 class _Loading:
