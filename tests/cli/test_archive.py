@@ -129,6 +129,19 @@ def test_who_loads_timestamps_that_the_topic_refuses_is_told_what_lets_them_in(
     assert run("load", path, "--topic", "again").err == "1 record was written to again\n"
 
 
+def test_who_loads_what_is_too_large_for_its_topic_is_told_what_lets_it_in(run, done, filled, tmp_path):
+    path = tmp_path / "large.parquet"
+    done("topics", "create", "large", "--config", "retention.ms=-1")
+    done("produce", "large", stdin=b"a" * 2_000 + b"\n")
+    done("export", "large", "--parquet", path)
+    done("topics", "alter", "large", "--config", "max.message.bytes=1000")
+    ended = run("load", path)
+    told = "; after `txnstore topics alter large --config max.message.bytes=2147483647` the same command goes on\n"
+    assert (ended.code, ended.err.endswith(told)) == (1, True), ended
+    done("topics", "alter", "large", "--config", "max.message.bytes=2147483647")
+    assert run("load", path).err == "1 record was written to large\n"
+
+
 def test_the_same_command_goes_on_at_once_only_if_it_may_get_further(run, done, filled, tmp_path, monkeypatch):
     path = tmp_path / "orders.parquet"
     done("export", "orders", "--parquet", path)

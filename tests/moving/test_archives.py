@@ -20,11 +20,12 @@ from txnstore import KafkaException, Producer, TopicPartition
 from txnstore.admin import AdminClient, NewTopic
 from txnstore.db.cluster.catalogue import change_store_settings
 from txnstore.db.cluster.cluster import open_cluster
-from txnstore.db.schema import groups, outbox, transactions
-from txnstore.errors import InvalidRequest, OffsetOutOfRange, UnknownTopicOrPartition
+from txnstore.db.schema import groups, outbox, record_batches, transactions
+from txnstore.errors import InvalidRequest, OffsetOutOfRange, UnknownTopicOrPartition, UnsupportedCompression
 from txnstore.groups.administration import find_group, list_groups
 from txnstore.log import retention
 from txnstore.log.bounds import read_bounds
+from txnstore.log.columns import Codec
 from txnstore.log.fetch import fetch
 from txnstore.log.outbox.sequencer import drain_outbox
 from txnstore.log.topics import get_topic
@@ -251,7 +252,6 @@ def test_the_file_is_on_disk_before_it_has_its_name(cluster, tmp_path, monkeypat
 
 
 def test_a_damaged_batch_is_not_archived(cluster, tmp_path) -> None:
-    from txnstore.db.schema import record_batches
     from txnstore.errors import CorruptBatch
 
     cluster.controller.write(lambda connection: connection.execute(record_batches.update().values(crc=1)))
@@ -486,6 +486,30 @@ def test_records_are_loaded_that_are_as_large_as_their_topic_allows(url, tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("codec", "is_there"), [("none", True), ("gzip", True), ("zstd", True), ("zstd", False)])
+def test_records_are_as_small_as_they_were(url, tmp_path, monkeypatch, codec, is_there) -> None:
+    """A record that is too large for its topic without a codec comes back, too."""
+    path, value = tmp_path / "small.parquet", bytes(50_000 if codec == "none" else 5_000_000)
+    settings = {"bootstrap.servers": url}
+    with Producer({**settings, "compression.type": codec, "message.max.bytes": 10_000_000}) as producer:
+        producer.produce("small", value)
+
+    def refuse(wanted):
+        if wanted is not Codec.GZIP:
+            raise UnsupportedCompression
+
+    if not is_there:
+        monkeypatch.setattr(loading, "require_codec", refuse)
+    with open_cluster(url, create=False) as cluster:
+        assert export(cluster, "small", path).contents.codec == codec
+        assert load(cluster, path, settings, "again").record_count == 1
+        codecs = select(record_batches.c.codec).where(record_batches.c.control_type.is_(None))
+        found = cluster.controller.read(lambda connection: connection.execute(codecs).scalars().all())
+    assert sorted(found) == sorted([Codec.named(codec), Codec.named(codec) if is_there else Codec.GZIP])
+    assert [found for *_, found, _ in messages(url, "again")] == [value]
+
+
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(("longest_ms", "timeout_ms"), [("900000", 300_000), ("5000", 5_000)])
 def test_a_row_group_has_time_to_be_loaded_but_no_more_than_the_store_allows(
     cluster, url, tmp_path, longest_ms, timeout_ms

@@ -34,9 +34,12 @@ LOAD_EXAMPLES: Final = examples(
 )
 
 _MISSING: Final = "archives need the package pyarrow: pip install 'txnstore[parquet]'"
-#: Which timestamps a topic takes; it may have begun to refuse older ones after its records had come.
-_TIME_LIMITS: Final = ("message.timestamp.before.max.ms", "message.timestamp.after.max.ms")
-_NO_TIME_LIMIT: Final = 2**63 - 1
+#: What a topic takes, at most; it may have begun to refuse more after its records had come.
+_LIMITS_MAX: Final = {
+    "message.timestamp.before.max.ms": 2**63 - 1,
+    "message.timestamp.after.max.ms": 2**63 - 1,
+    "max.message.bytes": 2**31 - 1,
+}
 _COMPRESSIONS: Final = ("none", "snappy", "gzip", "lz4", "zstd")
 
 
@@ -137,11 +140,12 @@ def load(
     settings = {"bootstrap.servers": url, "txnstore.schema": schema}
     with opened(url, schema) as cluster, progress_bar("loading") as bar:
         try:
-            done = loading.load(cluster, file, settings, topic, told=bar.show)
+            name = topic or loading.topic_in(file)
+            done = loading.load(cluster, file, settings, name, told=bar.show)
         except OSError as error:
             raise CommandFailed(f"{file}: {error.strerror or error}") from None
         except KafkaException as error:
-            raise CommandFailed(f"{error_text(error)}; {_way_on(error, topic)}", code=exit_code(error)) from None
+            raise CommandFailed(f"{error_text(error)}; {_way_on(error, name)}", code=exit_code(error)) from None
     before = f"; {done.record_count_before} by earlier calls" if done.record_count_before else ""
     hint(f"{records_were(done.record_count)} written to {done.topic}{before}")
     for limit, value in done.lifted.items():
@@ -152,13 +156,13 @@ def load(
         hint(f"{done.topic} was made with {limit}=-1: {why}, the {limit} of the archive")
 
 
-def _way_on(error: KafkaException, topic: str | None) -> str:
+def _way_on(error: KafkaException, topic: str) -> str:
     """Return what makes the same command go on after an error."""
     if exit_code(error) == TRY_AGAIN_LATER:
         return "the same command goes on"
-    for setting in _TIME_LIMITS:
+    for setting, largest in _LIMITS_MAX.items():
         if setting in error_text(error):
-            alter = f"txnstore topics alter {topic or 'TOPIC'} --config {setting}={_NO_TIME_LIMIT}"
+            alter = f"txnstore topics alter {topic} --config {setting}={largest}"
             return f"after `{alter}` the same command goes on"
     return "once that is mended, the same command goes on"
 

@@ -45,6 +45,8 @@ SCHEMA: Final = pa.schema(
 )
 #: Where the file says what it is.
 _METADATA: Final = b"txnstore.archive"
+#: Where it says, once all is written, how batches were compressed.
+_CODEC: Final = b"txnstore.codec"
 #: Of what stands there, and of the columns.
 _FORMAT_VERSION: Final = 1
 
@@ -67,6 +69,9 @@ class Contents:
     ranges: Mapping[int, tuple[int, int]]
     """By partition number, the first offset, and the one after the last, between which all records are here."""
 
+    codec: str = "none"
+    """How batches of the topic were compressed; none if none was.  What is loaded may be too large without."""
+
     def to_metadata(self) -> dict[bytes, bytes]:
         """Return what the file's metadata hold."""
         told = {
@@ -86,7 +91,8 @@ class Contents:
         Raises:
             InvalidRequest: it is a Parquet file, and no archive, or one of another version.
         """
-        text = (file.schema_arrow.metadata or {}).get(_METADATA)
+        metadata = file.metadata.metadata or {}
+        text = metadata.get(_METADATA)
         if text is None:
             raise InvalidRequest(f"{name} is not an archive: `txnstore export` did not make it")
         try:
@@ -100,11 +106,17 @@ class Contents:
             config = {str(key): str(value) for key, value in told["config"].items()}
             # Ids of groups and of transactions are made of it.
             archive_id = str(uuid.UUID(told["archive_id"]))
-            return cls(archive_id, str(told["topic"]), int(told["partition_count"]), config, ranges)
+            codec = metadata.get(_CODEC, b"none").decode()
+            return cls(archive_id, str(told["topic"]), int(told["partition_count"]), config, ranges, codec)
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
             raise InvalidRequest(
                 f"{name} is not an archive: it does not say of itself what `txnstore export` writes"
             ) from None
+
+
+def write_codec(writer: pq.ParquetWriter, codec: str) -> None:
+    """Write how batches were compressed, before the archive is complete."""
+    writer.add_key_value_metadata({_CODEC: codec.encode()})
 
 
 def new_archive_id() -> str:

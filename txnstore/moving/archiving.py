@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,10 +15,11 @@ from txnstore.db.cluster.cluster import Cluster, repaired
 from txnstore.db.store import Store
 from txnstore.log.bounds import offset_for_time, read_bounds
 from txnstore.log.codec import RecordBatch, RecordBatchRow, RecordRow
+from txnstore.log.columns import Codec
 from txnstore.log.fetch import Page, fetch
 from txnstore.log.topics import Topic, get_topic
 from txnstore.model import IsolationLevel, TimestampType
-from txnstore.moving.archive_files import SCHEMA, Contents, new_archive_id, writing
+from txnstore.moving.archive_files import SCHEMA, Contents, new_archive_id, write_codec, writing
 
 #: What a row group holds at most, but for what its last record brings on top; so much is in memory.
 ROW_GROUP_ROWS_MAX: Final = 64 * 1024
@@ -80,18 +81,20 @@ def export(
     topic = cluster.controller.read(lambda connection: get_topic(connection, topic_name))
     ranges = _ranges(cluster, topic, wanted)
     contents = Contents(new_archive_id(), topic.name, len(topic.partition_ids), topic.config, ranges)
-    total, done, record_count = sum(end - start for start, end in ranges.values()), 0, 0
+    total, done, record_count, codec = sum(end - start for start, end in ranges.values()), 0, 0, Codec.NONE
     with writing(path, contents, compression=compression, replaces=replaces) as writer:
         group = _RowGroup(topic.name, writer)
         for number, (start, end) in ranges.items():
             for page, position in _pages(cluster, topic, number, start, end):
                 for batch in page.batches:
                     record_count += group.add(number, batch, position, end)
+                    codec = max(codec, batch.codec)
                 done += min(page.next_offset, end) - position
                 if told is not None:
                     told(done, total)
         group.write()
-    return Exported(record_count, contents)
+        write_codec(writer, codec.label)
+    return Exported(record_count, replace(contents, codec=codec.label))
 
 
 def _ranges(cluster: Cluster, topic: Topic, wanted: RecordSelection) -> dict[int, tuple[int, int]]:

@@ -22,8 +22,9 @@ from txnstore.config import TOPIC_SETTINGS, Settings, settings_in_force
 from txnstore.db.cluster.catalogue import read_store_settings
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.store import server_now_ms
-from txnstore.errors import InvalidRequest, TopicAlreadyExists
+from txnstore.errors import InvalidRequest, TopicAlreadyExists, UnsupportedCompression
 from txnstore.log.cluster_topics import create_topic
+from txnstore.log.columns import Codec, require_codec
 from txnstore.log.topics import Topic, find_topics
 from txnstore.model import INTERNAL_GROUP_PREFIX
 from txnstore.moving.archive_files import Contents, reading, row_group_rows
@@ -110,6 +111,17 @@ def load(
     return Loaded(contents, name, sum(rows[done:]), sum(rows[:done]), lifted)
 
 
+def topic_in(path: Path) -> str:
+    """Return the name of the topic that an archive is of.
+
+    Raises:
+        OSError: the file cannot be read.
+        InvalidRequest: it is not an archive.
+    """
+    with reading(path) as file:
+        return Contents.of(file, str(path)).topic
+
+
 def _limits(topic_settings: Settings, file: pq.ParquetFile, now_ms: int, first_row_group: int = 0) -> Mapping[str, int]:
     """Return by name which limits of a topic would delete, or may delete, records in these row groups."""
     groups = [file.metadata.row_group(number) for number in range(first_row_group, file.metadata.num_row_groups)]
@@ -159,6 +171,15 @@ def _topic(
     return topic, lifted
 
 
+def _usable(codec: str) -> str:
+    """Return the codec, or where its package is missing, one that comes with Python: no batch may be too large now."""
+    try:
+        require_codec(Codec.named(codec))
+    except UnsupportedCompression:
+        return Codec.GZIP.label
+    return codec
+
+
 class _Loading:
     """The producer of one load, and the group by which it remembers how far it is."""
 
@@ -168,8 +189,13 @@ class _Loading:
         # Of the group's offsets, the one of partition 0 counts row groups.
         self._place = TopicPartition(topic, 0)
         self._consumer = Consumer({**settings, "group.id": name, "enable.auto.commit": False})
-        # The topic says what is too large.
-        own = {"transactional.id": name, "transaction.timeout.ms": row_group_ms, "message.max.bytes": 1_000_000_000}
+        own = {
+            "transactional.id": name,
+            "transaction.timeout.ms": row_group_ms,
+            # The topic says what is too large.
+            "message.max.bytes": 1_000_000_000,
+            "compression.type": _usable(contents.codec),
+        }
         self._producer = Producer({**settings, **own})
 
     def __enter__(self) -> Self:
