@@ -21,7 +21,7 @@ from txnstore.errors import (
 )
 from txnstore.log.append import Append, Appended, append
 from txnstore.log.bounds import read_bounds
-from txnstore.log.codec import RecordBatch, encode
+from txnstore.log.codec import EncodedBatch, RecordBatch, encode
 from txnstore.log.columns import Codec
 from txnstore.log.fetch import fetch
 from txnstore.log.topics import Topic, create_topic
@@ -287,6 +287,26 @@ def test_a_timestamp_may_lie_so_far_from_the_stores_time(
     with pytest.raises(InvalidTimestamp):
         write(shared_store, topic, *records)
     assert stored(shared_store, topic) == []
+
+
+def test_the_smallest_timestamp_is_looked_for_only_for_a_limit_that_it_could_break(
+    shared_store: Store, shared_clock, monkeypatch
+) -> None:
+    now_ms = shared_clock.now_ms()
+    asked: list[EncodedBatch] = []
+
+    def smallest(batch: EncodedBatch) -> int:
+        asked.append(batch)
+        return 0
+
+    monkeypatch.setattr(EncodedBatch, "min_timestamp_ms", property(smallest))
+    records = Record(b"a", timestamp_ms=5), Record(b"b", timestamp_ms=0)
+    for config in ({}, {"message_timestamp_before_max_ms": str(now_ms)}):
+        write(shared_store, make(shared_store, 1, **config), *records)
+    assert asked == []
+    with pytest.raises(InvalidTimestamp):
+        write(shared_store, make(shared_store, 1, message_timestamp_before_max_ms=str(now_ms - 1)), *records)
+    assert len(asked) == 1
 
 
 def test_a_repetition_is_recognised_when_its_timestamps_are_too_old_by_now(shared_store: Store, shared_clock) -> None:

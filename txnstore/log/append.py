@@ -368,7 +368,9 @@ def _as_stored(item: Append, now_ms: int) -> EncodedBatch:
             f"a record's timestamp lies {after_ms} ms after the store's time,"
             f" more than the topic's message.timestamp.after.max.ms; nothing was appended"
         )
-    if batch.min_timestamp_ms < now_ms - settings["message.timestamp.before.max.ms"]:
+    earliest_ms = now_ms - settings["message.timestamp.before.max.ms"]
+    # To look for the smallest all are unpacked: not for a limit that the smallest of all meets, as it does by default.
+    if earliest_ms > 0 and batch.min_timestamp_ms < earliest_ms:
         raise InvalidTimestamp(
             "a record's timestamp lies further before the store's time than the topic's"
             " message.timestamp.before.max.ms; nothing was appended"
