@@ -6,8 +6,10 @@ import datetime as dt
 import json
 import os
 import time
+import tracemalloc
 from collections.abc import Callable
-from typing import Any, ClassVar
+from types import SimpleNamespace
+from typing import Any, ClassVar, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,11 +27,12 @@ from txnstore.errors import InvalidRequest, OffsetOutOfRange, UnknownTopicOrPart
 from txnstore.groups.administration import find_group, list_groups
 from txnstore.log import retention
 from txnstore.log.bounds import read_bounds
+from txnstore.log.codec import RecordBatchRow, decode, encode
 from txnstore.log.columns import Codec
 from txnstore.log.fetch import fetch
 from txnstore.log.outbox.sequencer import drain_outbox
 from txnstore.log.topics import get_topic
-from txnstore.model import INTERNAL_GROUP_PREFIX
+from txnstore.model import INTERNAL_GROUP_PREFIX, Record
 from txnstore.moving import archiving, loading
 from txnstore.moving.archive_files import SCHEMA, Contents, new_archive_id, reading
 from txnstore.moving.archiving import RecordSelection, export
@@ -131,6 +134,24 @@ def test_a_row_group_is_no_larger_in_memory_than_it_may_be_however_small_a_codec
         sizes = [file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups)]
     assert sizes == [3, 3, 3, 1]
     assert [row["offset"] for row in rows(path)] == list(range(10))
+
+
+@pytest.mark.parametrize("value", [None, bytes(20), bytes(1_000)], ids=["none", "20", "1000"])
+@pytest.mark.parametrize("headers", [[], [("", None)], [(f"name-{number}", bytes(20)) for number in range(20)]])
+def test_what_a_row_group_counts_is_about_what_it_takes(monkeypatch, headers, value) -> None:
+    monkeypatch.setattr(archiving, "ROW_GROUP_ROWS_MAX", 1_000)
+    records = [Record(value, b"key-%d" % number, number, tuple(headers)) for number in range(500)]
+    columns = encode(records).columns() | {"partition_id": 1, "base_offset": 0, "last_offset": 499}
+    batch = decode(cast(RecordBatchRow, SimpleNamespace(**columns)))
+    group = archiving._RowGroup("orders", cast(pq.ParquetWriter, None))
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        assert group.add(0, batch, 0, 500) == 500
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 0.5 < (after - before) / group.size_bytes < 1.2
 
 
 @pytest.mark.slow_but_first

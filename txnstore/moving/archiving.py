@@ -21,10 +21,14 @@ from txnstore.log.topics import Topic, get_topic
 from txnstore.model import IsolationLevel, TimestampType
 from txnstore.moving.archive_files import SCHEMA, Contents, new_archive_id, write_codec, writing
 
-#: What a row group holds at most, but for what its last record brings on top; so much is in memory.
+#: What a row group holds at most, but for what its last record brings on top; about so much is in memory.
 ROW_GROUP_ROWS_MAX: Final = 64 * 1024
-#: Of keys, values and headers as they are, however small a codec makes them.
+#: Of keys, values and headers as they are, however small a codec makes them, with what Python adds to each.
 ROW_GROUP_BYTES_MAX: Final = 32 * 1024 * 1024
+#: What a record takes in memory besides: numbers, two objects, places in lists.
+_RECORD_BYTES: Final = 200
+#: And a header: a pair of two objects.
+_HEADER_BYTES: Final = 160
 
 _COMMITTED: Final = IsolationLevel.READ_COMMITTED
 _TYPE_NAMES: Final = {TimestampType.CREATE_TIME: "CreateTime", TimestampType.LOG_APPEND_TIME: "LogAppendTime"}
@@ -184,10 +188,10 @@ class _RowGroup:
             timestamps.append(timestamp_ms)
             keys.append(key)
             values.append(value)
-            headers.append([{"key": name, "value": content} for name, content in pairs])
-            self.size_bytes += len(key or b"") + len(value or b"")
+            headers.append(pairs)
+            self.size_bytes += _RECORD_BYTES + len(key or b"") + len(value or b"")
             for name, content in pairs:
-                self.size_bytes += len(name) + len(content or b"")
+                self.size_bytes += _HEADER_BYTES + len(name) + len(content or b"")
             if self._is_full():
                 break
         count = len(offsets) - before
