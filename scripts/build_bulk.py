@@ -12,6 +12,7 @@ import subprocess
 import sysconfig
 import tempfile
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,32 +27,41 @@ BUILT: Final = f"_bulk{sysconfig.get_config_var('EXT_SUFFIX')}"
 
 def compile_to(target: Path) -> str | None:
     """Compile to this file; without success there is none afterwards. Return why, in one line, or None."""
-    reason = _compile(target)
+    try:
+        reason = _compile(target)
+    except (OSError, ValueError) as error:
+        reason = str(error)
     if reason is not None:
-        # What was built of an older source.
-        target.unlink(missing_ok=True)
+        # What was built of an older source; where it cannot be removed, `txnstore/bulk.py` sees that.
+        with suppress(OSError):
+            target.unlink(missing_ok=True)
     return reason
 
 
 def _compile(target: Path) -> str | None:
     if os.environ.get("TXNSTORE_PURE_PYTHON", "0") not in {"", "0"}:
         return "TXNSTORE_PURE_PYTHON is set"
-    variables = sysconfig.get_config_vars("LDSHARED", "CFLAGS", "CCSHARED")
-    linker, *flags = shlex.split(" ".join(str(variable or "") for variable in variables))
-    command = [*shlex.split(os.environ.get("CC", linker)), *flags, f"-I{sysconfig.get_path('include')}"]
-    command.append(f"-DTXNSTORE_SOURCES={FINGERPRINT}UL")
-    # Under another name first: a process that uses the file must not see it change.
-    unfinished = target.with_suffix(".unfinished")
-    try:
-        subprocess.run(
-            [*command, *map(str, SOURCES), "-o", str(unfinished)], check=True, capture_output=True, text=True
+    has_no_lock, *variables = sysconfig.get_config_vars("Py_GIL_DISABLED", "LDSHARED", "CFLAGS", "CCSHARED")
+    if has_no_lock:
+        return "they need the lock of the interpreter, which this Python does without"
+    words = shlex.split(" ".join(str(variable or "") for variable in variables))
+    if not words:
+        return "this Python does not know by what it was compiled"
+    compiler = shlex.split(os.environ.get("CC", "")) or words[:1]
+    command = [*compiler, *words[1:], f"-I{sysconfig.get_path('include')}", f"-DTXNSTORE_SOURCES={FINGERPRINT}UL"]
+    # Elsewhere first: a process that uses the file must not see it change, nor another build what is half written.
+    with tempfile.TemporaryDirectory(prefix=".bulk-", dir=target.parent) as folder:
+        unfinished = Path(folder, target.name)
+        built = subprocess.run(
+            [*command, *map(str, SOURCES), "-o", str(unfinished)],
+            check=False,
+            capture_output=True,
+            text=True,
+            errors="replace",
         )
-    except subprocess.CalledProcessError as error:
-        unfinished.unlink(missing_ok=True)
-        return next((line for line in error.stderr.splitlines() if "error" in line), "the compiler failed")
-    except OSError as error:
-        return str(error)
-    unfinished.replace(target)
+        if built.returncode != 0:
+            return next((line for line in built.stderr.splitlines() if "error" in line), "the compiler failed")
+        unfinished.replace(target)
     return None
 
 

@@ -97,6 +97,7 @@ def test_what_is_built_replaces_what_was_there(tmp_path):
     [
         ("CC", "/nowhere/cc", "/nowhere/cc"),
         ("CC", "false", "the compiler failed"),
+        ("CC", "'cc", "No closing quotation"),
         ("TXNSTORE_PURE_PYTHON", "1", "TXNSTORE_PURE_PYTHON is set"),
     ],
 )
@@ -109,6 +110,86 @@ def test_what_was_built_before_does_not_stay_without_its_successor(tmp_path, mon
     assert reason in told
     assert "\n" not in told
     assert list(tmp_path.iterdir()) == []
+
+
+BUILDS = "open(out, 'w').write('built')"
+
+
+@pytest.fixture
+def compiler(tmp_path):
+    """Make a compiler that does what is said, as a line of Python that finds the name of the output in `out`."""
+
+    def make(does):
+        path = tmp_path / "compiler"
+        path.write_text(f"#!{sys.executable}\nimport sys\nout = sys.argv[-1]\n{does}\n")
+        path.chmod(0o755)
+        return path
+
+    return make
+
+
+@pytest.fixture
+def target(tmp_path):
+    """Where to compile to, in a folder in which nothing else is."""
+    folder = tmp_path / "package"
+    folder.mkdir()
+    return folder / build_bulk.BUILT
+
+
+@pytest.fixture
+def python_is(monkeypatch):
+    """Let Python say this of how it was built."""
+    all_variables = sysconfig.get_config_vars
+
+    def say(**variables):
+        monkeypatch.setattr(
+            sysconfig, "get_config_vars", lambda *names: [*map(variables.get, names)] if names else all_variables()
+        )
+
+    return say
+
+
+def test_two_builds_at_once_are_in_nobodys_way(tmp_path, monkeypatch, compiler, target):
+    names = tmp_path / "names"
+    monkeypatch.setenv("CC", str(compiler(f"open(out, 'w').write(out); open({str(names)!r}, 'a').write(out + '\\n')")))
+    for _ in range(2):
+        assert build_bulk.compile_to(target) is None
+    first, second = map(Path, names.read_text().splitlines())
+    assert first != second
+    assert target.parent in first.parents
+    assert target not in {first, second}
+    assert list(target.parent.iterdir()) == [target]
+
+
+def test_an_empty_choice_of_a_compiler_is_none(monkeypatch, compiler, python_is, target):
+    monkeypatch.setenv("CC", "")
+    python_is(LDSHARED=f"{compiler(BUILDS)} -shared", CCSHARED="-fPIC")
+    assert build_bulk.compile_to(target) is None
+    assert target.read_text() == "built"
+
+
+@pytest.mark.parametrize("choice", ["", "cc"])
+def test_a_python_that_was_not_compiled_here_is_no_failure(monkeypatch, python_is, target, choice):
+    monkeypatch.setenv("CC", choice)
+    python_is()
+    assert build_bulk.compile_to(target) == "this Python does not know by what it was compiled"
+
+
+def test_a_python_whose_threads_run_at_once_goes_without(compiler, python_is, target):
+    python_is(LDSHARED=f"{compiler(BUILDS)} -shared", Py_GIL_DISABLED=1)
+    assert "lock of the interpreter" in str(build_bulk.compile_to(target))
+    assert not target.exists()
+
+
+def test_whatever_a_compiler_says_is_no_failure_of_the_build(monkeypatch, compiler, target):
+    says = "sys.stderr.buffer.write(b'erreur: error \\xe9\\n'); open(out, 'w').write('half'); sys.exit(1)"
+    monkeypatch.setenv("CC", str(compiler(says)))
+    assert str(build_bulk.compile_to(target)).startswith("erreur: error ")
+    assert list(target.parent.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_to_is_no_failure_of_the_build(tmp_path):
+    assert build_bulk.compile_to(tmp_path / "none" / build_bulk.BUILT) is not None
 
 
 @needs_compiler
