@@ -22,6 +22,8 @@ PACKAGE: Final = Path(__file__).resolve().parent.parent / "txnstore"
 SOURCES: Final = sorted(PACKAGE.glob("_bulk*.c"))
 #: Of all that is compiled, headers as well: `txnstore/bulk.py` compares it.
 FINGERPRINT: Final = zlib.crc32(b"".join(path.read_bytes() for path in sorted(PACKAGE.glob("_bulk*.[ch]"))))
+#: Of what the Python files know of it, which lies beside them in an installation, too.
+INTERFACE: Final = zlib.crc32((PACKAGE / "_bulk.pyi").read_bytes())
 BUILT: Final = f"_bulk{sysconfig.get_config_var('EXT_SUFFIX')}"
 
 
@@ -48,7 +50,8 @@ def _compile(target: Path) -> str | None:
     if not words:
         return "this Python does not know by what it was compiled"
     compiler = shlex.split(os.environ.get("CC", "")) or words[:1]
-    command = [*compiler, *words[1:], f"-I{sysconfig.get_path('include')}", f"-DTXNSTORE_SOURCES={FINGERPRINT}UL"]
+    known = [f"-DTXNSTORE_SOURCES={FINGERPRINT}UL", f"-DTXNSTORE_INTERFACE={INTERFACE}UL"]
+    command = [*compiler, *words[1:], f"-I{sysconfig.get_path('include')}", *known]
     # Elsewhere first: a process that uses the file must not see it change, nor another build what is half written.
     with tempfile.TemporaryDirectory(prefix=".bulk-", dir=target.parent) as folder:
         unfinished = Path(folder, target.name)

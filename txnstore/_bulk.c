@@ -641,12 +641,18 @@ bulk_add_type(PyObject *module, PyType_Spec *spec)
 }
 
 static int
+add_number(PyObject *module, const char *name, unsigned long value)
+{
+    PyObject *number = PyLong_FromUnsignedLong(value);
+    const int added = number == NULL ? -1 : PyModule_AddObjectRef(module, name, number);
+    Py_XDECREF(number);
+    return added;
+}
+
+static int
 module_execute(PyObject *module)
 {
-    PyObject *sources = PyLong_FromUnsignedLong(TXNSTORE_SOURCES);
-    const int failed = sources == NULL || PyModule_AddObjectRef(module, "SOURCES", sources) < 0;
-    Py_XDECREF(sources);
-    if (failed) {
+    if (add_number(module, "SOURCES", TXNSTORE_SOURCES) < 0 || add_number(module, "INTERFACE", TXNSTORE_INTERFACE) < 0) {
         return -1;
     }
     State *state = PyModule_GetState(module);

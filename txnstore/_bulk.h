@@ -58,9 +58,13 @@ typedef struct {
     PyTypeObject *accumulator_type;
 } State;
 
-/* Which sources this was built of, as build_bulk.py says and bulk.py asks; 0: nobody knows. */
+/* Which sources this was built of, and which interface they have for the Python files, as build_bulk.py says and bulk.py
+ * asks; 0: nobody knows. */
 #ifndef TXNSTORE_SOURCES
 #define TXNSTORE_SOURCES 0
+#endif
+#ifndef TXNSTORE_INTERFACE
+#define TXNSTORE_INTERFACE 0
 #endif
 
 /* Of _bulk.c: refuse what is no tuple of such a size; whether a type makes messages with no attributes of their own; the

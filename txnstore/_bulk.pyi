@@ -10,6 +10,7 @@ _M = TypeVar("_M")
 _Column: TypeAlias = tuple[bytes, array[int], tuple[int, ...]] | None
 
 SOURCES: int
+INTERFACE: int
 
 class MessageParts:
     _source: tuple[Any, ...]

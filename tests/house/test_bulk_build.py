@@ -61,6 +61,13 @@ def test_what_was_built_of_other_sources_is_not_used(root, tmp_path, file):
     for source in package.glob("_bulk*.[ch]"):
         source.unlink()
     assert chosen(tmp_path) == "True <class 'txnstore._bulk.MessageParts'>"
+    # What knows of the interface, and is another version's.
+    interface = package / "_bulk.pyi"
+    interface.write_text(interface.read_text() + "\ndef later() -> None: ...\n")
+    assert chosen(tmp_path) == "False <class 'txnstore.clients.model.message.MessageParts'>"
+    # Where somebody packs only what runs, nobody knows better.
+    interface.unlink()
+    assert chosen(tmp_path) == "True <class 'txnstore._bulk.MessageParts'>"
 
 
 def test_a_process_may_go_without():
