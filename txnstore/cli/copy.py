@@ -109,8 +109,19 @@ def _how_far(source: Store, target: Store) -> str | None:
         state = "closed"
     return (
         f"{source.url} is {state} now, and the copy is not complete; the same command goes on with it, and"
-        f" `txnstore copy --cancel {source.url}` opens it again"
+        f" `txnstore copy --cancel {_arguments(source)}` opens it again{_left_out(source)}"
     )
+
+
+def _arguments(store: Store) -> str:
+    """Return by which arguments a command finds the store; its password is not shown."""
+    return f"{store.url}" if store.schema == DEFAULT_SCHEMA else f"{store.url} --schema {store.schema}"
+
+
+def _left_out(store: Store) -> str:
+    """Return that the URL has more than is shown of it, if it has."""
+    has_options = store.url.url.query or store.url.secret_options
+    return " (with the options of its URL, which are left out here)" if has_options else ""
 
 
 def _how_far_behind(source: Store, target: Store, gone: Move) -> str | None:
