@@ -189,6 +189,38 @@ def test_who_cannot_ask_the_target_says_that_it_is_perhaps_not_open(txnstore, ur
     assert (ended.code, f"{parse_url(urls[1])} is perhaps not open yet" in ended.err) == (75, True), ended.err
 
 
+@pytest.mark.parametrize(("schema", "options"), [("txnstore", ""), ("ours", ""), ("txnstore", "?application_name=us")])
+def test_what_opens_the_source_again_is_named_whole(
+    txnstore, txnstore_empty_url, tmp_path, monkeypatch, schema, options
+):
+    url, target = txnstore_empty_url, f"sqlite:///{tmp_path / 'target.db'}"
+    if url.startswith("sqlite") and schema + options != "txnstore":
+        pytest.skip("an SQLite URL has no options, and the file no schema")
+    open_store(url, schema=schema).close()
+
+    def fail(*_, **__):
+        raise StoreFull("there is no room; nothing was changed")
+
+    monkeypatch.setattr(moving, "_compare", fail)
+    ended = txnstore("copy", f"{url}{options}", target, "--schema", schema)
+    named = f"`txnstore copy --cancel {parse_url(url)}{' --schema ours' if schema == 'ours' else ''}`"
+    rest = " (with the options of its URL, which are left out here)" if options else ""
+    assert (ended.code, ended.err.endswith(f"{named} opens it again{rest}\n")) == (1, True), ended
+    assert txnstore("copy", "--cancel", url, "--schema", schema).out.endswith(": open again\n")
+
+
+def test_roles_that_may_not_use_the_target_yet_are_named(txnstore, txnstore_postgresql_url):
+    url = txnstore_postgresql_url
+    grant = ("roles", "grant", "producer", "pg_monitor", "--topic", "orders*", "--apply", "--url", url)
+    assert txnstore(*grant).code == 0
+    for told in (True, True, False):
+        ended = txnstore("copy", url, url, "--to-schema", "second")
+        named = ended.err.endswith(": pg_monitor, a producer limited to topics: orders*\n")
+        assert (ended.code, named, bool(ended.err)) == (0, told, told), ended
+        if "nothing was changed" in ended.out:
+            assert txnstore(*grant, "--schema", "second").code == 0
+
+
 @pytest.mark.parametrize("memory", ["sqlite://", "sqlite:///:memory:"])
 def test_a_store_does_not_go_where_it_would_be_gone_with_the_command(txnstore, urls, memory):
     ended = txnstore("copy", urls[0], memory)

@@ -15,6 +15,8 @@ from txnstore.db.closing import Move, MoveState, read_move
 from txnstore.db.cluster.membership import split_urls
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.opening import open_store
+from txnstore.db.roles.grants import list_grants
+from txnstore.db.roles.rights import Kind
 from txnstore.db.store import Store
 from txnstore.errors import TxnStoreError
 from txnstore.moving.move import Moved, cancel, move, name_of
@@ -53,8 +55,9 @@ def copy(
 
     FROM is closed for writers meanwhile and stays closed: who still writes to it is told where it went. Everything
     is compared before TO is opened. Whatever stops it, the same command goes on from there. Your own tables in FROM,
-    as of an application that uses the outbox, stay there: move them first, in the same pause. Put passwords into
-    PGPASSWORD or ~/.pgpass: others on this machine can see a command line.
+    as of an application that uses the outbox, stay there: move them first, in the same pause. So do the rights of
+    roles: it says which to grant in TO. Put passwords into PGPASSWORD or ~/.pgpass: others on this machine can see a
+    command line.
     """
     for url, what in ((from_url, "FROM"), (to_url, "TO")):
         if url is not None and len(split_urls(url)) > 1:
@@ -74,6 +77,7 @@ def copy(
         with _told_how_far(source, target), progress_bar("looking") as bar:
             moved = move(source, target, told=bar.show_step, even_if_damaged=even_if_damaged)
         _show(moved, source, target, as_json=as_json)
+        _tell_of_roles(source, target)
 
 
 def _opened(url: str, schema: str, *, create: bool = False) -> Store:
@@ -138,6 +142,20 @@ def _how_far_behind(source: Store, target: Store, gone: Move) -> str | None:
         f"the store has left {source.url} for good, and {target.url} is {state}: run the same command again, which"
         " opens it"
     )
+
+
+def _tell_of_roles(source: Store, target: Store) -> None:
+    """Say which roles may use the source and not yet the target: they are the server's, and their rights no rows."""
+    if source.backend.name != "postgresql" or target.backend.name != "postgresql":
+        return
+    there = list_grants(target)
+    missing = [grant for grant in list_grants(source) if grant.kind is not Kind.OWNER and grant not in there]
+    if missing:
+        named = "; ".join(
+            f"{grant.role}, a {grant.kind}" + (f" limited to {grant.bounds}" if grant.bounds else "")
+            for grant in missing
+        )
+        hint(f"roles of {source.url} do not go along, grant them there (`txnstore roles grant`): {named}")
 
 
 def _show(moved: Moved, source: Store, target: Store, *, as_json: bool) -> None:
