@@ -7,6 +7,7 @@ import os
 import sys
 import time
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -175,9 +176,23 @@ def test_what_cannot_be_done_is_said_in_one_line(run, filled, tmp_path, monkeypa
         ended = run(*arguments)
         assert (ended.code, told in ended.err) == (code, True), ended
     assert list(tmp_path.glob("*.parquet")) == []
-    for name in ("archiving", "loading"):
-        monkeypatch.setitem(sys.modules, f"txnstore.moving.{name}", None)
+
+
+@pytest.mark.parametrize(
+    ("missing", "told"),
+    [
+        ("pyarrow", "pip install 'txnstore[parquet]'"),
+        ("pyarrow.parquet", "it cannot be used: import of pyarrow.parquet"),
+    ],
+)
+def test_why_there_are_no_archives_is_told(run, filled, tmp_path, monkeypatch, missing, told):
+    path = tmp_path / "orders.parquet"
+    for name in ("archive_files", "archiving", "loading"):
+        monkeypatch.delitem(sys.modules, f"txnstore.moving.{name}", raising=False)
         monkeypatch.delattr(moving, name, raising=False)
+    monkeypatch.setitem(sys.modules, missing, None)
+    if missing != "pyarrow":
+        monkeypatch.delattr(pa, "parquet")
     for arguments in (("export", "orders", "--parquet", path), ("load", path)):
         ended = run(*arguments)
-        assert (ended.code, "pip install 'txnstore[parquet]'" in ended.err) == (1, True)
+        assert (ended.code, told in ended.err, ended.err.count("\n")) == (1, True, 1), ended

@@ -34,6 +34,7 @@ LOAD_EXAMPLES: Final = examples(
 )
 
 _MISSING: Final = "archives need the package pyarrow: pip install 'txnstore[parquet]'"
+_BROKEN: Final = "archives need the package pyarrow, and it cannot be used"
 #: What a topic takes, at most; it may have begun to refuse more after its records had come.
 _LIMITS_MAX: Final = {
     "message.timestamp.before.max.ms": 2**63 - 1,
@@ -170,5 +171,6 @@ def _way_on(error: KafkaException, topic: str) -> str:
 def _needing_pyarrow(name: str) -> ModuleType:
     try:
         return import_late(f"txnstore.moving.{name}")
-    except ImportError:
-        raise CommandFailed(_MISSING) from None
+    except ImportError as error:
+        is_missing = isinstance(error, ModuleNotFoundError) and error.name == "pyarrow"
+        raise CommandFailed(_MISSING if is_missing else f"{_BROKEN}: {error}") from None
