@@ -26,6 +26,7 @@ from txnstore.errors import PermissionDenied, StoreBusy, StoreUnavailable
 from txnstore.log.append import Append
 from txnstore.log.codec import encode
 from txnstore.log.topics import create_topic
+from txnstore.maintenance import loop
 from txnstore.maintenance.duties import ABORT_INTERVAL, DUTIES, LONG_DUTIES
 from txnstore.maintenance.loop import Maintenance
 from txnstore.maintenance.turns import MaintenanceDuty
@@ -308,6 +309,24 @@ def test_a_mistake_of_ours_ends_no_thread_of_the_maintenance(url, monkeypatch, c
     failed = [record for record in caplog.records if record.exc_info]
     assert len(failed) == 2
     assert all("it goes on" in record.getMessage() for record in failed)
+
+
+def test_it_ends_once_the_store_has_moved(txnstore, txnstore_sqlite_url, tmp_path, monkeypatch):
+    """In the middle of its work: afterwards it does not begin."""
+    moves = iter([lambda: txnstore("copy", txnstore_sqlite_url, f"sqlite:///{tmp_path / 'new.db'}")])
+
+    def move(_):
+        assert next(moves)().code == 0
+        return 0
+
+    monkeypatch.setattr(command, "_LOOK_AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr(command, "DUTIES", (MaintenanceDuty("moves", "log.cleaner.backoff.ms", lambda: move),))
+    monkeypatch.setattr(command, "LONG_DUTIES", ())
+    monkeypatch.setattr(loop, "LOOK_AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr(command, "stop_at_signals", lambda _stop: None)
+    open_store(txnstore_sqlite_url).close()
+    ended = txnstore("maintain", "--url", txnstore_sqlite_url)
+    assert (ended.code, "it has moved to" in ended.err) == (1, True), ended
 
 
 #: Duties that take much longer than anybody waits for, in both threads: Python 3.11 waits at its end for no thread

@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 import math
 import threading
+from dataclasses import replace
 
 import pytest
 from sqlalchemy import delete
 
 from tests.transactions.bench import bench_on
 from txnstore.config import STORE_SETTINGS
+from txnstore.db.closing import Move, MoveState, close, set_move, wait_for_writers
 from txnstore.db.cluster.catalogue import change_store_settings
 from txnstore.db.portions import FOUND_MAX
 from txnstore.db.schema import maintenance_duties
-from txnstore.errors import StoreUnavailable
+from txnstore.errors import StoreMoved, StoreUnavailable
 from txnstore.maintenance.duties import ABORT_INTERVAL, DUTIES, LONG_DUTIES, REMOVE_INTERVAL
 from txnstore.maintenance.loop import LOOK_AGAIN_SECONDS, Maintenance
 from txnstore.maintenance.turns import MaintenanceDuty
@@ -267,6 +269,28 @@ def test_stop_ends_the_loop_after_the_duty_that_runs(run, done):
 
     run([("first", ABORT_INTERVAL, stop), ("second", ABORT_INTERVAL, nothing)], 100)
     assert [name for name, _ in done] == ["first"]
+
+
+@pytest.mark.parametrize("state", [MoveState.CLOSED, MoveState.GONE])
+def test_of_a_store_that_has_gone_the_loop_ends_and_of_one_that_is_closed_it_goes_on(store, clock, caplog, state):
+    move = Move(MoveState.CLOSED, "00000000-0000-4000-8000-000000000001", "sqlite:////new/shop.db")
+
+    def close_store(connection):
+        wait_for_writers(connection)
+        close(connection, move)
+        set_move(connection, replace(move, state=state))
+
+    store.write(close_store)
+    time = Time(clock, 60)
+    some = duty("abort", ABORT_INTERVAL, nothing)
+    loop = Maintenance(store, duties=[some], monotonic_seconds=time.monotonic_seconds)
+    if state is MoveState.GONE:
+        with pytest.raises(StoreMoved, match=r"it has moved to sqlite:////new/shop\.db: use that one"):
+            loop.run(time)
+        assert not time.is_set()
+    else:
+        loop.run(time)
+        assert "it moves to sqlite:////new/shop.db: use that one once" in caplog.text
 
 
 def test_a_loop_that_waits_ends_as_soon_as_it_is_told(shared_store, shared_clock):

@@ -250,7 +250,7 @@ def test_an_application_that_fills_the_outbox_by_its_own_sql_is_refused(url) -> 
     close_store(url)
     engine = plain_engine(url)
     try:
-        with engine.connect() as connection, pytest.raises(Exception, match=re.escape("`txnstore copy` moves it")):
+        with engine.connect() as connection, pytest.raises(Exception, match="once `txnstore copy` has ended"):
             connection.execute(text(_INSERT[engine.dialect.name].replace("\\", "\\\\")))
     finally:
         engine.dispose()

@@ -26,7 +26,7 @@ from txnstore.cli.options import (
 from txnstore.cli.output import FAILED, CommandFailed, exit_code, report, say
 from txnstore.db.cluster.cluster import Cluster, open_cluster
 from txnstore.db.names import DEFAULT_SCHEMA
-from txnstore.errors import MissingMember, StoreUnavailable, TxnStoreError
+from txnstore.errors import MissingMember, StoreMoved, StoreUnavailable, TxnStoreError
 from txnstore.maintenance.duties import DUTIES, LONG_DUTIES, branch_duties
 from txnstore.maintenance.loop import Maintenance
 from txnstore.maintenance.turns import MaintenanceDuty, MaintenanceObserver, RepeatedFailures
@@ -69,7 +69,10 @@ def maintain(
     ] = "127.0.0.1",
     schema: Schema = DEFAULT_SCHEMA,
 ) -> None:
-    """Complete decided transactions, abort timed-out ones and delete what has expired, until stopped by Ctrl-C."""
+    """Complete decided transactions, abort timed-out ones and delete what has expired, until stopped by Ctrl-C.
+
+    It also ends, with an error, once `txnstore copy` has moved the store to another database.
+    """
     if once and metrics is not None:
         raise typer.BadParameter("leave out --once: only a process that stays serves metrics", param_hint="--metrics")
     url = one_url(context, url, url_option)
@@ -140,8 +143,12 @@ def _run_all(
     """Look after every database in threads of its own, including those that join meanwhile.
 
     What takes long has one to itself: readers do not wait for it.
+
+    Raises:
+        StoreMoved: the store lives in another database by now.
     """
     threads: dict[int, list[threading.Thread]] = {}
+    moved: list[StoreMoved] = []
     failures = RepeatedFailures()
     while not stop.is_set():
         for member in cluster.databases:
@@ -151,6 +158,7 @@ def _run_all(
                     threading.Thread(
                         target=_run_one,
                         args=(cluster, member.database_id, some, stop, told),
+                        kwargs={"moved": moved},
                         name=f"{name}-{member.label}",
                         # They are waited for, unless the second signal says not to.
                         daemon=True,
@@ -171,6 +179,8 @@ def _run_all(
             )
     for thread in chain.from_iterable(threads.values()):
         thread.join()
+    if moved:
+        raise moved[0]
 
 
 def _run_one(
@@ -179,12 +189,18 @@ def _run_one(
     duties: Sequence[MaintenanceDuty],
     stop: threading.Event,
     observer: MaintenanceObserver | None,
+    *,
+    moved: list[StoreMoved],
 ) -> None:
     label, failures = cluster.label_of(database_id), RepeatedFailures()
     while not stop.is_set():
         try:
             store = cluster.own(database_id)
             Maintenance(store, cluster, duties=duties, observer=observer).run(stop)
+        except StoreMoved as error:
+            # Nothing is left to do here, ever.
+            moved.append(error)
+            stop.set()
         except TxnStoreError as error:
             if isinstance(error, StoreUnavailable | MissingMember):
                 _log.log(

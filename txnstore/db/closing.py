@@ -140,7 +140,9 @@ def wait_for_writers(connection: Connection) -> None:
 def close(connection: Connection, move: Move) -> None:
     """Let every write fail from now on, after `wait_for_writers`, and write the mark."""
     tables = [(name, _OF_STORE if name == "stores" else None) for name in _names()]
-    told = str(move) if move.state is MoveState.ARRIVING else f"it goes on in {move.peer}; `txnstore copy` moves it"
+    # The text stays as it is once the store has gone.
+    is_arriving = move.state is MoveState.ARRIVING
+    told = str(move) if is_arriving else f"it moves to {move.peer}: use that one once `txnstore copy` has ended"
     told = f"{closing_sqlite.CLOSED}: {told}"
     if connection.dialect.name == "sqlite":
         statements = closing_sqlite.close(tables, told)

@@ -15,10 +15,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from txnstore.db.closing import MoveState, read_move, refuse
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.portions import Portions
 from txnstore.db.store import Store
-from txnstore.errors import TxnStoreError
+from txnstore.errors import StoreMoved, TxnStoreError
 from txnstore.maintenance.duties import DUTIES
 from txnstore.maintenance.turns import (
     NOBODY,
@@ -86,6 +87,9 @@ class Maintenance:
 
         An error is logged, once a minute if it lasts, and the duty is tried again when it is due again; what was done
         of it stays done.
+
+        Raises:
+            StoreMoved: the store lives in another database by now; one that is closed may be opened again.
         """
         look_at = self._monotonic_seconds()
         while not stop.is_set():
@@ -99,6 +103,8 @@ class Maintenance:
         try:
             turn = self._turn(self._duties, Portions(stop=stop))
         except TxnStoreError as error:
+            if isinstance(error, StoreMoved):
+                self._end_if_gone()
             _log.log(
                 self._failures.level_of("all", error),
                 "maintenance of %s: no duty can be taken now: %s",
@@ -109,6 +115,15 @@ class Maintenance:
             return LOOK_AGAIN_SECONDS
         self._noted(turn)
         return min(LOOK_AGAIN_SECONDS, turn.next_seconds)
+
+    def _end_if_gone(self) -> None:
+        try:
+            move = self._store.read(read_move, retry_timeout_ms=0)
+        except TxnStoreError:
+            # The next look asks again.
+            return
+        if move is not None and move.state is MoveState.GONE:
+            raise refuse(self._store.url, move)
 
     def _turn(
         self,
