@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from contextlib import closing as closing_after
 
 import pytest
 from sqlalchemy import delete, insert, select, update
@@ -22,6 +23,7 @@ from txnstore import Consumer, KafkaException, Producer, TopicPartition
 from txnstore.admin import AdminClient, NewTopic
 from txnstore.db import closing, migrating
 from txnstore.db.closing import Move, MoveState, close, read_cancelled_moves, read_move
+from txnstore.db.cluster.catalogue import change_store_settings
 from txnstore.db.identity import check_original
 from txnstore.db.opening import open_store
 from txnstore.db.schema import (
@@ -217,6 +219,32 @@ def test_a_group_in_commit_order_goes_on_within_its_transaction_and_one_that_is_
         with Consumer({**settings, "enable.auto.commit": False}) as consumer:
             consumer.assign([TopicPartition("t", 0)])
             assert texts(consumer.consume(len(values), PATIENCE_SECONDS)) == values
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_prepared_transaction_is_ended_where_the_store_went_and_only_there(urls_across, opened, commit) -> None:
+    """KIP-939: nobody but its producer decides, however long that takes."""
+    urls = urls_across
+    source, target = map(opened, urls)
+    source.write(lambda connection: change_store_settings(connection, {"transaction.two.phase.commit.enable": "true"}))
+    settings = {"transactional.id": "prepares", "transaction.two.phase.commit.enable": True}
+    with closing_after(Producer({**settings, "bootstrap.servers": urls[0]})) as before:
+        before.init_transactions()
+        before.begin_transaction()
+        before.produce("t", b"prepared")
+        state = before.prepare_transaction()
+        move(source, target)
+        with pytest.raises(KafkaException, match="is closed"):
+            before.complete_transaction(state)
+    with closing_after(Producer({**settings, "bootstrap.servers": urls[1]})) as after:
+        after.init_transactions(keep_prepared_txn=True)
+        assert messages(urls[1], "t") == []
+        if commit:
+            after.complete_transaction(str(state))
+        else:
+            after.abort_transaction()
+    assert [value for *_, value, _ in messages(urls[1], "t")] == ([b"prepared"] if commit else [])
+    assert_sound(target)
 
 
 def test_a_second_call_changes_nothing_and_a_third_target_gets_nothing(urls_up, fresh_url, opened) -> None:
