@@ -10,7 +10,7 @@
 /* --- what a message holds --------------------------------------------------------------------------------------- */
 
 static int
-parts_traverse(Parts *self, visitproc visit, void *arg)
+fields_traverse(Fields *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(self->source);
@@ -24,7 +24,7 @@ parts_traverse(Parts *self, visitproc visit, void *arg)
 }
 
 static int
-parts_clear(Parts *self)
+fields_clear(Fields *self)
 {
     Py_CLEAR(self->source);
     Py_CLEAR(self->details);
@@ -37,11 +37,11 @@ parts_clear(Parts *self)
 }
 
 static void
-parts_dealloc(Parts *self)
+fields_dealloc(Fields *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
-    parts_clear(self);
+    fields_clear(self);
     type->tp_free((PyObject *)self);
     Py_DECREF(type);
 }
@@ -49,7 +49,7 @@ parts_dealloc(Parts *self)
 /* A message that a batch was made into holds bytes, numbers and text alone, so the collector of garbage has nothing to
  * look for in it.  From the first change on it may hold anything. */
 static void
-parts_track(Parts *self)
+fields_track(Fields *self)
 {
     if (!PyObject_GC_IsTracked((PyObject *)self)) {
         PyObject_GC_Track(self);
@@ -76,32 +76,32 @@ bulk_check_tuple(PyObject *given, Py_ssize_t size_min, Py_ssize_t size_max, cons
 
 /* Which of the two tuples an attribute is. */
 static PyObject **
-parts_tuple(Parts *self, void *is_source)
+fields_tuple(Fields *self, void *is_source)
 {
     return is_source != NULL ? &self->source : &self->details;
 }
 
 static PyObject *
-parts_get_tuple(Parts *self, void *is_source)
+fields_get_tuple(Fields *self, void *is_source)
 {
-    PyObject *held = *parts_tuple(self, is_source);
+    PyObject *held = *fields_tuple(self, is_source);
     return held == NULL ? bulk_unset(is_source != NULL ? "_source" : "_details") : Py_NewRef(held);
 }
 
 static int
-parts_set_tuple(Parts *self, PyObject *given, void *is_source)
+fields_set_tuple(Fields *self, PyObject *given, void *is_source)
 {
     if (is_source != NULL ? bulk_check_tuple(given, SOURCE_SIZE_MIN, PY_SSIZE_T_MAX, "_source") < 0
                           : bulk_check_tuple(given, DETAILS_SIZE, DETAILS_SIZE, "_details") < 0) {
         return -1;
     }
-    parts_track(self);
-    Py_XSETREF(*parts_tuple(self, is_source), Py_NewRef(given));
+    fields_track(self);
+    Py_XSETREF(*fields_tuple(self, is_source), Py_NewRef(given));
     return 0;
 }
 
 static PyObject *
-parts_get_record(Parts *self, void *closure)
+fields_get_record(Fields *self, void *closure)
 {
     if (self->offset == NULL) {
         return bulk_unset("_record");
@@ -119,12 +119,12 @@ parts_get_record(Parts *self, void *closure)
 }
 
 static int
-parts_set_record(Parts *self, PyObject *given, void *closure)
+fields_set_record(Fields *self, PyObject *given, void *closure)
 {
     if (bulk_check_tuple(given, RECORD_SIZE, RECORD_SIZE, "_record") < 0) {
         return -1;
     }
-    parts_track(self);
+    fields_track(self);
     PyObject **places[RECORD_SIZE] = {&self->offset, &self->timestamp_ms, &self->key, &self->value, &self->headers};
     PyObject *before[RECORD_SIZE];
     for (int place = 0; place < RECORD_SIZE; place++) {
@@ -166,37 +166,37 @@ known(PyObject *number)
 }
 
 static PyObject *
-parts_topic(Parts *self, PyObject *ignored)
+fields_topic(Fields *self, PyObject *ignored)
 {
     return self->source == NULL ? bulk_unset("_source") : Py_NewRef(PyTuple_GET_ITEM(self->source, 0));
 }
 
 static PyObject *
-parts_partition(Parts *self, PyObject *ignored)
+fields_partition(Fields *self, PyObject *ignored)
 {
     return self->source == NULL ? bulk_unset("_source") : known(PyTuple_GET_ITEM(self->source, 1));
 }
 
 static PyObject *
-parts_offset(Parts *self, PyObject *ignored)
+fields_offset(Fields *self, PyObject *ignored)
 {
     return self->offset == NULL ? bulk_unset("_record") : known(self->offset);
 }
 
 static PyObject *
-parts_key(Parts *self, PyObject *ignored)
+fields_key(Fields *self, PyObject *ignored)
 {
     return self->key == NULL ? bulk_unset("_record") : Py_NewRef(self->key);
 }
 
 static PyObject *
-parts_value(Parts *self, PyObject *ignored)
+fields_value(Fields *self, PyObject *ignored)
 {
     return self->value == NULL ? bulk_unset("_record") : Py_NewRef(self->value);
 }
 
 static PyObject *
-parts_headers(Parts *self, PyObject *ignored)
+fields_headers(Fields *self, PyObject *ignored)
 {
     if (self->headers == NULL) {
         return bulk_unset("_record");
@@ -215,18 +215,18 @@ parts_headers(Parts *self, PyObject *ignored)
 }
 
 static PyObject *
-parts_error(Parts *self, PyObject *ignored)
+fields_error(Fields *self, PyObject *ignored)
 {
     return self->details == NULL ? bulk_unset("_details") : Py_NewRef(PyTuple_GET_ITEM(self->details, 0));
 }
 
 static PyObject *
-parts_timestamp(Parts *self, PyObject *ignored)
+fields_timestamp(Fields *self, PyObject *ignored)
 {
     if (self->source == NULL || self->timestamp_ms == NULL) {
         return bulk_unset(self->source == NULL ? "_source" : "_record");
     }
-    /* First, as in parts_get_record. */
+    /* First, as in fields_get_record. */
     PyObject *timestamp = PyTuple_New(2);
     if (timestamp != NULL) {
         PyTuple_SET_ITEM(timestamp, 0, Py_NewRef(PyTuple_GET_ITEM(self->source, 2)));
@@ -236,7 +236,7 @@ parts_timestamp(Parts *self, PyObject *ignored)
 }
 
 static Py_ssize_t
-parts_length(Parts *self)
+fields_length(Fields *self)
 {
     if (self->value == NULL) {
         bulk_unset("_record");
@@ -252,60 +252,60 @@ parts_length(Parts *self)
 /* What `inspect` reads the arguments from: none.  The texts are those of the methods in Python. */
 #define SIGNATURE(name) name "($self, /)\n--\n\n"
 
-static PyMethodDef parts_methods[] = {
-    {"topic", (PyCFunction)parts_topic, METH_NOARGS,
+static PyMethodDef fields_methods[] = {
+    {"topic", (PyCFunction)fields_topic, METH_NOARGS,
      SIGNATURE("topic")
      "Return the topic's name, or None."},
-    {"partition", (PyCFunction)parts_partition, METH_NOARGS,
+    {"partition", (PyCFunction)fields_partition, METH_NOARGS,
      SIGNATURE("partition")
      "Return the partition's number, or None."},
-    {"offset", (PyCFunction)parts_offset, METH_NOARGS,
+    {"offset", (PyCFunction)fields_offset, METH_NOARGS,
      SIGNATURE("offset")
      "Return the offset, or None if there is none: the record was not delivered, or not from the log."},
-    {"key", (PyCFunction)parts_key, METH_NOARGS,
+    {"key", (PyCFunction)fields_key, METH_NOARGS,
      SIGNATURE("key")
      "Return the key, or what `set_key` has set; None and empty are not the same."},
-    {"value", (PyCFunction)parts_value, METH_NOARGS,
+    {"value", (PyCFunction)fields_value, METH_NOARGS,
      SIGNATURE("value")
      "Return the value, or what `set_value` has set; None and empty are not the same.\n\n"
      "The value of an event, whose `error()` is not None, is a text about it."},
-    {"headers", (PyCFunction)parts_headers, METH_NOARGS,
+    {"headers", (PyCFunction)fields_headers, METH_NOARGS,
      SIGNATURE("headers")
      "Return the headers in their order, duplicates included, or None if there are none.\n\n"
      "The message of a delivery report has no headers."},
-    {"error", (PyCFunction)parts_error, METH_NOARGS,
+    {"error", (PyCFunction)fields_error, METH_NOARGS,
      SIGNATURE("error")
      "Return what the message is about, or None: it is a record."},
-    {"timestamp", (PyCFunction)parts_timestamp, METH_NOARGS,
+    {"timestamp", (PyCFunction)fields_timestamp, METH_NOARGS,
      SIGNATURE("timestamp")
      "Return the kind of the timestamp, one of the constants `TIMESTAMP_...`, and milliseconds since 1970."},
     {0},
 };
 
-static PyGetSetDef parts_attributes[] = {
-    {"_source", (getter)parts_get_tuple, (setter)parts_set_tuple, NULL, "_source"},
-    {"_record", (getter)parts_get_record, (setter)parts_set_record, NULL, NULL},
-    {"_details", (getter)parts_get_tuple, (setter)parts_set_tuple, NULL, NULL},
+static PyGetSetDef fields_attributes[] = {
+    {"_source", (getter)fields_get_tuple, (setter)fields_set_tuple, NULL, "_source"},
+    {"_record", (getter)fields_get_record, (setter)fields_set_record, NULL, NULL},
+    {"_details", (getter)fields_get_tuple, (setter)fields_set_tuple, NULL, NULL},
     {0},
 };
 
-static PyType_Slot parts_slots[] = {
+static PyType_Slot fields_slots[] = {
     {Py_tp_doc, "What a message holds, and what is asked of very many."},
-    {Py_tp_traverse, parts_traverse},
-    {Py_tp_clear, parts_clear},
-    {Py_tp_dealloc, parts_dealloc},
+    {Py_tp_traverse, fields_traverse},
+    {Py_tp_clear, fields_clear},
+    {Py_tp_dealloc, fields_dealloc},
     {Py_tp_new, PyType_GenericNew},
-    {Py_tp_methods, parts_methods},
-    {Py_tp_getset, parts_attributes},
-    {Py_sq_length, parts_length},
+    {Py_tp_methods, fields_methods},
+    {Py_tp_getset, fields_attributes},
+    {Py_sq_length, fields_length},
     {0, NULL},
 };
 
-static PyType_Spec parts_spec = {
-    .name = "txnstore._bulk.MessageParts",
-    .basicsize = sizeof(Parts),
+static PyType_Spec fields_spec = {
+    .name = "txnstore._bulk.MessageFields",
+    .basicsize = sizeof(Fields),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
-    .slots = parts_slots,
+    .slots = fields_slots,
 };
 
 /* --- the messages of a batch ------------------------------------------------------------------------------------ */
@@ -447,10 +447,10 @@ is_list_or_none(PyObject *given)
 int
 bulk_check_message_type(const State *state, PyTypeObject *message_type)
 {
-    /* With attributes of their own the messages might be part of a circle: see parts_track. */
-    if (!PyType_IsSubtype(message_type, state->parts_type) || message_type->tp_basicsize != (Py_ssize_t)sizeof(Parts) ||
-        message_type->tp_dictoffset != 0) {
-        PyErr_SetString(PyExc_TypeError, "the messages are to be MessageParts without further attributes");
+    /* With attributes of their own the messages might be part of a circle: see fields_track. */
+    if (!PyType_IsSubtype(message_type, state->fields_type) ||
+        message_type->tp_basicsize != (Py_ssize_t)sizeof(Fields) || message_type->tp_dictoffset != 0) {
+        PyErr_SetString(PyExc_TypeError, "the messages are to be MessageFields without further attributes");
         return -1;
     }
     return 0;
@@ -526,11 +526,11 @@ bulk_message_offset(const Messages *self, Py_ssize_t index)
 PyObject *
 bulk_make_message(Messages *self, Py_ssize_t index)
 {
-    Parts *message = (Parts *)self->type->tp_alloc(self->type, 0);
+    Fields *message = (Fields *)self->type->tp_alloc(self->type, 0);
     if (message == NULL) {
         return NULL;
     }
-    /* See parts_track. */
+    /* See fields_track. */
     PyObject_GC_UnTrack(message);
     message->source = Py_NewRef(self->source);
     message->details = Py_NewRef(self->details);
@@ -656,8 +656,8 @@ module_execute(PyObject *module)
         return -1;
     }
     State *state = PyModule_GetState(module);
-    state->parts_type = bulk_add_type(module, &parts_spec);
-    if (state->parts_type == NULL) {
+    state->fields_type = bulk_add_type(module, &fields_spec);
+    if (state->fields_type == NULL) {
         return -1;
     }
     PyTypeObject *messages_type = bulk_add_type(module, &messages_spec);
@@ -674,7 +674,7 @@ module_traverse(PyObject *module, visitproc visit, void *arg)
 {
     State *state = PyModule_GetState(module);
     if (state != NULL) {
-        Py_VISIT(state->parts_type);
+        Py_VISIT(state->fields_type);
         Py_VISIT(state->queue_type);
         Py_VISIT(state->accumulator_type);
     }
@@ -686,7 +686,7 @@ module_clear(PyObject *module)
 {
     State *state = PyModule_GetState(module);
     if (state != NULL) {
-        Py_CLEAR(state->parts_type);
+        Py_CLEAR(state->fields_type);
         Py_CLEAR(state->queue_type);
         Py_CLEAR(state->accumulator_type);
     }

@@ -22,7 +22,7 @@ typedef struct {
     PyObject *key;
     PyObject *value;
     PyObject *headers;
-} Parts;
+} Fields;
 
 enum { SOURCE_SIZE_MIN = 3, DETAILS_SIZE = 4, RECORD_SIZE = 5 };
 
@@ -53,7 +53,7 @@ typedef struct {
 } Messages;
 
 typedef struct {
-    PyTypeObject *parts_type;
+    PyTypeObject *fields_type;
     PyTypeObject *queue_type;
     PyTypeObject *accumulator_type;
 } State;

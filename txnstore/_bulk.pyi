@@ -12,7 +12,7 @@ _Column: TypeAlias = tuple[bytes, array[int], tuple[int, ...]] | None
 SOURCES: int
 INTERFACE: int
 
-class MessageParts:
+class MessageFields:
     _source: tuple[Any, ...]
     _record: tuple[int, int, Any, Any, Any]
     _details: tuple[KafkaError | None, float, int, int]
@@ -72,12 +72,12 @@ def survey(
     /,
 ) -> tuple[int, int, int, int, int, bool] | None: ...
 
-class QueueParts:
+class QueueFields:
     places: list[Any]
     size_bytes: int
     notify_at_bytes: int
 
-class AccumulatorParts:
+class AccumulatorFields:
     queues: dict[Any, Any]
     _unassigned: dict[Any, Any]
     gate: Any

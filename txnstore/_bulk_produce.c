@@ -68,7 +68,7 @@ static PyType_Slot queue_slots[] = {
 };
 
 static PyType_Spec queue_spec = {
-    .name = "txnstore._bulk.QueueParts",
+    .name = "txnstore._bulk.QueueFields",
     .basicsize = sizeof(Queue),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
     .slots = queue_slots,
@@ -138,7 +138,7 @@ static PyType_Slot accumulator_slots[] = {
 };
 
 static PyType_Spec accumulator_spec = {
-    .name = "txnstore._bulk.AccumulatorParts",
+    .name = "txnstore._bulk.AccumulatorFields",
     .basicsize = sizeof(Accumulator),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
     .slots = accumulator_slots,

@@ -172,7 +172,7 @@ deliveries_next(Deliveries *self)
     /* At once: where memory is asked for, the collector of garbage may run whatever takes the next report. */
     const Py_ssize_t index = self->index++;
     PyObject *pair = NULL;
-    Parts *message = (Parts *)self->type->tp_alloc(self->type, 0);
+    Fields *message = (Fields *)self->type->tp_alloc(self->type, 0);
     if (message != NULL) {
         message->source = Py_XNewRef(deliveries_cell(self->sources, index));
         message->timestamp_ms = Py_XNewRef(deliveries_cell(self->timestamps_ms, index));

@@ -540,7 +540,7 @@ def test_a_record_that_waited_in_vain_is_told_with_the_last_trouble_unless_that_
         return SimpleNamespace(partition=lambda: number)
 
     def failure_of(number, *happened):
-        reports, place = produce_command._Reports(), produce_command._Place("standard input", 1)
+        reports, place = produce_command._Reports(), produce_command._InputPlace("standard input", 1)
         for what in (*happened, KafkaError(KafkaError._MSG_TIMED_OUT)):
             if isinstance(what, int):
                 reports.add(place, None, of_partition(what))

@@ -41,7 +41,7 @@ def chosen(folder=None, **environment):
 
 @needs_compiler
 def test_it_is_built_and_in_use():
-    assert chosen() == "True <class 'txnstore._bulk.MessageParts'>"
+    assert chosen() == "True <class 'txnstore._bulk.MessageFields'>"
 
 
 @needs_compiler
@@ -50,28 +50,28 @@ def test_what_was_built_of_other_sources_is_not_used(root, tmp_path, file):
     """As a checkout that goes on without being installed again."""
     package = tmp_path / "txnstore"
     shutil.copytree(root / "txnstore", package, ignore=shutil.ignore_patterns("__pycache__"))
-    assert chosen(tmp_path) == "True <class 'txnstore._bulk.MessageParts'>"
+    assert chosen(tmp_path) == "True <class 'txnstore._bulk.MessageFields'>"
     with (package / file).open("a") as source:
         source.write("/* A change. */\n")
-    assert chosen(tmp_path) == "False <class 'txnstore.clients.model.message.MessageParts'>"
+    assert chosen(tmp_path) == "False <class 'txnstore.clients.model.message.MessageFields'>"
     with pytest.raises(subprocess.CalledProcessError) as raised:
         chosen(tmp_path, PYTHONWARNINGS="error::RuntimeWarning")
     assert "compiled from other sources" in raised.value.stderr
     # A wheel has no sources beside it.
     for source in package.glob("_bulk*.[ch]"):
         source.unlink()
-    assert chosen(tmp_path) == "True <class 'txnstore._bulk.MessageParts'>"
+    assert chosen(tmp_path) == "True <class 'txnstore._bulk.MessageFields'>"
     # What knows of the interface, and is another version's.
     interface = package / "_bulk.pyi"
     interface.write_text(interface.read_text() + "\ndef later() -> None: ...\n")
-    assert chosen(tmp_path) == "False <class 'txnstore.clients.model.message.MessageParts'>"
+    assert chosen(tmp_path) == "False <class 'txnstore.clients.model.message.MessageFields'>"
     # Where somebody packs only what runs, nobody knows better.
     interface.unlink()
-    assert chosen(tmp_path) == "True <class 'txnstore._bulk.MessageParts'>"
+    assert chosen(tmp_path) == "True <class 'txnstore._bulk.MessageFields'>"
 
 
 def test_a_process_may_go_without():
-    assert chosen(TXNSTORE_PURE_PYTHON="1") == "False <class 'txnstore.clients.model.message.MessageParts'>"
+    assert chosen(TXNSTORE_PURE_PYTHON="1") == "False <class 'txnstore.clients.model.message.MessageFields'>"
 
 
 @needs_compiler

@@ -15,7 +15,7 @@ from txnstore.errors import (
     TransactionalIdNotFound,
 )
 from txnstore.model import ProducerIdentity
-from txnstore.transactions.outcome import EndRequest, Outcome, read_outcome, resolve_end, resolve_outcome
+from txnstore.transactions.outcome import CommitRequest, Outcome, read_outcome, resolve_end, resolve_outcome
 from txnstore.transactions.protocol import TransactionState
 from txnstore.transactions.recovery import expire_transactional_ids, trim_journal
 from txnstore.transactions.transaction import abort_if_timed_out
@@ -276,7 +276,7 @@ def test_a_commit_that_a_standby_has_not_heard_of_is_said_to_be_unknown(bench, m
         failover.setattr(type(bench.store.backend), "is_standby", lambda *_: True)
         with pytest.raises(OutcomeUnknown):
             late.commit(is_repeated=True)
-        request = EndRequest(late.transactional_id, late.identity)
+        request = CommitRequest(late.transactional_id, late.identity)
         with pytest.raises(OutcomeUnknown):
             resolve_end(bench.store, request)
     producer.commit()

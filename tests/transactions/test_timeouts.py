@@ -16,7 +16,7 @@ from txnstore.log.partition_rows import producers_of_partition
 from txnstore.model import ControlType, ProducerIdentity
 from txnstore.participants.branches import register_branches
 from txnstore.testing.invariants import assert_sound
-from txnstore.transactions.outcome import EndRequest, end_within
+from txnstore.transactions.outcome import CommitRequest, end_within
 from txnstore.transactions.protocol import (
     AT_REST,
     TIMEOUT_NEVER_MS,
@@ -307,7 +307,8 @@ def test_a_commit_with_rows_of_the_application_is_refused_after_the_deadline(ben
     producer = bench.started(timeout_ms=60_000)
     producer.send(bench.partition_ids[0], b"a")
     bench.clock.advance(60_001)
-    request = EndRequest(producer.transactional_id, producer.identity, [producer.batch(bench.partition_ids[0], b"b")])
+    appends = [producer.batch(bench.partition_ids[0], b"b")]
+    request = CommitRequest(producer.transactional_id, producer.identity, appends)
     with pytest.raises(TransactionAbortable, match="it was open for 60001 ms"):
         bench.store.write(lambda connection: end_within(connection, request))
     producer.abort()

@@ -16,7 +16,7 @@ from txnstore.db.schema import finished_transactions
 from txnstore.db.store import Store
 from txnstore.testing.invariants import assert_sound
 from txnstore.transactions.coordinator import TransactionCoordinator
-from txnstore.transactions.outcome import Ended, EndRequest, end_within
+from txnstore.transactions.outcome import CommitRequest, Ended, end_within
 from txnstore.transactions.recovery import expire_transactional_ids
 from txnstore.transactions.transaction import GROUP_ROW_PREFIX
 
@@ -51,7 +51,7 @@ def test_who_commits_waits_for_another_one_of_the_group_and_keeps_nobody_else_wa
         def hold(connection: Connection) -> Future[Ended]:
             end_within(
                 connection,
-                EndRequest(
+                CommitRequest(
                     first.transactional_id, first.identity, [first.batch(one, b"b")], transaction_group="ledger"
                 ),
             )

@@ -51,7 +51,7 @@ from txnstore.testing.invariants import assert_sound
 from txnstore.testing.manual_clock import ManualClock
 from txnstore.testing.postgres_server import connection_string
 from txnstore.transactions.branch_rows import RegisteredBranch
-from txnstore.transactions.outcome import Ended, EndRequest, end_within
+from txnstore.transactions.outcome import CommitRequest, Ended, end_within
 from txnstore.transactions.whole_statements import end_whole_within
 from txnstore.transactions.writers import (
     TransactionWriter,
@@ -79,7 +79,7 @@ class Application:
         make_ledger(self.url)
         self.driver = open_driver(self.url)
 
-    def commit(self, world: World, request: EndRequest) -> Ended:
+    def commit(self, world: World, request: CommitRequest) -> Ended:
         """Commit a row of the application's together with the transaction; after an error nothing of it is there."""
         taken = self.begin(world)
         try:
@@ -97,7 +97,7 @@ class Application:
         taken.take()
         return taken
 
-    def end(self, taken: EnlistedConnection, request: EndRequest) -> Ended:
+    def end(self, taken: EnlistedConnection, request: CommitRequest) -> Ended:
         """Commit."""
 
         def at_once(connection: Any, commit_whole: Any) -> Ended | None:
@@ -121,7 +121,7 @@ class WorldWithRows(World):
 
     def _end(self, name: str, *, is_repeated: bool = False, open_group_id: str | None = None) -> object:
         producer, appends, offsets = self.last[name]
-        ended = self.application.commit(self, EndRequest(name, producer, appends, offsets))
+        ended = self.application.commit(self, CommitRequest(name, producer, appends, offsets))
         self.producers[name] = ended.identity
         return ended
 
@@ -257,10 +257,10 @@ def test_what_was_begun_of_an_unusual_transaction_is_undone_alone(worlds: Worlds
 # --- the database transaction ---------------------------------------------------------------------------------------
 
 
-def request_of(world: WorldWithRows, committers: Any = ()) -> EndRequest:
+def request_of(world: WorldWithRows, committers: Any = ()) -> CommitRequest:
     name = world.names[0]
     producer = world.producers.get(name, NO_PRODUCER)
-    return EndRequest(name, producer, world.batches(producer, [(0, 0, 1)], 0), world.offsets(committers))
+    return CommitRequest(name, producer, world.batches(producer, [(0, 0, 1)], 0), world.offsets(committers))
 
 
 def test_a_lock_that_is_not_given_is_waited_for_as_long_as_the_limits_say(txnstore_postgresql_url) -> None:
@@ -399,10 +399,10 @@ def test_a_snapshot_that_does_not_know_who_takes_part_by_now_commits_nothing(txn
             taken = world.application.begin(world)
             change(world, writer)
             with pytest.raises(WriteConflict):
-                world.application.end(taken, EndRequest("payments", producer))
+                world.application.end(taken, CommitRequest("payments", producer))
             taken.roll_back()
             driver.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
-            ended = world.application.commit(world, EndRequest("payments", producer))
+            ended = world.application.commit(world, CommitRequest("payments", producer))
             world.producers["payments"] = ended.identity
         store.write(lambda connection: connection.exec_driver_sql("DELETE FROM txnstore.transaction_branches"))
         assert_sound(store, at_rest=True)

@@ -48,7 +48,7 @@ _NOTHING_COMMITTED: Final = "nothing was committed"
 _LINES_BETWEEN_LOOKS: Final = 100
 
 
-class _Place(NamedTuple):
+class _InputPlace(NamedTuple):
     """Where a record was read."""
 
     name: str
@@ -61,7 +61,7 @@ class _Place(NamedTuple):
 class _NotWritten(Exception):
     """A record was not written."""
 
-    def __init__(self, place: _Place, error: KafkaError, partition: int | None) -> None:
+    def __init__(self, place: _InputPlace, error: KafkaError, partition: int | None) -> None:
         super().__init__(str(place))
         self.place, self.error, self.partition = place, error, partition
 
@@ -79,7 +79,7 @@ class _Reports:
         self._delivered_since: set[int | None] = set()
         """The partitions for which the last trouble has passed."""
         self._failure: _NotWritten | None = None
-        self._places: list[_Place] = []
+        self._places: list[_InputPlace] = []
         """Of the first that were not delivered, or may not have been."""
 
     def note_trouble(self, error: KafkaError) -> None:
@@ -88,7 +88,7 @@ class _Reports:
             self._trouble = error.str()
             self._delivered_since.clear()
 
-    def add(self, place: _Place, error: KafkaError | None, message: Message) -> None:
+    def add(self, place: _InputPlace, error: KafkaError | None, message: Message) -> None:
         if error is None:
             self.delivered += 1
             self._delivered_since.add(message.partition())
@@ -223,7 +223,7 @@ class _Writing:
         self._is_transactional = is_transactional
         self._is_committing = False
         self._reports = reports
-        self._last: _Place | None = None
+        self._last: _InputPlace | None = None
 
     def write(self, sources: list[tuple[str, BinaryIO, int | None]]) -> None:
         producer = self._producer
@@ -255,7 +255,7 @@ class _Writing:
         try:
             for number, line in enumerate(source, 1):
                 read_bytes += len(line)
-                self._queue(line.removesuffix(b"\n"), _Place(name, number))
+                self._queue(line.removesuffix(b"\n"), _InputPlace(name, number))
                 if number % _LINES_BETWEEN_LOOKS == 0:
                     self._look()
                     bar.advance(read_bytes)
@@ -265,7 +265,7 @@ class _Writing:
         bar.advance(read_bytes)
         self._look()
 
-    def _queue(self, line: bytes, place: _Place) -> None:
+    def _queue(self, line: bytes, place: _InputPlace) -> None:
         self._last = place
         if self._parse is parse_json_line and not line.strip():
             # As the end of a file may be that was put together.
@@ -288,7 +288,7 @@ class _Writing:
     def _partition_of(self, record: InputRecord) -> int | None:
         return self._partition if record.partition is None else record.partition
 
-    def _produce(self, record: InputRecord, place: _Place) -> None:
+    def _produce(self, record: InputRecord, place: _InputPlace) -> None:
         options: dict[str, Any] = {}
         partition = self._partition_of(record)
         if partition is not None:

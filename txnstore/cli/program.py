@@ -43,7 +43,7 @@ class _Command(NamedTuple):
     epilog: str = "EXAMPLES"
 
 
-class _Group(NamedTuple):
+class _CommandGroup(NamedTuple):
     """A noun with commands of its own: `app` in the module of its name."""
 
     name: str
@@ -99,12 +99,12 @@ _COMMANDS: Final = (
     ),
 )
 _GROUPS: Final = (
-    _Group("databases", "List the databases of a cluster, or add one."),
-    _Group("topics", "Make, list, describe, change and delete topics."),
-    _Group("groups", "List, describe, reset and delete consumer groups."),
-    _Group("transactions", "List, describe and abort transactions."),
-    _Group("roles", "Let roles of PostgreSQL do what they are for and no more, or take that from them."),
-    _Group("dump", "Print what the tables hold, as kafka-dump-log prints it."),
+    _CommandGroup("databases", "List the databases of a cluster, or add one."),
+    _CommandGroup("topics", "Make, list, describe, change and delete topics."),
+    _CommandGroup("groups", "List, describe, reset and delete consumer groups."),
+    _CommandGroup("transactions", "List, describe and abort transactions."),
+    _CommandGroup("roles", "Let roles of PostgreSQL do what they are for and no more, or take that from them."),
+    _CommandGroup("dump", "Print what the tables hold, as kafka-dump-log prints it."),
 )
 NAMES: Final = frozenset(entry.name for entry in (*_COMMANDS, *_GROUPS))
 #: How a stream writes what its encoding lacks.

@@ -67,7 +67,7 @@ _TEXTS: Final = {str}
 _ESCAPED: Final = re.compile(r'["\\]')
 _NO_PARAMETERS: Final[Mapping[str, Any]] = MappingProxyType({})
 _NAMED_PLACE: Final = re.compile(r"%\((\w+)\)s")
-_KINDS: Final[dict[tuple[Any, ...], _Kind]] = {}
+_KINDS: Final[dict[tuple[Any, ...], _EngineKind]] = {}
 
 
 class HotStatement:
@@ -90,10 +90,10 @@ class HotStatement:
             self.statement = statement.inline()
         self._is_plain_insert = type(statement) is Insert and statement.select is None
         self._may_be_listed = may_be_listed
-        self._at_once: dict[_Kind, tuple[Sequence[str], HotStatement]] = {}
+        self._at_once: dict[_EngineKind, tuple[Sequence[str], HotStatement]] = {}
         self.execution_options: Mapping[str, Any] = self.statement.get_execution_options()
         """Those of the statement, which our dialects look at."""
-        self._renderings: dict[_Kind, _Renderings] = {}
+        self._renderings: dict[_EngineKind, _Renderings] = {}
 
     def rows(self, connection: Connection, parameters: Mapping[str, Any] = _NO_PARAMETERS) -> list[Any]:
         """Run it and return its rows as tuples with names; all of them are read."""
@@ -328,7 +328,7 @@ def _compile_is_listed(element: is_listed, compiler: SQLCompiler, **options: Any
     return compiler.process(in_arrays if compiler.dialect.name == "postgresql" else in_places, **options)
 
 
-class _Kind:
+class _EngineKind:
     """Engines that render every statement alike; their clocks may differ."""
 
 
@@ -489,7 +489,7 @@ def _element(value: str | int | None) -> str:
     return str(int(value))
 
 
-def _kind_of(dialect: Any) -> _Kind:
+def _kind_of(dialect: Any) -> _EngineKind:
     """Return what the engine of this dialect is of: all that our dialects, and those of SQLAlchemy, render by."""
     try:
         return dialect.txnstore_kind  # type: ignore[no-any-return]  # set below
@@ -501,7 +501,7 @@ def _kind_of(dialect: Any) -> _Kind:
             getattr(dialect, "server_version_info", None),
             getattr(dialect, "_backslash_escapes", None),
         )
-        found: _Kind = dialect.__dict__.setdefault("txnstore_kind", _KINDS.setdefault(renders_by, _Kind()))
+        found: _EngineKind = dialect.__dict__.setdefault("txnstore_kind", _KINDS.setdefault(renders_by, _EngineKind()))
         return found
 
 

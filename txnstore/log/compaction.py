@@ -408,7 +408,7 @@ def _end_offset(connection: Connection, bounds: Bounds, settings: Settings, now_
 
 
 @dataclass(frozen=True, slots=True)
-class _Change:
+class _BatchChange:
     """A batch that is deleted, or rewritten with fewer records."""
 
     batch: Any
@@ -495,7 +495,7 @@ class _Pass:
                 self._end_offset = behind_offset
                 return
 
-    def _carry_out(self, changes: Sequence[_Change], behind_offset: int) -> int:
+    def _carry_out(self, changes: Sequence[_BatchChange], behind_offset: int) -> int:
         """Carry out all of the changes, which lie below this offset; return how many.
 
         Who has rewritten one of the batches meanwhile may have left in it what this pass has seen a newer record of.
@@ -553,22 +553,22 @@ class _Pass:
         range_ = {"from_offset": last_offset, "through_offset": last_offset}
         return connection.execute(_BATCHES, {"of_partition_id": self.due.partition_id, **range_}).all()
 
-    def _change(self, row: Any) -> _Change | None:
+    def _change(self, row: Any) -> _BatchChange | None:
         """Return what becomes of a batch that is read for the first time; None: it stays as it is."""
         change = self._change_of(row)
         if row.last_offset >= self.due.dirty_offset:
             self._dirty_bytes += batch_bytes(row.size_bytes) - (0 if change is None else change.size_bytes)
         return change
 
-    def _change_of(self, row: Any) -> _Change | None:
+    def _change_of(self, row: Any) -> _BatchChange | None:
         return self._change_of_marker(row) if row.control_type is not None else self._change_of_records(row)
 
-    def _change_of_marker(self, row: Any) -> _Change | None:
+    def _change_of_marker(self, row: Any) -> _BatchChange | None:
         transaction = (row.producer_id, row.ended_epoch)
         is_alive = transaction in self._alive
         self._alive.discard(transaction)
         if row.last_offset < self.due.deletable_offset and not is_alive and not self._was_alive(row):
-            return _Change(row)
+            return _BatchChange(row)
         self._leaves_horizon = True
         return None
 
@@ -585,16 +585,16 @@ class _Pass:
         }
         return bool(self.store.read(lambda connection: connection.execute(_OF_TRANSACTION, of).all()))
 
-    def _change_of_records(self, row: Any) -> _Change | None:
+    def _change_of_records(self, row: Any) -> _BatchChange | None:
         if row.is_transactional and row.outcome == int(ControlType.ABORT):
-            return _Change(row)
+            return _BatchChange(row)
         batch = decode(row)
         stays = self._stays(batch)
         if not any(stays):
-            return _Change(row)
+            return _BatchChange(row)
         if row.is_transactional:
             self._alive.add((row.producer_id, row.producer_epoch))
-        return None if all(stays) else _Change(row, _thinned(batch, stays))
+        return None if all(stays) else _BatchChange(row, _thinned(batch, stays))
 
     def _stays(self, batch: RecordBatch) -> list[bool]:
         """Return of each record whether it stays."""
@@ -615,7 +615,7 @@ class _Pass:
             stays.append(is_newest)
         return stays
 
-    def _apply(self, changes: Sequence[_Change], behind_offset: int, connection: Connection) -> list[int]:
+    def _apply(self, changes: Sequence[_BatchChange], behind_offset: int, connection: Connection) -> list[int]:
         """Carry out changes of batches that are still what they were; return where the others end."""
         storage = lock_storage(connection, self.due.partition_id)
         if storage is None:

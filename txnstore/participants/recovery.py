@@ -104,7 +104,7 @@ def recover_branches(store: Store, participant: str | DatabaseUrl, cluster: Clus
     url = parse_url(participant) if isinstance(participant, str) else participant
     driver = connect_participant(url)
     try:
-        return _Recovery(store, cluster, driver).run()
+        return _DatabaseRecovery(store, cluster, driver).run()
     finally:
         driver.close()
 
@@ -257,7 +257,7 @@ def _gravest(failed: Sequence[TxnStoreError]) -> TxnStoreError:
     return min(failed, key=lambda error: error.retriable or error.outcome_unknown)
 
 
-class _Recovery:
+class _DatabaseRecovery:
     """One look at one database."""
 
     def __init__(self, store: Store, cluster: Cluster | None, driver: PostgreSQLConnection) -> None:

@@ -281,7 +281,7 @@ def _check_order(options: SourceOptions, starts: Positions, ends: Offsets) -> No
 
 
 @dataclass(frozen=True, slots=True)
-class _Positions:
+class _BatchRange:
     """Where the next batch begins, and how far it could go."""
 
     starts: Offsets
@@ -350,16 +350,16 @@ class TxnStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             OffsetOutOfRange: records that the query has not read yet are gone, and it fails on that.
         """
         check_order(self._options, start)
-        positions = once_stable(store_at(self._options.address), lambda connection: self._positions(connection, start))
-        self._latest = stream_offset(positions.ends, whole_from=positions.whole_from)
-        if not isinstance(limit, ReadAllAvailable) and self._waits_for_more(start, positions):
+        batch = once_stable(store_at(self._options.address), lambda connection: self._next_batch(connection, start))
+        self._latest = stream_offset(batch.ends, whole_from=batch.whole_from)
+        if not isinstance(limit, ReadAllAvailable) and self._waits_for_more(start, batch):
             return start
-        ends = admit(positions.starts, positions.ends, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
-        begins = positions.begins if positions.begins or start == INITIAL else None
+        ends = admit(batch.starts, batch.ends, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
+        begins = batch.begins if batch.begins or start == INITIAL else None
         if begins is None and ends == ends_of(start):
             return start
         self._last_batch_seconds = self._monotonic_seconds()
-        return stream_offset(ends, begins, positions.whole_from, positions.topic_uuids)
+        return stream_offset(ends, begins, batch.whole_from, batch.topic_uuids)
 
     def partitions(self, start: StreamOffset, end: StreamOffset) -> list[InputPartition]:
         """Return the ranges between two offsets, as parts for the tasks.
@@ -409,7 +409,7 @@ class TxnStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         reader = RangeReader(store, self._schema, options.isolation, self._loss, options.in_commit_order)
         return reader.read(partition.wanted)
 
-    def _positions(self, connection: Connection, start: StreamOffset) -> _Positions:
+    def _next_batch(self, connection: Connection, start: StreamOffset) -> _BatchRange:
         # The loss of a topic that was there once is reported below.
         snapshot = read_snapshot(connection, self._options, all_present=start == INITIAL)
         starts: dict[PartitionName, int] = {}
@@ -434,14 +434,14 @@ class TxnStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     begins[partition] = CommitPosition(begin)
         ends = self._ends(snapshot, starts, begins)
         if not self._options.in_commit_order:
-            return _Positions(starts, begins, ends, None, snapshot.topic_uuids)
+            return _BatchRange(starts, begins, ends, None, snapshot.topic_uuids)
         # Where a partition starts over, so do its transactions.
         whole = {
             **(whole_from_of(start) or {}),
             **{partition: whole_from(begin.place, snapshot.bounds[partition]) for partition, begin in begins.items()},
         }
         of_starts = {partition: whole.get(partition, 0) for partition in starts}
-        return _Positions(starts, begins, ends, of_starts, snapshot.topic_uuids)
+        return _BatchRange(starts, begins, ends, of_starts, snapshot.topic_uuids)
 
     def _report_gone(self, known: Mapping[PartitionName, int], snapshot: SourceSnapshot) -> None:
         gone = sorted(known.keys() - snapshot.bounds.keys())
@@ -483,12 +483,12 @@ class TxnStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 ends[partition] = max(ends[partition], start + 1)
         return ends
 
-    def _waits_for_more(self, start: StreamOffset, positions: _Positions) -> bool:
+    def _waits_for_more(self, start: StreamOffset, batch: _BatchRange) -> bool:
         """Return whether the batch is to wait until there is more: minOffsetsPerTrigger."""
         minimum = self._options.min_offsets_per_trigger
         if minimum is None or self._final_ends is not None or start == INITIAL or self._last_batch_seconds is None:
             return False
-        if sum(positions.ends.values()) - sum(positions.starts.values()) >= minimum:
+        if sum(batch.ends.values()) - sum(batch.starts.values()) >= minimum:
             return False
         waited_ms = (self._monotonic_seconds() - self._last_batch_seconds) * 1000
         return waited_ms < self._options.max_trigger_delay_ms

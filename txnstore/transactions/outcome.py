@@ -330,7 +330,7 @@ def _may_end(row: TransactionMetadata, producer: ProducerIdentity) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class EndRequest:
+class CommitRequest:
     """A commit of a transaction, with everything that was not sent before."""
 
     transactional_id: str
@@ -361,7 +361,7 @@ class ResolvedEnd:
     is_committed: bool
 
 
-def end_within(connection: Connection, request: EndRequest) -> Ended:
+def end_within(connection: Connection, request: CommitRequest) -> Ended:
     """Commit the transaction with the database transaction that is open on `connection`; its owner commits that.
 
     A transaction that holds nothing is committed all the same, so that there is a trace of the COMMIT.  The locks of
@@ -382,7 +382,7 @@ def end_within(connection: Connection, request: EndRequest) -> Ended:
     return Ended(transaction.known.next_identity, appended)
 
 
-def resolve_end(store: Store, request: EndRequest, *, retry_timeout_ms: int | None = None) -> ResolvedEnd:
+def resolve_end(store: Store, request: CommitRequest, *, retry_timeout_ms: int | None = None) -> ResolvedEnd:
     """Return what became of the COMMIT after `end_within`; what had not been committed by now is aborted.
 
     It waits for the row that the database transaction had locked, so that one is over when it is looked at.  Safe to

@@ -36,7 +36,7 @@ from txnstore.log.codec import control_columns
 from txnstore.log.partition_rows import insert_batches, lock_heads, number_of_entry, save_heads
 from txnstore.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, ControlType, OffsetAndMetadata, ProducerIdentity
 from txnstore.transactions import rows
-from txnstore.transactions.outcome import Ended, EndRequest
+from txnstore.transactions.outcome import CommitRequest, Ended
 from txnstore.transactions.protocol import AT_REST, EPOCH_EXHAUSTED, TIMEOUT_NEVER_MS, TransactionState
 from txnstore.transactions.whole import WholeRequest, whole_request
 
@@ -206,7 +206,7 @@ def write_whole(connection: Connection, request: WholeRequest) -> list[int]:
 
 
 def end_whole_within(
-    connection: Connection, request: EndRequest, commit_whole: Callable[[WholeTransaction], list[int] | None] | None
+    connection: Connection, request: CommitRequest, commit_whole: Callable[[WholeTransaction], list[int] | None] | None
 ) -> Ended | None:
     """Commit the transaction with the database transaction that is open on `connection`; its owner commits that.
 

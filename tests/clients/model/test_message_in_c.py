@@ -19,7 +19,7 @@ from tests.clients.bulk_paths import everything, made_of, message_module, needs_
 from tests.tools.memory import called_as_garbage_is_collected
 from txnstore import bulk
 from txnstore.clients.model.errors import KafkaError
-from txnstore.clients.model.message import Message, MessageParts
+from txnstore.clients.model.message import Message, MessageFields
 
 pytestmark = needs_c
 
@@ -34,8 +34,8 @@ def both(work: Callable[[Any], Any]) -> Any:
 
 
 def test_one_is_in_c_and_the_other_one_is_not():
-    assert [module.Message.__mro__[1] is bulk.core.MessageParts for module in MODULES] == [True, False]
-    assert Message.__mro__[1] is bulk.core.MessageParts
+    assert [module.Message.__mro__[1] is bulk.core.MessageFields for module in MODULES] == [True, False]
+    assert Message.__mro__[1] is bulk.core.MessageFields
 
 
 class Odd(int):
@@ -114,15 +114,15 @@ def test_a_message_that_was_never_set_says_so():
         raised = [outcome(getattr(message, name))[0] for name in [*names, "__repr__", "__reduce__"]]
         return [
             *raised,
-            *(outcome(lambda name=name: getattr(message, name))[0] for name in module.MessageParts.__slots__),
+            *(outcome(lambda name=name: getattr(message, name))[0] for name in module.MessageFields.__slots__),
         ]
 
     assert set(both(work)) == {AttributeError}
 
 
-@pytest.mark.parametrize("name", [name for name in vars(MessageParts) if not name.startswith("_")])
+@pytest.mark.parametrize("name", [name for name in vars(MessageFields) if not name.startswith("_")])
 def test_the_texts_and_arguments_are_the_same(name):
-    in_c, in_python = getattr(bulk.core.MessageParts, name), getattr(MessageParts, name)
+    in_c, in_python = getattr(bulk.core.MessageFields, name), getattr(MessageFields, name)
     assert inspect.getdoc(in_c) == inspect.getdoc(in_python)
     assert list(inspect.signature(in_c).parameters) == list(inspect.signature(in_python).parameters) == ["self"]
     with pytest.raises(TypeError):
@@ -132,8 +132,8 @@ def test_the_texts_and_arguments_are_the_same(name):
 
 
 def test_nothing_is_missing_in_c():
-    own = {name for name in vars(MessageParts) if not name.startswith("__") or name == "__len__"}
-    assert own - set(vars(bulk.core.MessageParts)) == set()
+    own = {name for name in vars(MessageFields) if not name.startswith("__") or name == "__len__"}
+    assert own - set(vars(bulk.core.MessageFields)) == set()
 
 
 FORBIDDEN: dict[str, Callable[[Any], Any]] = {

@@ -303,7 +303,8 @@ def test_a_commit_that_sqlite_cannot_sync_is_resolved(txnstore_sqlite_url, monke
         caller.write("1")
         producer.produce(TOPIC, b"1", partition=0)
         with monkeypatch.context() as patch:
-            patch.setattr(joined_cursors._SQLiteConnection, "cursor", lambda callers: FailingCursor(callers.driver))
+            connections = joined_cursors._PlainSQLiteConnection
+            patch.setattr(connections, "cursor", lambda callers: FailingCursor(callers.driver))
             if side == "after":
                 producer.commit_transaction(PATIENCE_SECONDS)
             else:

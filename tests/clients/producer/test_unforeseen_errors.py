@@ -118,7 +118,7 @@ OF_ENLISTED = [
     (TransactionProgress, "reset"),
     (TransactionProgress, "submit"),
     (TransactionProgress, "wait"),
-    (enlistment, "EndRequest"),
+    (enlistment, "CommitRequest"),
     (enlistment, "end_whole_within"),
     (enlistment, "take_changes"),
 ]

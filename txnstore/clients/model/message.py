@@ -51,7 +51,7 @@ _PLAIN_SOURCE_LENGTH: Final = 3
 _NO_TIMESTAMP: Final = (TIMESTAMP_NOT_AVAILABLE, 0)
 
 
-class MessageParts:
+class MessageFields:
     """What a message holds, and what is asked of very many: the part that there is in C as well."""
 
     __slots__ = ("_details", "_record", "_source")
@@ -110,15 +110,15 @@ class MessageParts:
 
 
 if TYPE_CHECKING:
-    _Parts = MessageParts
+    _Fields = MessageFields
 else:
-    _Parts = bulk.core.MessageParts if bulk.IN_C else MessageParts
+    _Fields = bulk.core.MessageFields if bulk.IN_C else MessageFields
 
 #: Makes one that holds nothing yet.
-_new: Final = _Parts.__new__
+_new: Final = _Fields.__new__
 
 
-class Message(_Parts):
+class Message(_Fields):
     """A record with where it stands, or an event of a partition: then `error()` is not None.
 
     Every argument may be left out.  Numbers below zero mean: not known.  Messages are equal if all but their latency

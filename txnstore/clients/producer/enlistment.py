@@ -32,7 +32,7 @@ from txnstore.db.backend import EVERYTHING
 from txnstore.db.store import Store, take_changes
 from txnstore.deadline import Deadline
 from txnstore.errors import BranchEndedOtherwise, BranchUnfinished, InvalidRequest, TransactionAbortable, TxnStoreError
-from txnstore.transactions.outcome import Ended, EndRequest, ResolvedEnd, end_within, resolve_end
+from txnstore.transactions.outcome import CommitRequest, Ended, ResolvedEnd, end_within, resolve_end
 from txnstore.transactions.whole_statements import end_whole_within
 
 # These bring psycopg along, which few producers need on SQLite: they are imported once something is enlisted.
@@ -302,7 +302,7 @@ class _Ending:
     requests: list[ProduceRequest] | None = None
     """The records that go with it, once they are gathered."""
 
-    request: EndRequest | None = None
+    request: CommitRequest | None = None
     """What is asked of the coordinator; set before it is."""
 
     ended: Ended | None = None
@@ -575,7 +575,7 @@ class Enlistment:
         assert ending.requests is not None
         if self._branches.will_vote:
             self._let_branches_vote(enlisted, ending, deadline)
-        ending.request = EndRequest(
+        ending.request = CommitRequest(
             self._progress.transactional_id,
             self._sender.session.identity,
             [item for request in ending.requests for item in request.appends],

@@ -67,21 +67,21 @@ SIZE_BYTES: Final = 6
 PLACES: Final = 7
 
 
-class QueueParts:
+class QueueFields:
     """What changes of a queue with each record: the part that there is in C as well."""
 
     __slots__ = ("notify_at_bytes", "places", "size_bytes")
 
 
 if TYPE_CHECKING:
-    _QueueParts = QueueParts
-    _AccumulatorParts = object
+    _QueueFields = QueueFields
+    _AccumulatorFields = object
 else:
-    _QueueParts = bulk.core.QueueParts if bulk.IN_C else QueueParts
-    _AccumulatorParts = bulk.core.AccumulatorParts if bulk.IN_C else object
+    _QueueFields = bulk.core.QueueFields if bulk.IN_C else QueueFields
+    _AccumulatorFields = bulk.core.AccumulatorFields if bulk.IN_C else object
 
 
-class PartitionQueue(_QueueParts):
+class PartitionQueue(_QueueFields):
     """The records of one partition, or those of a topic that nobody has looked up yet, in order."""
 
     __slots__ = ("asked_for", "batch_bytes_max", "partition", "topic")
@@ -212,7 +212,7 @@ class Gate(Protocol):
         ...
 
 
-class Accumulator(_AccumulatorParts):
+class Accumulator(_AccumulatorFields):
     """The queues of a producer.  `changed` is the producer's one lock; everything here is done under it."""
 
     def __init__(

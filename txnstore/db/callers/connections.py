@@ -303,7 +303,7 @@ def _value_of(result: Any) -> bytes | None:
     return value
 
 
-class _SQLiteConnection(CallersConnection):
+class _PlainSQLiteConnection(CallersConnection):
     backend_name = "sqlite"
     keeps_prepared = False
 
@@ -369,7 +369,7 @@ class _SQLiteConnection(CallersConnection):
             ) from None
 
 
-class _AdaptedSQLiteConnection(_SQLiteConnection):
+class _AdaptedSQLiteConnection(_PlainSQLiteConnection):
     """aiosqlite's: the real connection lives on a thread of its own, and only its cursors go there."""
 
     @property
@@ -511,7 +511,7 @@ def _driver_of(connection: Any) -> Any:
 
 _KINDS: Final[tuple[tuple[type, type[CallersConnection]], ...]] = (
     (psycopg.Connection, _PsycopgConnection),
-    (sqlite3.Connection, _SQLiteConnection),
+    (sqlite3.Connection, _PlainSQLiteConnection),
     (AsyncAdapt_psycopg_connection, _AdaptedPsycopgConnection),
     (AsyncAdapt_aiosqlite_connection, _AdaptedSQLiteConnection),
 )

@@ -724,7 +724,7 @@ class _Reader(Protocol):
     def wake(self) -> None: ...
 
 
-class _Waiting:
+class _Waiters:
     """Those that wait in this process, by the file's path."""
 
     def __init__(self) -> None:
@@ -744,4 +744,4 @@ class _Waiting:
             return list(self._waiters[path]) if path in self._waiters else []
 
 
-waiting: Final = _Waiting()
+waiting: Final = _Waiters()

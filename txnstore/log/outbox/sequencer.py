@@ -83,7 +83,7 @@ class Sequenced:
 
 
 @dataclass(frozen=True, slots=True)
-class _Choice:
+class _ChosenCallers:
     """The database transactions of callers whose rows go in this round: all of their rows, up to `last_id`."""
 
     callers: frozenset[CallerId] | None
@@ -94,7 +94,7 @@ class _Choice:
     """Whether the rows are all in the first page."""
 
 
-class _Refused(Exception):
+class _RowsRefused(Exception):
     """Some rows cannot become records: this round is rolled back, and they are marked."""
 
     def __init__(self, refusals: dict[int, str], callers: list[tuple[int, str]]) -> None:
@@ -142,7 +142,7 @@ def sequence_outbox(
                 is_apart=True,
                 goes_on=lambda done: done.has_more,
             )
-        except _Refused as refused:
+        except _RowsRefused as refused:
             return _mark(store, refused, retry_timeout_ms)
         except (UnknownTopicOrPartition, InvalidTimestamp):
             # A topic was deleted or configured in between; the next try sees it as it is now.
@@ -243,7 +243,7 @@ def _round(connection: Connection, rounds: Portions, *, waits: bool, in_order: b
     return Sequenced(moved_count, has_more=window.is_cut or not choice.fits)
 
 
-def _choose(connection: Connection, window: Listing, *, in_order: bool) -> _Choice:
+def _choose(connection: Connection, window: Listing, *, in_order: bool) -> _ChosenCallers:
     """Return whose rows go: everybody's whose last row is not after the window's.
 
     A caller with rows on both sides committed after every row of the window was numbered, so none of them can be
@@ -255,21 +255,22 @@ def _choose(connection: Connection, window: Listing, *, in_order: bool) -> _Choi
     callers = {listed.caller_id for listed in window.rows}
     last_id = window.rows[-1].outbox_id
     if not window.is_cut:
-        return _Choice(frozenset(callers), last_id, fits=True)
+        return _ChosenCallers(frozenset(callers), last_id, fits=True)
     if in_order and (last_in_window := last_before_others(window.rows)) is not None:
-        return _Choice(None, last_in_window, fits=True)
+        return _ChosenCallers(None, last_in_window, fits=True)
     complete = callers - callers_going_on(connection, callers, last_id)
     if complete:
-        return _Choice(frozenset(complete), last_id, fits=True)
+        return _ChosenCallers(frozenset(complete), last_id, fits=True)
     if in_order and (next_last := next_before_others(connection, last_id)) is not None:
-        return _Choice(None, next_last, fits=next_last == last_id)
+        return _ChosenCallers(None, next_last, fits=next_last == last_id)
     last_ids = last_ids_of_callers(connection)
     # Without those whose rows were all taken back meanwhile.
     last_id = min((last_ids[caller_id] for caller_id in callers if caller_id in last_ids), default=0)
-    return _Choice(frozenset(caller for caller, last in last_ids.items() if last <= last_id), last_id, fits=False)
+    complete = {caller for caller, last in last_ids.items() if last <= last_id}
+    return _ChosenCallers(frozenset(complete), last_id, fits=False)
 
 
-def _prepare(connection: Connection, choice: _Choice, database_id: int) -> Destinations:
+def _prepare(connection: Connection, choice: _ChosenCallers, database_id: int) -> Destinations:
     """Lock all heads that the pages will need: page by page they would not be locked in the order of their ids."""
     wanted = destinations(connection, choice.last_id)
     found = find_destinations(connection, {topic for topic, _ in wanted}, database_id)
@@ -279,7 +280,7 @@ def _prepare(connection: Connection, choice: _Choice, database_id: int) -> Desti
     return found
 
 
-def _pages(connection: Connection, window: Listing, choice: _Choice) -> Iterator[list[Listed]]:
+def _pages(connection: Connection, window: Listing, choice: _ChosenCallers) -> Iterator[list[Listed]]:
     """Return the rows that go, a page at a time."""
     # Who committed between the window and the choice of all has rows that the window does not show.
     listing = window if choice.fits else list_rows(connection)
@@ -297,7 +298,7 @@ def _pages(connection: Connection, window: Listing, choice: _Choice) -> Iterator
         listing = list_rows(connection, from_id=last_id + 1)
 
 
-def _refused(rows: Sequence[Any], refusals: dict[int, str], *, fits: bool) -> _Refused:
+def _refused(rows: Sequence[Any], refusals: dict[int, str], *, fits: bool) -> _RowsRefused:
     """Return which rows are to be marked, for some that cannot become records."""
     first_of: dict[int, int] = {}
     for outbox_id, caller_id, *_ in rows:
@@ -309,10 +310,10 @@ def _refused(rows: Sequence[Any], refusals: dict[int, str], *, fits: bool) -> _R
     }
     marked = {outbox_id: whys[caller_id] for outbox_id, caller_id, *_ in rows if caller_id in whys}
     # Where a caller's rows fill several pages, most of them are not here.
-    return _Refused({**marked, **refusals}, [] if fits else list(whys.items()))
+    return _RowsRefused({**marked, **refusals}, [] if fits else list(whys.items()))
 
 
-def _mark(store: Store, refused: _Refused, retry_timeout_ms: int | None) -> Sequenced:
+def _mark(store: Store, refused: _RowsRefused, retry_timeout_ms: int | None) -> Sequenced:
     def work(connection: Connection) -> None:
         lock_outbox(connection, waits=True)
         refuse_rows(connection, refused.refusals, refused.callers)
