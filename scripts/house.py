@@ -28,6 +28,8 @@ FILES_OF_A_CLIENTS_FOLDER_MAX: Final = 14
 IMPORTS_IN_A_ROW_MAX: Final = 8
 FILES_OF_A_COMMIT_MAX: Final = 25
 SHARED_CLASS_NAMES_MAX: Final = 0
+#: The package's own file names what it imports late, and is imported by what names all of it to programs.
+CIRCLING_FILES_MAX: Final = 2
 
 
 @dataclass(frozen=True)
@@ -78,9 +80,11 @@ def figures() -> Iterator[Figure]:
     chain = longest_chain({path for path in package if path.startswith(f"{CLIENTS}/")})
     names = " > ".join(Path(path).stem for path in chain)
     yield Figure("imports in a row inside the clients", len(chain) - 1, IMPORTS_IN_A_ROW_MAX, names)
+    modules = {path for path in package if path.endswith(".py")}
     # A circle anywhere ends the measuring.
-    chain = longest_chain({path for path in package if path.endswith(".py")})
-    yield Figure("imports in a row in the package", len(chain) - 1)
+    yield Figure("imports in a row in the package", len(longest_chain(modules)) - 1)
+    circling = files_in_circles(modules)
+    yield Figure("files in circles of types", len(circling), CIRCLING_FILES_MAX, ", ".join(circling))
     passed = files_of_a_commit()
     yield Figure("files that a small commit passes", len(passed), FILES_OF_A_COMMIT_MAX)
     for folder, count in folders.most_common():
@@ -119,17 +123,34 @@ def longest_chain(paths: set[str]) -> list[str]:
     return max(chains.values(), key=len)
 
 
-def _imported(path: str) -> set[str]:
-    """Return the files that a file imports at its top, where type checkers are not the only ones to see it."""
+def files_in_circles(paths: set[str]) -> list[str]:
+    """Return those of these files that import each other in circles, or between circles, if only for type checkers."""
+    left = {path: _imported(path, with_types=True) & paths - {path} for path in paths}
+    while True:
+        imported = {other for others in left.values() for other in others}
+        going_on = {path: others & left.keys() for path, others in left.items() if path in imported and others}
+        if going_on == left:
+            return sorted(left)
+        left = going_on
+
+
+def _imported(path: str, *, with_types: bool = False) -> set[str]:
+    """Return the files that a file imports at its top; on demand also what only type checkers see there."""
     found: set[str] = set()
-    for statement in ast.parse((ROOT / path).read_text()).body:
+    statements = ast.parse((ROOT / path).read_text()).body
+    if with_types:
+        for statement in statements.copy():
+            if isinstance(statement, ast.If) and ast.unparse(statement.test) == "TYPE_CHECKING":
+                statements += statement.body
+    for statement in statements:
         if isinstance(statement, ast.Import):
             found.update(_file_of(alias.name) for alias in statement.names)
         elif isinstance(statement, ast.ImportFrom) and statement.module:
             for alias in statement.names:
-                # A file of a package, or what the package's own file defines.
+                # A file of a package, or what the package's own file defines; of one in C only types are written here.
                 file = _file_of(f"{statement.module}.{alias.name}")
-                found.add(file if (ROOT / file).is_file() else _file_of(statement.module))
+                if not (ROOT / f"{file}i").is_file():
+                    found.add(file if (ROOT / file).is_file() else _file_of(statement.module))
     return found
 
 

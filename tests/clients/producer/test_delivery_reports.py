@@ -19,9 +19,8 @@ from txnstore.clients.callbacks import Callbacks
 from txnstore.clients.model.message import messages_in_python
 from txnstore.clients.producer import queue as queue_module
 from txnstore.clients.producer.queue import PARTITION_UNASSIGNED, Accumulator, Batch, DeliveryReport, DeliveryReports
-from txnstore.clients.producer.requests import InFlight, ProduceRequest, ProducerSession
+from txnstore.clients.producer.requests import InFlight, ProduceRequest, ProducerSession, UnassignedTopics
 from txnstore.clients.producer.thread import Alarm, SenderThread
-from txnstore.clients.producer.unassigned import UnassignedTopics
 from txnstore.deadline import WAIT_SECONDS_MAX
 from txnstore.errors import OutcomeUnknown, RecordTooLarge, StoreBusy, StoreClosed, TxnStoreError
 

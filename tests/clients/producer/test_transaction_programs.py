@@ -226,7 +226,9 @@ def test_a_with_block_pauses_before_it_asks_again_while_another_call_is_being_ma
             with progress.lock:
                 progress.current = None
 
-    monkeypatch.setattr("txnstore.clients.producer.state.time", SimpleNamespace(monotonic=time.monotonic, sleep=pause))
+    monkeypatch.setattr(
+        "txnstore.clients.producer.endings.time", SimpleNamespace(monotonic=time.monotonic, sleep=pause)
+    )
     with producer.transaction():
         producer.produce(topic, b"1", partition=0)
         with progress.lock:

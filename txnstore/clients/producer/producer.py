@@ -29,19 +29,12 @@ from txnstore.clients.producer.arguments import (
     whole_number,
     writer_ids_of,
 )
+from txnstore.clients.producer.endings import abort_after, commit_block, finish_or_leave
 from txnstore.clients.producer.queue import PARTITION_UNASSIGNED, DeliveryCallback, make_intake, make_queue
-from txnstore.clients.producer.requests import TRY_TIMEOUT_MS, make_session
+from txnstore.clients.producer.requests import TRY_TIMEOUT_MS, UnassignedTopics, make_session
 from txnstore.clients.producer.sender import Sender
-from txnstore.clients.producer.state import (
-    CLOSED_TEXT,
-    IN_TRANSACTION,
-    INTERRUPTED_SECONDS,
-    abort_after,
-    commit_block,
-    finish_or_leave,
-)
+from txnstore.clients.producer.state import CLOSED_TEXT, IN_TRANSACTION, INTERRUPTED_SECONDS
 from txnstore.clients.producer.thread import SenderStopped, SenderThread, abandon
-from txnstore.clients.producer.unassigned import UnassignedTopics
 from txnstore.clients.statistics import Statistics
 from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.db.backend import Limits

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_error_of, kafka_exception_of
 from txnstore.clients.model.topic_partition import TopicPartition
 from txnstore.clients.producer.arguments import check_same_writers
-from txnstore.clients.producer.requests import TRY_TIMEOUT_MS, ProduceRequest
+from txnstore.clients.producer.requests import TRY_TIMEOUT_MS, ProduceRequest, timed_out
 from txnstore.clients.producer.state import (
     ALLOWED_IN,
     BETWEEN_CALLS,
@@ -31,7 +31,6 @@ from txnstore.clients.producer.state import (
     TransactionStage,
     failed_delivery,
     is_closed,
-    timed_out,
     transaction_error_of,
 )
 from txnstore.clients.producer.thread import SenderStopped
@@ -331,7 +330,7 @@ class TransactionProgress:
             # The work may be done by the time anybody looks: it is taken up again all the same.
             self._is_left = resumable
             hints = () if resumable else ("nothing is done later; repeat the call",)
-            raise timed_out(self.sender, *hints) from None
+            raise timed_out(self.sender.thread, self.sender.session.connection, *hints) from None
         except SenderStopped:
             raise RuntimeError(CLOSED_TEXT) from None
 

@@ -4,6 +4,8 @@ A request is written in one database transaction, to one database.  It may be wr
 the sequence numbers are given once, so the log recognises what it has.  A cluster of one has one lane, and the
 sender's thread writes by itself.  With several databases each has a thread that writes, from its first request on: one
 that is away, or slow, holds up nothing but its own records.
+
+Records of a topic that nobody has looked up yet get their partition first: the topic is asked for, or created.
 """
 
 from __future__ import annotations
@@ -19,8 +21,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from txnstore.backoff import Backoff
-from txnstore.clients.connection import StoreConnection
-from txnstore.clients.producer.queue import Batch
+from txnstore.clients.connection import RECENT_SECONDS, StoreConnection
+from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_error_of
+from txnstore.clients.producer.queue import (
+    KEY,
+    PARTITION_UNASSIGNED,
+    PLACES,
+    SIZE_BYTES,
+    Accumulator,
+    Batch,
+    PartitionQueue,
+)
 from txnstore.clients.producer.thread import Alarm, SenderStopped, SenderThread
 from txnstore.clients.statistics import Traffic, traffic_facts
 from txnstore.clients.worker import Worker, WorkerClosed
@@ -40,13 +51,16 @@ from txnstore.transactions.tokens import TransactionToken
 # What transactions take is imported with the producer that has them: `Producer` sees to that.
 if TYPE_CHECKING:
     from txnstore.clients.configuration.configuration import Configuration
-    from txnstore.clients.model.errors import KafkaError
-    from txnstore.clients.producer.unassigned import Refused, UnassignedTopics
+    from txnstore.clients.topic_directory import TopicDirectory
+    from txnstore.log.partitioners import PartitionChoice
     from txnstore.transactions.coordinator import TransactionCoordinator
     from txnstore.transactions.writers import TransactionWriter
 
 #: How long one try of the database goes on by itself; then the sender looks whether it is still wanted.
 TRY_TIMEOUT_MS: Final = 500
+
+#: Records that will not be delivered, and why.
+Refused = tuple[Batch, KafkaError]
 
 
 @dataclass(slots=True)
@@ -518,6 +532,74 @@ class DeliveryListener(Protocol):
         ...
 
 
+class UnassignedTopics:
+    """Looks up topics of records without a partition, which creates them if allowed; for one thread at a time."""
+
+    def __init__(self, accumulator: Accumulator, directory: TopicDirectory, choice: PartitionChoice) -> None:
+        """Move records within `accumulator` from their topic to their partition."""
+        self.directory = directory
+        self._accumulator = accumulator
+        self._choice = choice
+
+    def look_up(self, retry_later: Callable[[TxnStoreError], None]) -> Iterator[Refused]:
+        """Look up every topic that records wait for; yield those that will not be delivered, with the reason.
+
+        What cannot be looked up now is told to `retry_later`.
+        """
+        with self._accumulator.changed:
+            names = self._accumulator.unknown_topics
+        for name in names:
+            try:
+                topic = self.directory.ensure(name)
+            except TxnStoreError as error:
+                if error.retriable:
+                    retry_later(error)
+                    continue
+                yield from self._refuse_all(name, kafka_error_of(error))
+            else:
+                yield from self._assign(topic)
+
+    def _refuse_all(self, name: str, error: KafkaError) -> Iterator[Refused]:
+        with self._accumulator.changed:
+            queue = self._accumulator.unassigned(name)
+            batch = None if queue is None else queue.first(queue.record_count)
+            self._accumulator.take_unassigned(name)
+        if batch is not None:
+            yield batch, error
+
+    def _assign(self, topic: Topic) -> Iterator[Refused]:
+        refused: list[Batch] = []
+        failure: Exception | None = None
+        moved_count = 0
+        now_seconds = time.monotonic()
+        partition_count = len(topic.partition_ids)
+        with self._accumulator.changed:
+            queue = self._accumulator.unassigned(topic.name)
+            if queue is None:
+                return
+            try:
+                for index, asked_for in enumerate(queue.asked_for):
+                    following = index + 1
+                    places = queue.places[index * PLACES : following * PLACES]
+                    partition = asked_for
+                    if partition == PARTITION_UNASSIGNED:
+                        partition = self._choice.choose(topic.name, places[KEY], partition_count, now_seconds)
+                    if 0 <= partition < partition_count:
+                        self._accumulator.put_assigned(topic, partition, places)
+                    else:
+                        refused.append(Batch.of(topic.name, asked_for, places))
+                    moved_count = following
+            except Exception as error:  # noqa: BLE001 - the rest stays where it was, and is tried again
+                failure = error
+                _drop(queue, moved_count)
+            else:
+                self._accumulator.take_unassigned(topic.name)
+        for batch in refused:
+            yield batch, KafkaError(KafkaError._UNKNOWN_PARTITION)
+        if failure is not None:
+            raise failure
+
+
 class LookUp:
     """A look-up in the background, so that a controller that is away holds up nothing but what it is asked."""
 
@@ -563,3 +645,20 @@ class LookUp:
         else:
             self.backoff.succeeded()
         return answer.result()
+
+
+def timed_out(thread: SenderThread, connection: StoreConnection, hint: str = "retry call to resume") -> KafkaException:
+    """Return what a call raises whose time is up: librdkafka's text, and why the database is tried again, if it is."""
+    recent_seconds = time.monotonic() - RECENT_SECONDS
+    trouble = thread.backoff.trouble or connection.trouble_since(recent_seconds)
+    cause = "" if trouble is None else f": {trouble}"
+    reason = f"Timed out waiting for operation to finish, {hint}{cause}"
+    return KafkaException(KafkaError(KafkaError._TIMED_OUT, reason, retriable=True))
+
+
+def _drop(queue: PartitionQueue, record_count: int) -> None:
+    """Take out the first records, one by one: that takes no memory."""
+    for _ in range(record_count):
+        queue.size_bytes -= queue.places[SIZE_BYTES]
+        del queue.places[:PLACES]
+        del queue.asked_for[:1]

@@ -24,9 +24,9 @@ from txnstore.clients.producer.requests import (
     LookUp,
     ProduceRequest,
     ProducerSession,
+    UnassignedTopics,
 )
 from txnstore.clients.producer.thread import SenderThread, WriterHelp
-from txnstore.clients.producer.unassigned import UnassignedTopics
 from txnstore.db.cluster.membership import CONTROLLER_ID
 from txnstore.deadline import wait_within
 from txnstore.errors import (

@@ -1,4 +1,4 @@
-"""The state machine of a transactional producer as its caller sees it, as tables, and what errors and ends do to it.
+"""The state machine of a transactional producer as its caller sees it, as tables, and what errors do to it.
 
 The names of the states are librdkafka's.  "Not acked" is what was done in the background after the call that asked for
 it had timed out: the same call has to be made again to take the answer.
@@ -7,16 +7,11 @@ it had timed out: the same call has to be made again to take the answer.
 from __future__ import annotations
 
 import enum
-import logging
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from txnstore.backoff import Backoff
-from txnstore.clients.connection import RECENT_SECONDS
-from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_error_of
-from txnstore.deadline import Deadline
+from txnstore.clients.model.errors import KafkaError, kafka_error_of
 from txnstore.errors import (
     InvalidProducerEpoch,
     InvalidProducerIdMapping,
@@ -29,11 +24,6 @@ from txnstore.errors import (
     TransactionCoordinatorFenced,
     TxnStoreError,
 )
-
-if TYPE_CHECKING:
-    from txnstore.clients.producer.progress import TransactionProgress
-    from txnstore.clients.producer.sender import Sender
-    from txnstore.clients.producer.transactions import ProducerTransactions
 
 #: Why two connections are refused of which one is to SQLite.
 SQLITE_HOLDS: Final = (
@@ -51,8 +41,6 @@ NEVER_TIMES_OUT: Final = (
 INTERRUPTED_SECONDS: Final = 0.5
 CLOSED_TEXT: Final = "Producer has been closed"
 NEEDS_TWO_PHASE_COMMIT: Final = "needs transaction.two.phase.commit.enable in the producer's configuration"
-
-_log = logging.getLogger(__name__)
 
 
 class TransactionStage(enum.Enum):
@@ -209,122 +197,6 @@ def transaction_error_of(error: TxnStoreError, call: TransactionCall | None) -> 
     return kafka_error_of(error, fatal=is_fatal, retriable=False, txn_requires_abort=not is_fatal)
 
 
-def timed_out(sender: Sender, hint: str = "retry call to resume") -> KafkaException:
-    """Return what a call raises whose time is up: librdkafka's text, and why the database is tried again, if it is."""
-    recent_seconds = time.monotonic() - RECENT_SECONDS
-    trouble = sender.thread.backoff.trouble or sender.session.connection.trouble_since(recent_seconds)
-    cause = "" if trouble is None else f": {trouble}"
-    reason = f"Timed out waiting for operation to finish, {hint}{cause}"
-    return KafkaException(KafkaError(KafkaError._TIMED_OUT, reason, retriable=True))
-
-
 def is_closed(error: BaseException) -> bool:
     """Return whether this is what a call raises whose producer has been closed."""
     return isinstance(error, RuntimeError) and error.args == (CLOSED_TEXT,)
-
-
-def abort_after(
-    error: BaseException, abort: Callable[[float], None], transactions: ProducerTransactions, timeout_seconds: float
-) -> None:
-    """Abort what a block has begun because of `error`, which stays the one to be raised."""
-    if not transactions.is_open:
-        if transactions.progress.stage is TransactionStage.PREPARED:
-            error.add_note("The transaction is prepared, and stays open until complete_transaction() ends it")
-        return
-    if not isinstance(error, Exception):
-        timeout_seconds = min(timeout_seconds, INTERRUPTED_SECONDS)
-    try:
-        abort(timeout_seconds)
-    except Exception as aborting:  # noqa: BLE001 - what a callback raised, too: the block's own error tells more
-        if is_closed(aborting):
-            return
-        if transactions.progress.stage is not TransactionStage.READY:
-            error.add_note(f"The transaction could not be aborted either: {aborting}")
-        elif transactions.progress.last is TransactionCall.COMMIT:
-            error.add_note("The transaction was not aborted: the block has asked for its commit itself")
-        else:
-            error.add_note(f"The transaction was aborted; meanwhile this was raised as well: {aborting!r}")
-
-
-def check_committed(progress: TransactionProgress) -> None:
-    """Let a block be that has committed its transaction itself: who repeats it after an error would write it twice.
-
-    Raises:
-        KafkaException: `_STATE`: it has aborted it itself.
-    """
-    if progress.last is not TransactionCall.COMMIT:
-        reason = "the block has aborted its transaction itself, so that nothing of it is committed"
-        raise KafkaException(KafkaError(KafkaError._STATE, reason)) from None
-
-
-def commit_block(
-    transactions: ProducerTransactions,
-    commit: Callable[..., None],
-    abort: Callable[[float], None],
-    timeout_seconds: float,
-) -> None:
-    """Commit what a block has begun, and ask again until the time is up; what cannot be committed is aborted.
-
-    Raises:
-        KafkaException: see `Producer.transaction`.
-    """
-    progress, deadline = transactions.progress, Deadline(timeout_seconds)
-    has_ended = progress.stage is TransactionStage.READY
-    _end_own_abort(abort, transactions, timeout_seconds)
-    # Of a commit that the block has begun itself, and whose time was up.
-    begun = progress.writers
-    backoff: Backoff | None = None
-    while True:
-        try:
-            if backoff is not None:
-                time.sleep(min(max(0.0, backoff.not_before_seconds - time.monotonic()), deadline.left_seconds()))
-            commit(deadline.left_seconds(), **({} if begun is None else {"writers": begun}))
-        except KafkaException as error:
-            kafka_error: KafkaError = error.args[0]
-            if has_ended and kafka_error.code() == KafkaError._STATE:
-                check_committed(progress)
-                return
-            if kafka_error.txn_requires_abort():
-                abort_after(error, abort, transactions, timeout_seconds)
-            elif kafka_error.retriable() and deadline.left_seconds() > 0:
-                if kafka_error.code() != KafkaError._TIMED_OUT:
-                    # What was refused at once, for another call that is being made, would be again.
-                    backoff = backoff or progress.sender.thread.backoff.another()
-                    backoff.back_off()
-                continue
-            raise
-        except BaseException as error:
-            if progress.stage in {IN_TRANSACTION, TransactionStage.ABORTABLE_ERROR}:
-                # Interrupted, or out of memory, before the commit was asked for.
-                abort_after(error, abort, transactions, timeout_seconds)
-            raise
-        return
-
-
-def _end_own_abort(abort: Callable[[float], None], transactions: ProducerTransactions, timeout_seconds: float) -> None:
-    """Wait for an abort that a block has begun and not waited for, which leaves nothing to be committed."""
-    if transactions.progress.current is not TransactionCall.ABORT:
-        return
-    try:
-        check_committed(transactions.progress)
-    except KafkaException as error:
-        abort_after(error, abort, transactions, timeout_seconds)
-        raise
-
-
-def finish_or_leave(transactions: ProducerTransactions, timeout_seconds: float, errors: list[Exception]) -> None:
-    """Abort what is open as its producer is closed, or let a commit or abort end that its caller has not waited for.
-
-    What a callback raises though the transaction has ended is put into `errors`.
-    """
-    try:
-        transactions.finish(timeout_seconds)
-    except Exception as error:  # noqa: BLE001 - it is logged, or raised in the end
-        has_ended = transactions.progress.stage is TransactionStage.READY and not transactions.is_open
-        if has_ended and not is_closed(error):
-            errors.append(error)
-            return
-        name = transactions.transactional_id[:80]
-        fields = {"event": "transaction_left", "transactional_id": name}
-        told = error.args[0].str() if isinstance(error, KafkaException) else error
-        _log.warning("the transaction of %s was left for recovery: %s", name, told, extra=fields)

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Final, NoReturn
 
 from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_error_of
-from txnstore.clients.producer.requests import TRY_TIMEOUT_MS
+from txnstore.clients.producer.requests import TRY_TIMEOUT_MS, timed_out
 from txnstore.clients.producer.sender import Sender
-from txnstore.clients.producer.state import CLOSED_TEXT, FENCED, TransactionStage, failed_delivery, timed_out
+from txnstore.clients.producer.state import CLOSED_TEXT, FENCED, TransactionStage, failed_delivery
 from txnstore.clients.producer.thread import SenderStopped
 from txnstore.deadline import bounded, result_within
 from txnstore.errors import TxnStoreError
@@ -62,7 +62,7 @@ class TransactionWriterClient:
             work = self._sender.thread.submit(self._report_work)
             return result_within(work, bounded(timeout_seconds, longest_seconds))
         except TimeoutError:
-            raise timed_out(self._sender) from None
+            raise timed_out(self._sender.thread, self._sender.session.connection) from None
         except SenderStopped:
             raise RuntimeError(CLOSED_TEXT) from None
         finally:
