@@ -53,7 +53,7 @@ from txnstore.testing.invariants import Invariant, Violation, assert_cluster_sou
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.verification import partitions as partitions_module
 from txnstore.verification import verify as verify_module
-from txnstore.verification.catalogue import home_violations
+from txnstore.verification.catalogue import placement_violations
 from txnstore.verification.verify import WatchState, verify
 
 #: The duties that go by settings.
@@ -121,7 +121,7 @@ def test_a_topic_says_where_its_partitions_live_or_leaves_it_to_the_store(sqlite
         assert_cluster_sound(cluster, at_rest=True)
 
 
-def test_a_cluster_of_one_places_everything_at_home(sqlite_site: Site):
+def test_a_cluster_of_one_is_leader_and_coordinator_of_everything(sqlite_site: Site):
     with sqlite_site.open(sqlite_site.urls[0]) as cluster:
         assert create_topic(cluster, "orders", partition_count=3).leaders == (1, 1, 1)
         with pytest.raises(InvalidConfiguration, match=r"one of the databases main; not 'second\.db'"):
@@ -432,12 +432,12 @@ def test_the_checker_sees_in_each_database_what_would_be_deleted(sqlite_bench: B
 
 def test_the_checker_sees_what_is_not_in_the_database_that_its_name_selects(sqlite_bench: Bench):
     bench = sqlite_bench
-    homes = {coordinator_of_name(f"id-{number}", bench.cluster.databases): f"id-{number}" for number in range(50)}
-    for number, name in homes.items():
+    names = {coordinator_of_name(f"id-{number}", bench.cluster.databases): f"id-{number}" for number in range(50)}
+    for number, name in names.items():
         TransactionCoordinator(bench.cluster.own(number)).init_producer_id(name, 60_000)
     assert_cluster_sound(bench.cluster, at_rest=True)
     # As a client that believes in no other database would do.
-    (name, other) = homes[1], bench.cluster.own(2)
+    (name, other) = names[1], bench.cluster.own(2)
     row = bench.cluster.own(1).read(
         lambda c: c.execute(select(transactions).where(transactions.c.transactional_id == name)).one()
     )
@@ -446,7 +446,7 @@ def test_the_checker_sees_what_is_not_in_the_database_that_its_name_selects(sqli
     other.write(
         lambda c: c.execute(insert(groups).values(group_id=name, generation=0, commit_number=0, last_update_ms=1))
     )
-    found = [each for each in cluster_violations(bench.cluster) if each.invariant is Invariant.AT_HOME]
+    found = [each for each in cluster_violations(bench.cluster) if each.invariant is Invariant.AT_COORDINATOR]
     assert [(each.place.transactional_id, each.place.group_id) for each in found] == [(name, None), (None, name)]
     assert {each.place.database for each in found} == {bench.cluster.databases[1].label}
     assert {each.seen for each in found} == {f"its name selects {bench.cluster.databases[0].label!r}"}
@@ -508,10 +508,10 @@ def test_what_is_done_once_all_snapshots_are_taken_is_not_seen(bench: Bench, mon
 
         def work_meanwhile(connection: Connection) -> Iterator[Violation]:
             nonlocal read_count
-            yield from home_violations(connection)
+            yield from placement_violations(connection)
             read_count += 1
             client.go_on(read_count % 2)
 
-        monkeypatch.setattr(verify_module, "home_violations", work_meanwhile)
+        monkeypatch.setattr(verify_module, "placement_violations", work_meanwhile)
         assert cluster_violations(bench.cluster) == []
     assert read_count == 3

@@ -626,10 +626,10 @@ def test_a_controller_from_before_its_cluster_makes_the_same_one_with_its_member
         lost = topic_at(cluster, 2, "payments")
         write(cluster, lost.partition_ids[0])
         restore(cluster, backup)
-        homes = {name: cluster.coordinator_id_of(name) for name in map(str, range(99))}
+        coordinators = {name: cluster.coordinator_id_of(name) for name in map(str, range(99))}
     first, second, third = site.urls
     with site.open(first, third, second) as cluster:
-        assert {name: cluster.coordinator_id_of(name) for name in homes} == homes
+        assert {name: cluster.coordinator_id_of(name) for name in coordinators} == coordinators
         assert cluster.own(2).store_uuid != cluster.own(3).store_uuid
         assert records(cluster.own(2), lost.partition_ids[0]) == [b"a"]
 
@@ -705,7 +705,7 @@ def test_a_database_whose_registration_was_lost_is_refused_where_something_else_
             with site.open(first) as alone:
                 bench_producer(alone)
     for _ in range(2):
-        with pytest.raises(WrongCluster, match=rf"third.* is the number 3 of this cluster.*{LOST}|second.*number 2"):
+        with pytest.raises(WrongCluster, match=rf"third.* was number 3 of this cluster.*{LOST}|second.*number 2"):
             site.open(first, second, third)
     if taken == "a name":
         # Another cluster can take it in, once nothing is in it.

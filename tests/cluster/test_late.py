@@ -38,7 +38,7 @@ def test_a_helper_of_the_last_transaction_strikes_nothing_off_the_next(sqlite_be
         producer.become(ProducerIdentity(producer.identity.producer_id, producer.identity.epoch + 1))
 
     decide_while_away()
-    left = store.read(lambda connection: completion._read_undelivered(connection, producer.transactional_id))
+    left = store.read(lambda connection: completion._read_pending_delivery(connection, producer.transactional_id))
     assert not isinstance(left, ProducerIdentity)
     # The helper falls asleep here; others complete the transaction, and the next one is decided.
     completion.complete_decided(store, producer.transactional_id, bench.cluster)
@@ -64,7 +64,7 @@ def test_a_marker_of_the_last_transaction_does_not_end_the_next(sqlite_bench: Be
     twin = producer.twin()
     with bench.down(2), pytest.raises(OutcomeUnknown):
         twin.end(commit=True)
-    left = store.read(lambda connection: completion._read_undelivered(connection, producer.transactional_id))
+    left = store.read(lambda connection: completion._read_pending_delivery(connection, producer.transactional_id))
     assert not isinstance(left, ProducerIdentity)
     producer.become(completion.complete_decided(store, producer.transactional_id, bench.cluster))
     producer.send(number, b"open")
@@ -119,7 +119,7 @@ def test_offsets_that_come_while_their_transaction_ends_wait_and_are_refused(sit
         assert_cluster_sound(cluster, at_rest=True)
 
 
-def test_a_partition_that_its_home_has_not_heard_of_gets_its_marker_all_the_same(sqlite_bench: Bench):
+def test_a_partition_that_its_leader_has_not_heard_of_gets_its_marker_all_the_same(sqlite_bench: Bench):
     bench = sqlite_bench
     producer = bench.producer_at(1)
     with bench.down(2):

@@ -23,10 +23,10 @@ S = TransactionState
 
 
 @pytest.mark.slow_but_first
-@pytest.mark.parametrize("lost", ["nothing", "records", "records at home", "offsets", "all"])
+@pytest.mark.parametrize("lost", ["nothing", "records", "records here", "offsets", "all"])
 def test_a_producer_commits_no_half_of_what_its_coordinator_has_lost(bench: Bench, lost: str):
     group_id, third = bench.name_at(2, "group"), bench.partition_at(3)
-    number = bench.partition_at(1 if lost == "records at home" else 2)
+    number = bench.partition_at(1 if lost == "records here" else 2)
     producer = txnstore.Producer(
         {
             "bootstrap.servers": ", ".join(bench.site.urls),

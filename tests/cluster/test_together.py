@@ -135,7 +135,7 @@ def test_they_leave_the_rows_that_they_leave_one_by_one(bench: Bench, monkeypatc
     locality = Locality.of(store, bench.cluster)
     done = store.write(lambda connection: abort_together(names, locality, connection))
     assert (list(done.aborted), done.busy, done.unusual) == (names, (), ())
-    assert list(done.undelivered) == names[1:]
+    assert list(done.pending) == names[1:]
     assert [bench.row(name).state for name in names] == [S.COMPLETE_ABORT, *[S.PREPARE_ABORT] * 5]
     with monkeypatch.context() as patched:
         # None of them is left to be completed by itself.

@@ -129,7 +129,7 @@ def test_the_coordinator_commits_no_more_often_however_many_databases_take_part(
     assert all(bench.read(number)[-1] == b"x" for number in partitions)
 
 
-def test_what_is_all_at_home_costs_what_it_costs_without_a_cluster(sqlite_bench: Bench):
+def test_what_one_database_holds_all_of_costs_what_it_costs_without_a_cluster(sqlite_bench: Bench):
     bench = sqlite_bench
     producer = bench.producer_at(2)
     for _ in range(2):

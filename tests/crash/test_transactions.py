@@ -43,7 +43,7 @@ def check_left(scenario: Scenario, left: View, commits: int) -> None:
         before = (None, scenario.ends_in) if scenario.is_elsewhere else (scenario.ends_in,)
         assert left.decision in (before if commits else (None,))
     if not scenario.is_elsewhere:
-        # At home it is whole or not there at every instant.
+        # In one database it is whole or not there at every instant.
         counts = left.decision is ControlType.COMMIT
         assert left.committed == written(OLD, *(scenario.flushes if counts else ()))
         assert left.offsets == (NEW_OFFSET if counts and scenario.has_offsets else OLD_OFFSET,) * PARTITIONS

@@ -62,7 +62,7 @@ def test_an_abort_of_prepared_branches_is_nowhere(bank):
     bank.assert_whole(transfer.name, committed=False)
 
 
-def test_branches_are_known_at_home_before_they_are_prepared_and_visible_only_when_it_is_decided(bank):
+def test_branches_are_known_to_the_coordinator_before_they_are_prepared_and_visible_only_when_it_is_decided(bank):
     transfer = bank.written()
     assert bank.rows() == []
     transfer.prepare()
@@ -657,7 +657,7 @@ def test_whether_a_branch_has_ended_as_decided_is_asked_until_it_is_known(sqlite
 
 
 def test_the_end_waits_for_standbys_as_the_vote_does(sqlite_bank, small_server):
-    """It is forgotten at home afterwards: a standby that knew the vote alone would roll it back."""
+    """The coordinator forgets it afterwards: a standby that knew the vote alone would roll it back."""
     watching = small_server.connect(autocommit=True)
 
     def wait_until(is_met):

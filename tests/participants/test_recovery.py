@@ -135,7 +135,7 @@ def test_a_standby_that_has_not_heard_of_what_is_prepared_ends_nothing(tables):
         assert [table.our_gids() for table in tables] == gids != [[], []]
 
 
-def test_what_the_home_does_not_know_was_never_decided_to_commit(bank):
+def test_what_the_coordinator_does_not_know_was_never_decided_to_commit(bank):
     transfer = bank.prepared()
     bank.store.write(lambda connection: connection.execute(delete(transaction_branches)))
     transfer.die()

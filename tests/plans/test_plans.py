@@ -222,7 +222,7 @@ def _aborted_together(big: BigStore, *, elsewhere: bool) -> Callable[[], object]
     def run() -> None:
         done = big.store.write(lambda connection: abort_together(names, locality, connection))
         assert list(done.aborted) == names
-        assert list(done.undelivered) == (names if elsewhere else [])
+        assert list(done.pending) == (names if elsewhere else [])
         if elsewhere:
             assert list(complete_together(big.store, cluster, names).completed) == names
 

@@ -632,7 +632,7 @@ ELSEWHERE: dict[Invariant, Callable[..., None]] = {
     _I.OUTBOX_MOVES: test_watching.test_an_outbox_that_nobody_can_move_is_told,
     _I.COPIES_CURRENT: test_copies.test_the_checker_sees_copies_that_are_wrong,
     _I.OFFSETS_FENCED: test_transactions.test_the_checker_sees_offsets_that_nothing_guards,
-    _I.AT_HOME: test_copies.test_the_checker_sees_what_is_not_in_the_database_that_its_name_selects,
+    _I.AT_COORDINATOR: test_copies.test_the_checker_sees_what_is_not_in_the_database_that_its_name_selects,
 }
 
 

@@ -3,9 +3,9 @@
 The database itself refuses: clients that were open before, SQL functions, applications that insert into the outbox in
 whatever language.  A store that was opened is asked for its mark; a client of a closed one is told where it went.
 
-    FROM:  at home -> closed -> gone           TO:  fresh -> arriving -> at home
+    FROM:  in use -> closed -> gone            TO:  fresh -> arriving -> in use
 
-FROM is gone before TO is at home, each by one commit: never may both be written to.
+FROM is gone before TO is in use, each by one commit: the two are never writable at once.
 """
 
 from __future__ import annotations
@@ -82,19 +82,19 @@ _ADMIT: Final = update(stores).where(
 
 
 def move_of(row: Any) -> Move | None:
-    """Return the mark in a row of `stores`; None: the store is at home, and anybody may write to it."""
+    """Return the mark in a row of `stores`; None: the store is in use, and anybody may write to it."""
     if row.move_state is None:
         return None
     return Move(MoveState(row.move_state), str(row.move_uuid), row.move_peer, row.move_position)
 
 
 def read_move(connection: Connection) -> Move | None:
-    """Return the mark of the store; None: it is at home."""
+    """Return the mark of the store; None: it is in use."""
     return move_of(connection.execute(_MARK).one())
 
 
 def read_last_move(connection: Connection) -> str | None:
-    """Return the last move of a store that is at home: it has come by it, or it was cancelled; None: there is none."""
+    """Return the last move of a store that is in use: it has come by it, or it was cancelled; None: there is none."""
     row = connection.execute(_MARK).one()
     return None if row.move_state is not None or row.move_uuid is None else str(row.move_uuid)
 
@@ -198,7 +198,7 @@ def admit(connection: Connection, move: Move) -> bool:
 
 
 def refuse(url: object, move: Move) -> StoreMoved:
-    """Return the error for opening a store that is not at home."""
+    """Return the error for opening a store that is not in use."""
     return StoreMoved(f"the store in {url} is closed: {move}")
 
 

@@ -107,7 +107,7 @@ class FirstLook:
     store_uuid: str = ""
     why_foreign: str = ""
     move: Move | None = None
-    """Where the store has gone, or comes from; None: it is at home."""
+    """Where the store has gone, or comes from; None: it is in use."""
 
 
 def check_schema_name(schema: object) -> None:

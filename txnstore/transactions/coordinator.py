@@ -577,13 +577,13 @@ def _end(
         try:
             transaction.end(request.producer, commit=request.commit)
         except ConcurrentTransactions:
-            if transaction.undelivered is None:
+            if transaction.pending_delivery is None:
                 raise
             # Decided, and waiting for other databases: there is nothing to write here.
         else:
             transaction.save("EndTxn")
         ended = Ended(transaction.known.next_identity, find_appended(connection, request.appends))
-        return ended, transaction.undelivered
+        return ended, transaction.pending_delivery
     if request.appends:
         transaction.append(request.producer, request.appends)
     for sent in request.offsets:
@@ -593,7 +593,7 @@ def _end(
     if missing := transaction.lacks(request.in_store, request.producer):
         return missing
     appended = transaction.save("EndTxn")
-    return Ended(transaction.known.next_identity, appended), transaction.undelivered
+    return Ended(transaction.known.next_identity, appended), transaction.pending_delivery
 
 
 def lock_or_insert(connection: Connection, request: InitRequest, locality: Locality | None = None) -> LockedTransaction:
@@ -632,17 +632,17 @@ def try_to_initialize(
         action, row = _decide_init(transaction, request)
     except ConcurrentTransactions:
         transaction.finish()
-        if transaction.undelivered is not None:
-            return Interrupted(transaction.undelivered, is_own_abort=False)
+        if transaction.pending_delivery is not None:
+            return Interrupted(transaction.pending_delivery, is_own_abort=False)
         action, row = _decide_init(transaction, request)
     ongoing = None
     if action is InitAction.ABORT_FIRST:
         before = transaction.known
         transaction.step(row)
         transaction.finish()
-        if transaction.undelivered is not None:
+        if transaction.pending_delivery is not None:
             transaction.save("InitProducerId")
-            return Interrupted(transaction.undelivered, is_own_abort=True)
+            return Interrupted(transaction.pending_delivery, is_own_abort=True)
         transaction.step(
             initialization.init_after_abort(before, transaction.known, request, allocate=transaction.allocate)
         )

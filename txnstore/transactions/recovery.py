@@ -275,7 +275,7 @@ def _abort_portion(
     portion.together = done.aborted
     if done.marker_count > len(done.aborted):
         portion.next_min = max(1, ABORTED_MIN * len(done.aborted) // done.marker_count)
-    _complete_if_possible(store, cluster, done.undelivered)
+    _complete_if_possible(store, cluster, done.pending)
     portion.aborted.extend(done.aborted)
     portion.busy = done.busy
     _abort_each(store, done.unusual, cluster, portion, portions, waits=waits)

@@ -123,7 +123,7 @@ class TimedOut:
     """What became of transactions that were to be aborted for their age together, by transactional id."""
 
     aborted: Sequence[str]
-    undelivered: Sequence[str] = ()
+    pending: Sequence[str] = ()
     """Those of them that have left something to other databases: they are decided, and not complete."""
 
     busy: Sequence[str] = ()
@@ -147,10 +147,10 @@ def abort_together(transactional_ids: Collection[str], locality: Locality | None
     late = _read_late(connection, [found[name] for name in transactional_ids if name in found], now_ms)
     unusual = [name for name, each in late.items() if each.has_branches]
     usual = {name: each for name, each in late.items() if not each.has_branches}
-    undelivered = _abort(connection, usual.values(), locality, now_ms)
+    pending = _abort(connection, usual.values(), locality, now_ms)
     return TimedOut(
         tuple(usual),
-        undelivered,
+        pending,
         tuple(name for name in transactional_ids if name not in found),
         tuple(unusual),
         sum(len(each.partition_ids) + len(each.others) for each in usual.values()),
@@ -346,7 +346,7 @@ def complete_together(store: Store, cluster: Cluster | None, transactional_ids: 
     put_off: dict[str, TxnStoreError | AssertionError]
     if others is not None:
         try:
-            left = store.read(partial(_read_undelivered, transactional_ids))
+            left = store.read(partial(_read_pending_deliveries, transactional_ids))
         except StoreDamaged as damage:
             if len(transactional_ids) == 1:
                 return Completed((), {transactional_ids[0]: damage})
@@ -394,7 +394,7 @@ def _read_decided(transactional_ids: Collection[str], connection: Connection) ->
     return {row.transactional_id: row for row in found if row.state in DECIDED}
 
 
-def _read_undelivered(transactional_ids: Collection[str], connection: Connection) -> dict[str, PendingDelivery]:
+def _read_pending_deliveries(transactional_ids: Collection[str], connection: Connection) -> dict[str, PendingDelivery]:
     these = _WANTED.parameters(transactional_ids)
     decided = _read_decided(transactional_ids, connection)
     markers: dict[str, list[Marker]] = {}

@@ -276,7 +276,7 @@ class LockedTransaction:
     def finish(self, *, is_outrun: bool = False) -> None:
         """Complete the transaction if it is decided: markers in all partitions, and the offsets of all groups.
 
-        What lives in other databases is queued, and the transaction stays decided: see `undelivered`.  One that
+        What lives in other databases is queued, and the transaction stays decided: see `pending_delivery`.  One that
         `is_outrun` leaves a new producer id behind: see `transactions.delivery`.
         """
         row = self.row
@@ -284,12 +284,12 @@ class LockedTransaction:
             return
         assert self._finishing is None, "one database transaction completes one transaction of an id"
         self._finishing = row
-        if self.undelivered is None:
+        if self.pending_delivery is None:
             allocate = self.allocate if is_outrun else None
             self.step(protocol.complete(row, now_ms=self.now_ms, outrun_allocate=allocate))
 
     @memoized_property
-    def undelivered(self) -> PendingDelivery | None:
+    def pending_delivery(self) -> PendingDelivery | None:
         """What the transaction that ends here has to do in other databases; None if that is nothing."""
         if self._locality is None or self._finishing is None:
             return None
@@ -315,7 +315,7 @@ class LockedTransaction:
         """Write what the steps have changed, and return where the batches stand; `reason` goes into the journal."""
         # Readers wait for records and markers alone, not for the transaction.
         note_change(self.connection)
-        left = self.undelivered
+        left = self.pending_delivery
         away = set() if left is None else {marker.key for marker in left.markers}
         appended = self._save_partitions(marker for marker in self._stored_markers if marker.key not in away)
         self._save_groups([name for name in self._stored_groups if left is None or name not in left.group_ids])
@@ -405,8 +405,8 @@ class LockedTransaction:
             return
         transactional_id = self.before.transactional_id
         self._decide_branches(transactional_id)
-        if self.undelivered is not None:
-            self._save_undelivered(self.undelivered)
+        if self.pending_delivery is not None:
+            self._save_pending_delivery(self.pending_delivery)
         elif self._finishing is not None:
             if self.before.state in DECIDED:
                 rows.clear_markers(self.connection, transactional_id)
@@ -434,7 +434,7 @@ class LockedTransaction:
             commit = decided.state is TransactionState.PREPARE_COMMIT
             branch_rows.decide_branches(self.connection, transactional_id, decided.begin_identity, commit=commit)
 
-    def _save_undelivered(self, left: PendingDelivery) -> None:
+    def _save_pending_delivery(self, left: PendingDelivery) -> None:
         """Leave in the tables what other databases still have to do, and nothing else."""
         transactional_id = left.decided.transactional_id
         assert self.before is not None
@@ -573,7 +573,7 @@ def complete_decided(store: Store, transactional_id: str, cluster: Cluster | Non
     """
     others = several(cluster)
     if others is not None:
-        left = store.read(lambda connection: _read_undelivered(connection, transactional_id))
+        left = store.read(lambda connection: _read_pending_delivery(connection, transactional_id))
         if isinstance(left, PendingDelivery):
             return complete_delivered(store, others, left)
         return left
@@ -653,7 +653,7 @@ def complete_delivered(store: Store, cluster: Cluster, left: PendingDelivery) ->
     return identity
 
 
-def _read_undelivered(connection: Connection, transactional_id: str) -> PendingDelivery | ProducerIdentity:
+def _read_pending_delivery(connection: Connection, transactional_id: str) -> PendingDelivery | ProducerIdentity:
     row = rows.read_row(connection, transactional_id).row
     if row is None:
         raise InvalidProducerIdMapping
@@ -686,4 +686,4 @@ def _strike_off(
         rows.forget_group(connection, transactional_id, group_id)
     work.finish(is_outrun=delivered.is_outrun)
     work.save("completion")
-    return (work.known.identity, True) if work.undelivered is None else (None, False)
+    return (work.known.identity, True) if work.pending_delivery is None else (None, False)

@@ -133,7 +133,7 @@ def copy_violations(controller: Connection, member: Connection, database_id: int
         yield Violation(Invariant.COPIES_CURRENT, Place(), seen)
 
 
-def home_violations(member: Connection) -> Iterator[Violation]:
+def placement_violations(member: Connection) -> Iterator[Violation]:
     """Return which transactional ids and groups are in this database and belong in another: none is in two, then."""
     databases = read_databases(member)
     own_id = next(database.database_id for database in databases if database.is_own)
@@ -141,9 +141,9 @@ def home_violations(member: Connection) -> Iterator[Violation]:
     ids = (Place(transactional_id=row[0]) for row in _IDS.rows(member))
     of_groups = (Place(group_id=row[0]) for row in _GROUPS.rows(member))
     for place in chain(ids, of_groups):
-        home_id = coordinator_of_name(place.transactional_id or place.group_id or "", databases)
-        if home_id != own_id:
-            yield Violation(Invariant.AT_HOME, place, f"its name selects {labels[home_id]!r}")
+        coordinator_id = coordinator_of_name(place.transactional_id or place.group_id or "", databases)
+        if coordinator_id != own_id:
+            yield Violation(Invariant.AT_COORDINATOR, place, f"its name selects {labels[coordinator_id]!r}")
 
 
 def with_topics(connection: Connection, violations: Iterable[Violation]) -> list[Violation]:

@@ -21,7 +21,7 @@ from txnstore.verification.catalogue import (
     copy_violations,
     deletion_violations,
     exists,
-    home_violations,
+    placement_violations,
     setting_violations,
     topic_violations,
     with_topics,
@@ -132,7 +132,7 @@ def cluster_violations(
                 of_member += some_of(setting_violations(connection))
             if copies:
                 of_member += copy_violations(connections[0], connection, member.database_id)
-                of_member += some_of(home_violations(connection))
+                of_member += some_of(placement_violations(connection))
             found += [violation.in_database(member.label) for violation in of_member]
         found += some_of(coordinator_violations(Snapshot(connections, of_several=True)))
         return with_topics(connections[0], found)

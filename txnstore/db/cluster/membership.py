@@ -327,7 +327,7 @@ def register(
     nothing is coordinated yet.  One whose registration the controller has lost gets its number back.
 
     Raises:
-        WrongCluster: this is not the controller; or another one has the number, or names were given homes without it.
+        WrongCluster: this is not the controller; or another one has the number, or names got coordinators without it.
     """
     connection.execute(_LOCK)
     members = read_databases(connection)
@@ -340,20 +340,20 @@ def register(
         labels[0] = unused_label(label, labels[1:])
         connection.execute(update(databases).where(databases.c.database_id == CONTROLLER_ID).values(label=labels[0]))
     used = {member.database_id for member in members}
-    # Who comes back first: his number is not free.
+    # Returning members first, so that newcomers do not take their numbers.
     for wanted, store_uuid, former in sorted(newcomers, key=lambda newcomer: newcomer[2] is None):
         if store_uuid in known:
             continue
         if former is not None and (former.database_id in used or (former.coordinates and not coordinates)):
             raise WrongCluster(
-                f"the database {wanted!r} is the number {former.database_id} of this cluster, which its controller does"
-                " not know any more, and cannot be it again: the controller was restored from an older backup, or a"
+                f"the database {wanted!r} was number {former.database_id} of this cluster, but the controller no longer"
+                " knows it, and the number cannot be reused: the controller was restored from an older backup, or a"
                 " failover has lost its last changes. Nothing was changed: restore the controller's last state"
             )
         labels.append(unused_label(wanted, labels))
         number = max(used) + 1 if former is None else former.database_id
-        is_home = coordinates if former is None else former.coordinates
-        connection.execute(insert(databases), _row(number, labels[-1], store_uuid, coordinates=is_home))
+        is_coordinator = coordinates if former is None else former.coordinates
+        connection.execute(insert(databases), _row(number, labels[-1], store_uuid, coordinates=is_coordinator))
         used.add(number)
     if len(labels) > len(members):
         touch_catalogue(connection)
