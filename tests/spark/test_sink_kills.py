@@ -26,9 +26,8 @@ pytestmark = pytest.mark.slow
 CHECKOUT = Path(__file__).parents[2]
 #: As short a life as the session's, for each Java of a cluster.
 JAVA_OPTIONS = LOCAL_SETTINGS["spark.driver.extraJavaOptions"]
-#: Where a query on each database is killed, in its first batch and in its second one. In the order of a micro-batch:
-#: before its tasks write, and while they do; when they have, and when the driver has decided and Spark does not know
-#: yet. What each database keeps of a client that is killed at any of its statements `tests/crash` shows.
+#: Where a query is killed in its first two batches: before its tasks write, while they do, when they have, and when the
+#: driver has decided and Spark does not know yet. `tests/crash` shows what is kept after a kill at any statement.
 KILLS = {"sqlite": ("before-write", "before-decision"), "postgresql": ("mid-write", "after-decision")}
 
 

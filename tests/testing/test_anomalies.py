@@ -209,9 +209,8 @@ def test_a_history_is_the_same_after_it_was_written_and_read_and_cut_in_the_midd
     assert read_lines(text[:-9]) == events[:-1]
 
 
-# What follows spoils a right history. Each takes the operations and a source of chance, and changes them in place; the
-# anomaly that must be found is the key. None of them may be undone by what else is in the history, so what they need is
-# looked for, and is there in every simulated history.
+# Each of what follows spoils a right history in place, by chance; the anomaly that must be found is the key. Nothing
+# else in the history may undo it, so what it needs is looked for, and is there in every simulated history.
 
 
 class Spoiler:

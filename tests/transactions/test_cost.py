@@ -82,9 +82,8 @@ def test_a_small_transaction_that_is_still_buffered_costs_one_commit(
     with counted(bench.store.engine) as counts:
         producer.commit(appends=appends, offsets=offsets)
     assert counts.commits == 1, str(counts)
-    # BEGIN, the coordinator's row, the head, the producers; batch and marker, the head, the producer, the commit's
-    # number, the index of ended transactions, with offsets the group and its offsets, the coordinator's row, the
-    # journal; COMMIT.
+    # BEGIN, coordinator's row, head, producers; batch and marker, head, producer, the commit's number, index of ended
+    # transactions, with offsets the group and its offsets, coordinator's row, journal; COMMIT.
     assert len(counts.statements) == (14 if with_offsets else 12), str(counts)
     assert bench.read(bench.partition_ids[0])[-1] == b"b"
 
@@ -118,9 +117,8 @@ def test_where_the_database_has_no_such_function_nothing_is_read_but_the_heads(
     offsets = [offsets_of(bench.prefix, {bench.partition_ids[1]: 2})] if with_offsets else []
     with counted(bench.store.engine) as counts:
         producer.commit(appends=appends, offsets=offsets)
-    # BEGIN, the coordinator's row, the head, the commit's number; batch and marker, the head, the producer, the index
-    # of ended transactions, with offsets the group and its offsets, the journal; COMMIT. And the time, if it is a
-    # server's.
+    # BEGIN, coordinator's row, head, the commit's number; batch and marker, head, producer, index of ended
+    # transactions, with offsets the group and its offsets, journal; COMMIT. And the time, if it is a server's.
     asks_server = bench.store.backend.name != "sqlite" and bench.store.clock is None
     assert (counts.commits, len(counts.statements)) == (1, (12 if with_offsets else 10) + asks_server), str(counts)
 
@@ -145,9 +143,8 @@ def test_offsets_that_cannot_wait_and_the_commit_behind_them_read_nothing_but_th
             producer.commit(appends=appends, has_begun=True, open_group_id=bench.prefix)
     # BEGIN, the coordinator's row with its group, the group and its offsets, the journal; COMMIT.
     assert (sent.commits, len(sent.statements)) == (1, 7 + asks_server), str(sent)
-    # BEGIN, the coordinator's row, its group, and that there is no more; the head, the commit's number; batch and
-    # marker, the head, the producer, the index of ended transactions; the group, its offsets, those that waited; the
-    # journal; COMMIT.
+    # BEGIN, coordinator's row, its group, and that there is no more; head, the commit's number; batch and marker, head,
+    # producer, index of ended transactions; group, its offsets, those that waited; journal; COMMIT.
     assert (ended.commits, len(ended.statements)) == (1, 15 + asks_server), str(ended)
     assert bench.offsets(bench.prefix).offsets[bench.partition_ids[1]].offset == 2
 

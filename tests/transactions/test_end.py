@@ -24,9 +24,8 @@ from txnstore.transactions.rows import save_row
 S = TransactionState
 
 WAYS = pytest.mark.parametrize("writes_elsewhere", [False, True], ids=["in one database", "over several databases"])
-#: What a client sees of one cell of each kind; `test_end_rules` has them all, over the pure rules. Where Kafka says
-#: CONCURRENT_TRANSACTIONS and the client comes back until it is complete, the coordinator completes it: those cells are
-#: answered.
+#: What a client sees of one cell of each kind; `test_end_rules` has them all, over the pure rules. Where Kafka answers
+#: CONCURRENT_TRANSACTIONS until it is complete, the coordinator completes it, and answers.
 CELLS = [
     pytest.param(state, column, answer, id=f"{state} / {column}")
     for state, column, answer in (

@@ -67,10 +67,8 @@ from txnstore.model import (
 LEADER_EPOCH_MAX: Final = 2**31 - 1
 _as_journal_text: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
-# The group's row lock, taken by counting one more commit: commits of one group follow each other, and a transaction's
-# offsets are counted in at one moment. It is taken after the heads of partitions, never before.
-# It returns columns of the locked row alone: PostgreSQL reads those again after a wait for the lock, but a subquery
-# would still see the members from before it.
+# The group's row lock, which puts its commits in order; taken after the heads of partitions, never before. It returns
+# columns of that row alone, which PostgreSQL reads again after a wait: a subquery would see the members from before it.
 _COUNT: Final = HotStatement(
     update(groups)
     .where(groups.c.group_id == bindparam("of_group_id"))

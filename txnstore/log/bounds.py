@@ -16,9 +16,8 @@ from txnstore.log.codec import TIMESTAMP_MS_MAX, decode
 from txnstore.log.outbox.rows import OUTBOX_WAITS
 from txnstore.model import NO_TIMESTAMP_MS, IsolationLevel
 
-#: Where the oldest open transaction of a partition begins, or NULL.
-# The partial index on open transactions answers the inner query with one look, however long the log is. SQLite takes
-# it for a comparison, and prefers the primary key for IS NOT NULL.
+#: Where the oldest open transaction of a partition begins, or NULL: one look into the partial index, however long the
+#: log is. It is a comparison because SQLite would prefer the primary key for IS NOT NULL.
 FIRST_OPEN: Final = (
     select(func.min(producer_states.c.transaction_first_offset))
     .where(producer_states.c.partition_id == partition_heads.c.partition_id)

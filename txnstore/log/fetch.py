@@ -46,9 +46,8 @@ class Room:
 
 
 _behind: Final = record_batches.alias("behind")
-# The batch in which, or after which, the range ends. With it the key bounds the range on both sides; the condition
-# on base_offset alone would read on to the end of the log.  All of it is in a subquery: PostgreSQL takes COALESCE for
-# something that may give rows away, and, under row-level security, does not let the key look for it.
+# The batch in or after which the range ends. With it the key bounds the range on both sides: base_offset alone would
+# read to the end of the log. A subquery: under row-level security PostgreSQL keeps COALESCE away from the key.
 _LAST: Final = (
     select(_behind.c.last_offset)
     .where(_behind.c.partition_id == bindparam("of_partition_id"))

@@ -72,9 +72,8 @@ ProducerKey = tuple[int, int]
 #: By partition id, how many of what is open there are wanted: none.
 NOTHING_OPEN: Final[Mapping[int, int]] = MappingProxyType({})
 _FIELDS_OF_BATCH: Final = 5
-# This lock is what puts appends in order: an offset is given out and committed before the next writer is given one,
-# so no reader passes a gap that is filled later. Everybody locks heads in the order of their ids, so nobody waits in
-# a circle. (SQLite renders no FOR UPDATE: there the whole database transaction holds the write lock.)
+# This lock puts appends in order: an offset is committed before the next writer is given one, so no reader passes a gap
+# that is filled later. In the order of ids, so nobody waits in a circle. (SQLite: the whole transaction has the lock.)
 _HEADS: Final = select(
     partition_heads.c.partition_id,
     partition_heads.c.log_start_offset,
@@ -99,9 +98,8 @@ _MOVE_HEADS: Final = HotStatement(
     may_be_listed=True,
 )
 _INSERT_BATCHES: Final = HotStatement(insert(record_batches))
-# Read after the partition's head is locked, and in a statement of its own: PostgreSQL gives each statement a new
-# snapshot, so this one sees what the last holder of the lock committed. Joined to the locking statement, the rows
-# would be those from before the wait.
+# Read in a statement of its own after the head is locked: PostgreSQL gives each statement a new snapshot, which sees
+# what the last holder of the lock committed. Joined to the locking statement, the rows would be from before the wait.
 _KEY: Final = (producer_states.c.partition_id, producer_states.c.producer_id)
 _FEW: Final = are_among("keys", *_KEY)
 _KEYS: Final = is_listed("keys", *_KEY)
@@ -183,9 +181,8 @@ _FROM_LAST_KEY: Final = HotStatement(
 )
 _FIRST_KEY: Final = insert(_LAST_KEYS).values(name=_JOURNAL, seq=1)
 _FOLLOWING_KEY: Final = HotStatement(select(_LAST_KEYS.c.seq + 1).where(_LAST_KEYS.c.name == _JOURNAL))
-#: For so many milliseconds of a store's age there is one producer id, given out or not. So a store that lost its last
-#: commits, in a failover or as it was restored, gives nobody the id of a producer that lives on: each one's records
-#: would be taken for repetitions of the other's.
+#: For so many milliseconds of a store's age there is one producer id, given out or not. One that lost its last commits
+#: gives nobody the id of a producer that lives on, for whose repetitions its records would be taken.
 PRODUCER_ID_MS = 10
 #: Until a store is so old its ids are small numbers, given out in turn: those who try something read them.  Not in a
 #: cluster: where one database has lost its last commits, what its producers have written lives on in the others.

@@ -399,9 +399,8 @@ class Branches:
     def _take_end(
         self, branch: Branch, driver: Driver, answer: ServerAnswer, commit: bool, timeout_seconds: float
     ) -> bool:
-        # It is decided, and it was prepared or is rolled back: if it is not there any more, somebody else has ended it:
-        # recovery as was decided, an administrator perhaps not. Of one in doubt that cannot be told: see
-        # `has_ended_otherwise`.
+        # It is decided, and was prepared or is rolled back: if it is gone, somebody else has ended it, recovery as was
+        # decided, an administrator perhaps not. Of one in doubt that cannot be told: see `has_ended_otherwise`.
         if answer.kind is not AnswerKind.DONE and answer.sqlstate != UNDEFINED_OBJECT:
             branch.trouble = answer.told
             return False

@@ -69,9 +69,8 @@ _ALL: Final[Select[Any]] = (
     .order_by(transactions.c.transactional_id)
     .limit(PAGE_ROWS)
 )
-# The partial index on open transactions finds these, however many producers the partitions have seen; SQLite takes it
-# for a comparison.  The coordinator lists the partition of a transaction that it will end there: what it does not list
-# hangs.
+# What is open where its coordinator does not list the partition hangs: it will not be ended there.  A comparison, for
+# which SQLite too takes the partial index on open transactions, however many producers the partitions have seen.
 _HANGING: Final = (
     select(producer_states, server_now_ms().label("now_ms"))
     .where(producer_states.c.transaction_first_offset >= 0)

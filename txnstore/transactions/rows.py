@@ -59,9 +59,8 @@ CLIENT_COLUMNS: Final = ("client_id", "client_host", "client_process_id")
 _FENCE_REASONS: Final[dict[str | None, FenceReason | None]] = {None: None} | {str(each): each for each in FenceReason}
 #: What `metadata_from_row` takes.
 ROW: Final = [column for column in transactions.c if column.name not in CLIENT_COLUMNS]
-# Every request of a transactional id takes this lock first and holds it to the end of its database transaction. So
-# requests of one id follow each other, and one that comes late finds the row as the one before it left it: Kafka's
-# pending states have no place here. (SQLite: the whole database transaction holds the write lock.)
+# Every request of a transactional id takes this lock first and holds it to the end of its database transaction, so they
+# follow each other, and Kafka's pending states have no place here. (SQLite: the whole transaction has the write lock.)
 _LOCK: Final = HotStatement(select(*ROW, server_now_ms().label("now_ms")).where(_THIS).with_for_update())
 _TRY_LOCK: Final = HotStatement(select(transactions.c.transactional_id).where(_THIS).with_for_update(skip_locked=True))
 _READ: Final = HotStatement(select(*ROW, server_now_ms().label("now_ms")).where(_THIS))

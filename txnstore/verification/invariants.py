@@ -151,7 +151,7 @@ class Invariant(enum.Enum):
         ),
     )
 
-    =AT_COORDINATOR == (
+    AT_COORDINATOR = (
         "a transactional id and a group are in the one database of a cluster that their name selects",
         "stop its clients, find out who wrote to the tables beside txnstore, and delete the rows that are elsewhere",
     )

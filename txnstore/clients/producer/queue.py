@@ -53,16 +53,15 @@ FULL_TEXT: Final = "Local: Queue full"
 
 DeliveryCallback = Callable[[Any, Any], object]
 
-#: A queue holds the values of its records one after another in one flat list, because there are very many: Python's
-#: collector of garbage has nothing to do for a record.  Their places: value, key, timestamp in milliseconds, packed
-#: headers, callback, when it was queued by the monotonic clock, and the size of value, key and headers in bytes.
+#: The places of a record's values: a queue holds those of all its records one after another in one flat list, so that
+#: Python's garbage collector has nothing to do for a record, of which there are very many.
 VALUE: Final = 0
 KEY: Final = 1
 TIMESTAMP_MS: Final = 2
-HEADERS: Final = 3
+HEADERS: Final = 3  # packed
 CALLBACK: Final = 4
-QUEUED_SECONDS: Final = 5
-SIZE_BYTES: Final = 6
+QUEUED_SECONDS: Final = 5  # by the monotonic clock
+SIZE_BYTES: Final = 6  # of value, key and headers
 #: How many places a record takes.
 PLACES: Final = 7
 

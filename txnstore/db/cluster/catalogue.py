@@ -68,9 +68,8 @@ DELETIONS_KEPT: Final = 1_000_000
 #: How many topics one message names.
 _NAMED_MAX: Final = 10
 _LOST: Final = "the controller was restored from an older backup, or a failover has lost its last changes"
-#: What is deleted together with a partition: its own rows, and what open transactions still wanted of it.  Heads come
-#: last, so that a waiter for one finds nothing after it.  Its log, and what groups have committed of it, can no
-#: longer be found: `log.deleting` deletes that in portions.
+#: What is deleted together with a partition, heads last, so that a waiter for one finds nothing after it.  Its log and
+#: committed offsets can no longer be found: `log.deleting` deletes them in portions.
 OF_PARTITIONS: Final = (
     pending_group_offsets,
     transaction_partitions,

@@ -32,9 +32,8 @@ CLAIMED_ID: Final = 0
 ALONE_LABEL: Final = "main"
 #: Each database gives out producer ids of a range of its own: all are unique in the cluster, and tell who gave them.
 PRODUCER_ID_BITS: Final = 40
-#: By how much the number of a change is above that of the one before, at least; by chance up to twice as much.  A
-#: controller that has lost changes and made others does not come to a number that somebody has from before, neither of
-#: a change nor of what was made by it.  What a database alone has made is below all of them.
+#: A change's number is above the one before by this much at least, and at random up to twice as much: a controller that
+#: has lost changes comes to no number that somebody has from before.  What a database alone has made is below them all.
 STEP_MIN: Final = 1 << 32
 
 # A URL may contain commas (several hosts, a file's name): the list is cut only where a scheme follows.

@@ -109,9 +109,8 @@ _RELATIONS: Final = """
     LEFT JOIN pg_catalog.pg_stat_all_tables s ON s.relid = c.oid
     WHERE n.nspname = %s AND c.relkind IN ('r', 'p', 'v') ORDER BY c.relname
 """
-# Rows as the last vacuum or analyze has counted them, or as they were counted since: what was lost in a crash of the
-# server counts from nothing. Where neither has come by, or the table has doubled since, nothing is known. A row is as
-# long as the statistics say if this role may see those of all columns; at about two kilobytes values are stored aside.
+# Rows as the last vacuum or analyze counted them, or as counted since; unknown without either, or once a table doubled.
+# A row is as long as the statistics say if this role may see all of them; values of about two kilobytes stand aside.
 _ROOMS: Final = """
     WITH stored AS (
         SELECT c.oid, c.relname, c.relnamespace, c.reltoastrelid, c.reltuples, c.relpages, c.relkind

@@ -56,9 +56,8 @@ _HEAD_WAIT_MS: Final = 200
 #: How many heads are changed at once, which producers wait for.
 _HEADS: Final = 100
 
-# Whatever the role's own settings are.  A look that row-level security would narrow fails: it would take a segment for
-# empty that is not.  A commit that waited for a standby would keep its locks as long, and needs none: what was changed
-# is of no matter to what is kept.
+# Whatever the role's own settings are.  A look narrowed by row-level security must fail: it would take a segment for
+# empty that is not.  A commit need not wait for a standby, its locks held: no kept record depends on it.
 _BEGIN: Final = """
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     SET LOCAL search_path = pg_catalog, pg_temp;

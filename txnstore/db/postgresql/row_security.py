@@ -17,9 +17,8 @@ HIDDEN: Final = text("""
                 AND (of_role = 0 OR pg_catalog.pg_has_role(of_role, 'USAGE'))
         )
 """)
-# A role is shown all rows if one of its policies says `true` and none that restricts says anything else: then rows
-# cannot be told from what a condition hides.  SELECT ... FOR UPDATE shows what policies for reading and for changing
-# both show.  A policy without USING adds nothing.
+# A role is shown all rows if one of its policies says `true` and no restrictive one says anything else.  SELECT ... FOR
+# UPDATE shows what policies for reading and for changing both show.  A policy without USING adds nothing.
 NARROWED: Final = text("""
     WITH applies AS (
         SELECT p.polrelid, p.polcmd, p.polpermissive, pg_catalog.pg_get_expr(p.polqual, p.polrelid) AS shown

@@ -37,9 +37,8 @@ def name_of(segment: int) -> str:
 SEGMENT_TABLES: Final = tuple(name_of(segment) for segment in (LASTING_SEGMENT, *TURNING_SEGMENTS))
 
 
-# Who asks the view `records` for a time is led to the pages that have it.  An append enters nothing: pages are entered
-# once they are full, by autovacuum.  It has 256 places for what is to be entered, and comes once a minute: with 2 MiB
-# for each there is room for 8 MiB a second.
+# Leads whoever asks the view `records` for a time to its pages.  Full pages are entered by autovacuum, not by appends:
+# it comes once a minute and remembers 256 requests, which at 2 MiB each is room for 8 MiB a second.
 _BY_TIME: Final = "USING brin (running_max_timestamp_ms) WITH (pages_per_range = 256, autosummarize = on)"
 
 

@@ -27,9 +27,8 @@ metadata: Final = MetaData(schema=CODE_SCHEMA)
 MINUTE_MS: Final = 60_000
 TEN_SECONDS_MS: Final = 10_000
 
-#: Rows that are updated all the time stay on their page (heap-only tuples) and leave no index entries behind. What
-#: changes each time stands together, a number whose high bytes stay last: from the first byte that changes to the last
-#: one all is written to the log.
+#: Rows that are updated all the time stay on their page (heap-only tuples), without new index entries. Columns that
+#: change each time stand together: all from the first byte that changes to the last one goes to the write-ahead log.
 _HOT: Final = {"fillfactor": 50}
 #: What PostgreSQL alone is told when tables and indexes are made, see `enter_options_of_postgresql`.
 _OPTIONS_OF_POSTGRESQL: Final[list[tuple[Table | Index, str, Any]]] = []
