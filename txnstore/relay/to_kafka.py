@@ -595,11 +595,7 @@ class ToKafka:
         self._looked_at = now
 
     def _leave_out(self, errors: Mapping[str, Exception], found: Collection[str], *, are_asked_for: bool) -> None:
-        """Go on without topics in which something is wrong, and tell of them.
-
-        Raises:
-            RelayFailed: they are asked for.
-        """
+        """Go on without topics in which something is wrong, and tell of them."""
         for name in self._left_out.keys() - errors.keys():
             del self._left_out[name]
             trouble = self._without.pop(name)

@@ -97,9 +97,6 @@ def _given_to_driver(engine: Engine) -> tuple[list[Any], dict[str, Any]]:
 
     SQLAlchemy keeps them in the function that makes connections.  A listener of ours would hear them as well, but to
     add one to an engine in use makes other threads fail that are connecting.
-
-    Raises:
-        InvalidUrl: the application connects, or SQLAlchemy keeps them elsewhere.
     """
     creator = getattr(engine.pool, "_creator", None)
     instead = _FROM_ITS_URL[engine.dialect.name]
@@ -112,11 +109,7 @@ def _given_to_driver(engine: Engine) -> tuple[list[Any], dict[str, Any]]:
 
 
 def _given_now(engine: Engine) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments that the engine would give its driver now, with what its listeners make of them.
-
-    Raises:
-        InvalidUrl: see above; or a listener connects, or awaits.
-    """
+    """Return the arguments that the engine would give its driver now, with what its listeners make of them."""
     arguments, options = _given_to_driver(engine)
     instead = _FROM_ITS_URL[engine.dialect.name]
     for listener in engine.dialect.dispatch.do_connect:

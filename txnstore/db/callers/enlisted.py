@@ -559,11 +559,7 @@ def check_not_two_phase(callers: CallersConnection) -> None:
 
 
 def _check_blocks(driver: Any) -> None:
-    """Refuse a connection of psycopg's own two-phase calls, or in a block whose end would fail after the commit.
-
-    Raises:
-        InvalidRequest: it is one of both.
-    """
+    """Refuse a connection of psycopg's own two-phase calls, or in a block whose end would fail after the commit."""
     if getattr(driver, "_tpc", None) is not None:
         raise InvalidRequest("a two-phase transaction (tpc_begin) is committed by its own coordinator")
     if getattr(driver, "_num_transactions", 0) > 1:

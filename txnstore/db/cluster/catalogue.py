@@ -270,11 +270,7 @@ def _forget_deleted(connection: Connection, partition_ids: Collection[int], cata
 def _let_give_way(
     connection: Connection, lost: Sequence[Mapping[str, Any]], catalogue: Catalogue, label: str
 ) -> list[str]:
-    """Free the names that topics have now of those that the controller has lost; return the topics of lost partitions.
-
-    Raises:
-        WrongCluster: a partition of a topic that it has is lost, and was made again with another number.
-    """
+    """Free the names that topics have now of those the controller has lost; return the topics of lost partitions."""
     if not lost:
         return []
     present, wanted = _read(connection, topics, ("topic_id",)), catalogue.rows["topics"]

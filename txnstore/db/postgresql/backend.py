@@ -644,12 +644,7 @@ def connect_driver(url: DatabaseUrl) -> PostgreSQLConnection:
 
 
 def _current_options(url: DatabaseUrl) -> Mapping[str, str]:
-    """Return what a connection that is made now is given besides the URL.
-
-    Raises:
-        StoreUnavailable: the application does not know it now.
-        InvalidUrl: it is nothing that helps.
-    """
+    """Return what a connection that is made now is given besides the URL."""
     try:
         return url.current_options() if url.current_options is not None else {}
     except TxnStoreError:

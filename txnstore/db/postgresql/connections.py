@@ -228,11 +228,7 @@ class PostgreSQLConnection(psycopg.Connection[Any]):
             return result
 
     def _bear_silence(self, heard: float, asked: float) -> float:
-        """Return when the server was last asked whether it is there, `asked` or now, if its answer may still come.
-
-        Raises:
-            psycopg.OperationalError: the connection is given up.
-        """
+        """Return when the server was last asked whether it is there, `asked` or now, if its answer may still come."""
         now = time.monotonic()
         if self._silence_seconds is None or now - heard < self._silence_seconds:
             if now - max(heard, asked) < ASK_SECONDS:
