@@ -1,4 +1,4 @@
-"""The files of a folder in the order in which they are read, and who imports whom, for the READMEs."""
+"""The files of a folder from the bottom up, and who imports whom, for the READMEs."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def draw_files(folder: Path) -> Iterator[str]:
     if folders:
         yield "| folder | what |"
         yield "| --- | --- |"
-        for path in _in_reading_order(folders):
+        for path in _from_the_bottom_up(folders):
             yield f"| [`{path.name}/`]({path.name}/README.md) | {_summary(path / '__init__.py')} |"
         yield ""
     if files:
-        yield "In reading order: what a file imports from this folder stands above it."
+        yield "From the bottom up: what a file imports from this folder stands above it."
         yield ""
         yield "| file | what |"
         yield "| --- | --- |"
-        for path in [*_in_reading_order(files), *sorted(folder.glob("*.c"))]:
+        for path in [*_from_the_bottom_up(files), *sorted(folder.glob("*.c"))]:
             yield f"| [`{path.name}`]({path.name}) | {_summary(path)} |"
 
 
@@ -112,7 +112,7 @@ def _listed(names: Collection[str]) -> str:
     return ", ".join(f"`{name}`" for name in names) or "nothing of the package"
 
 
-def _in_reading_order(units: list[Path]) -> list[Path]:
+def _from_the_bottom_up(units: list[Path]) -> list[Path]:
     """Put files or folders behind those that they import; what hangs together with most of the others comes first."""
     needs = {
         unit: [other for other in units if other != unit and _targets_of(unit) & _files_of(other)] for unit in units

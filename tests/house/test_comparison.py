@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ from scripts.comparison.figures import Figure, Row, markdown, rows_of
 from scripts.comparison.raw_clients import Member, Reader, sender
 from scripts.comparison.sides import ANSWER_TIMEOUT_SECONDS, KAFKA, OURS, POSTGRESQL, SQLITE, Side, checked
 from scripts.comparison.wakeups import wakeups
+from tests.tools.readmes import TOP, block_of
 
 TINY = (
     "--rounds 1 --records 1500 --seconds 0.05 --processes 2 --idle 1 --members 2 --delays 2 --transactions 20"
@@ -205,6 +207,13 @@ def test_a_figure_is_measured_by_the_best_floor_or_by_the_one_that_it_names() ->
     assert [row.share for row in rows("")] == [0.25, None, None]
     assert [row.share for row in rows("a")] == [0.5, None, None]
     assert [[row.counts for row in rows(floor)] for floor in ("", "a")] == [[True, False, True], [True, True, False]]
+
+
+def test_the_command_of_the_readme_is_one_that_it_takes() -> None:
+    (words,) = block_of(__file__, "Beside Kafka", "sh").commands
+    options = arguments().parse_args(words[1:])
+    assert (words[0], options.rounds, options.plot) == ("scripts/bench-kafka", 3, Path("scripts/figures"))
+    assert (TOP / options.plot).is_dir()
 
 
 def test_the_table_has_a_line_for_a_figure_and_one_for_each_floor() -> None:
