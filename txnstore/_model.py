@@ -1,4 +1,4 @@
-"""What groups, brokers and topics are described by, under the private module name that many programs import it from."""
+"""Descriptions of groups, brokers and topics, under the private module name that many programs import them from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands take alike: the database, times, settings, and the names that a shell completes."""
+"""The options that commands share: the database, times, settings, and the names that a shell completes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where things live: calls on the leaders of partitions, and the broker that each database plays.
+"""The databases as brokers: calls on the leaders of partitions, and the broker that each database plays.
 
 A cluster of one has one store, and no question is asked.
 """

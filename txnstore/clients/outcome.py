@@ -1,4 +1,4 @@
-"""What became of a transaction that an application has prepared, for a caller that remembers only its name."""
+"""The outcome of a transaction that an application has prepared, for a caller that remembers only its name."""
 
 from __future__ import annotations
 

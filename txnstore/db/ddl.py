@@ -1,4 +1,4 @@
-"""What SQLAlchemy has no words for: types that both databases have, how columns are kept, the views, the function."""
+"""DDL beyond SQLAlchemy's words: types that both databases have, how columns are kept, the views, the function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a group has yet to read of a partition, in records: an offset may be a marker, aborted, or not yet committed.
+"""The records of a partition that a group has yet to read: an offset may be a marker, aborted, or not yet committed.
 
 Of a batch that the group stands in the middle of, only what is left counts.
 """

@@ -1,4 +1,4 @@
-"""How far a reader may go: log start, high watermark and last stable offset, and the offset at a time."""
+"""The bounds of a reader: log start, high watermark and last stable offset, and the offset at a time."""
 
 from __future__ import annotations
 

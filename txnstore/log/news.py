@@ -1,4 +1,4 @@
-"""What is new for a reader that had read everything: bounds and batches of a few partitions, by one statement.
+"""The news for a reader that had read everything: bounds and batches of a few partitions, by one statement.
 
 One statement is one snapshot, and one way to the database.  It brings a few small batches, which is what is new for a
 reader that was waiting; whatever it does not bring wholly is for `fetch`, which reads the same in pages.

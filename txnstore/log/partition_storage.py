@@ -1,4 +1,4 @@
-"""What is known of a partition's stored batches: where they begin, what they take, how far they are compacted.
+"""The storage of a partition: where its batches begin, what they take, how far they are compacted.
 
 One row for a partition, made under its head's lock, so that none outlives its topic.  Deleting the oldest
 batches, rewriting some and counting them hold the row's lock meanwhile: two at once would subtract the same batch

@@ -1,4 +1,4 @@
-"""What collectors are made of, by the package prometheus-client; who lacks it is told of the extra that brings it."""
+"""The makings of collectors, by the package prometheus-client; who lacks it is told of the extra that brings it."""
 
 from __future__ import annotations
 

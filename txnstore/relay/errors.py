@@ -1,4 +1,4 @@
-"""What stops a relay: errors that end it, with texts for its operator, and trouble that may pass."""
+"""The errors that end a relay, with texts for its operator, and trouble that may pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the operator of a relay chooses, and what the relay is called in the Kafka cluster and in the store."""
+"""The options of a relay, and what it is called in the Kafka cluster and in the store."""
 
 from __future__ import annotations
 

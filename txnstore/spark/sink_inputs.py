@@ -1,4 +1,4 @@
-"""What the batches of a query read, as their tasks note it: by that the sink knows a replay, and commits for groups.
+"""The inputs of a query's batches, as their tasks note them: by these the sink knows a replay, and commits for groups.
 
 A task notes its range before it reads.  As a batch is decided, the positions of the query's groups move to the ends of
 its ranges, and the ranges themselves are kept until the next batch is decided: of readers that have no positions they

@@ -1,4 +1,4 @@
-"""What a sink is given: its options and the columns of the DataFrame, checked while the query is planned.
+"""The options of a sink and the columns of its DataFrame, checked while the query is planned.
 
 The producer's keys have the values and defaults that a producer gives them.  The options are picklable, because they go
 to the executors, and no text made of them shows a password.

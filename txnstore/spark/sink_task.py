@@ -1,4 +1,4 @@
-"""What one task of a sink does: it brings its rows into the log as a writer of a transaction.
+"""The task of a sink: it brings its rows into the log as a writer of a transaction.
 
     pull rows from Spark -> make record batches -> append them in one short database transaction -> pull the next ones
 

@@ -1,4 +1,4 @@
-"""What one task reads: a range of offsets, page after page, each page in a database transaction of its own.
+"""The range of offsets that one task reads: page after page, each in a database transaction of its own.
 
 No database transaction is open while Spark takes the records: it takes them as slowly as it likes.  Where records that
 a query has to read are gone, that is an error or a warning, as the query chose (`DataLoss`).

@@ -1,4 +1,4 @@
-"""What a Python process of Spark's pays for having much loaded, and what spares it that."""
+"""The Python processes of Spark: what each pays for having much loaded, and what spares it that."""
 
 from __future__ import annotations
 

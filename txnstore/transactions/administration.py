@@ -1,4 +1,4 @@
-"""What an administrator ends: what is open in a partition or holds a group's offsets, known to a coordinator or not.
+"""The calls of an administrator: they end what is open in a partition or holds a group's offsets, coordinated or not.
 
 An administrator aborts what holds up the readers of a partition.  Kafka's tool writes an ABORT marker into the one
 partition, whatever the coordinator knows: that is meant for transactions that hang, and tears apart one that does not.

@@ -1,4 +1,4 @@
-"""What a decision has left to other databases, delivered there: markers, and the offsets of groups.
+"""The delivery of what a decision has left to other databases: markers, and the offsets of groups.
 
 As much as belongs to one database is one database transaction there, of however many transactions it is.  Nobody holds
 a lock of the coordinator meanwhile; delivered twice, a decision is there once.

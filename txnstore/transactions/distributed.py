@@ -1,4 +1,4 @@
-"""What a transaction writes to other databases than its coordinator's.
+"""Writes of a transaction to other databases than its coordinator's.
 
 As in Kafka, a partition or group is made a part of the transaction first, durably, at the coordinator; only then is
 anything written where it lives.  The end of the transaction raises the producer's epoch there, and that of its further

@@ -1,4 +1,4 @@
-"""What holds readers back: every transaction that is open in a partition, who writes it, and what ends it.
+"""Open transactions, which hold readers back: in which partition, who writes them, and what ends them.
 
 The rows are those of the view `open_transactions`, read in pages, so that memory is bounded however many there are;
 where another database of the cluster coordinates a transaction, that one is asked for the rest.  Nothing is locked.

@@ -1,4 +1,4 @@
-"""What a reader of committed records gets of a partition, beside what the markers in its log allow.
+"""The visibility of a partition's records: what a reader of committed ones gets, beside what its markers allow.
 
 The log is passed from its end to its start: a marker comes before the records that it decides on, so nothing but the
 last outcome of each producer has to be known, however long transactions are.

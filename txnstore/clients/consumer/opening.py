@@ -1,4 +1,4 @@
-"""What was read of a partition, and the opening of a batch: its records become messages, each as it is taken."""
+"""The opening of a batch that was read of a partition: its records become messages, each as it is taken."""
 
 from __future__ import annotations
 

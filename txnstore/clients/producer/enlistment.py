@@ -1,4 +1,4 @@
-"""What ends with a producer's transaction: an application's connection to the same database, and branches in others.
+"""The enlistment in a producer's transaction: an application's connection to the same database, or branches in others.
 
 Once a connection to the same database is enlisted, records and offsets wait for its commit, which the producer makes:
 it runs on the caller's thread, because the connection is the caller's.  If its answer is lost it cannot be repeated,

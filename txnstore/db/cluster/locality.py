@@ -1,4 +1,4 @@
-"""What lives in one database of several, and what elsewhere."""
+"""The locality: which partitions and groups live in one database of several, and which elsewhere."""
 
 from __future__ import annotations
 

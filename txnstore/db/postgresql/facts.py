@@ -1,4 +1,4 @@
-"""What can be known of a PostgreSQL database and its server before anything of ours is in it; nothing is changed.
+"""The facts of a PostgreSQL database and its server before anything of ours is in it; nothing is changed.
 
 Each fact is asked for by a statement of its own.  One that this role may not ask for, or that this server does not
 know, is missing, with the reason; all others are there all the same.

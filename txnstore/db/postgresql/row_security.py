@@ -1,4 +1,4 @@
-"""What row-level security keeps from the role that asks: all rows of a table, or some."""
+"""Row-level security: which tables it keeps from the role that asks, wholly or in part."""
 
 from __future__ import annotations
 

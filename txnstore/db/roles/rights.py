@@ -1,4 +1,4 @@
-"""What a role of each kind may do with each table, and by what a row belongs to somebody.
+"""The rights: what a role of each kind may do with each table, and by what a row belongs to somebody.
 
 Every client holds the code of log and coordinator, so a producer writes to heads and states, and a member of a group to
 the rows of groups.  What the rights of tables leave open, row-level security closes by topic, group and transactional

@@ -1,4 +1,4 @@
-"""What can be known of an SQLite file and the place where it is; nothing is changed, and no file is made.
+"""The facts of an SQLite file and the place where it is; nothing is changed, and no file is made.
 
 To read an SQLite file in WAL mode makes files beside it where they are missing.  So the file is opened as one of a
 store in use if these are there, and as one that nobody writes if there is no write-ahead log; else it stays closed.

@@ -1,4 +1,4 @@
-"""Where a file is, and by which other names it could be reached."""
+"""The place of a file, and the other names by which it could be reached."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What others have put on a file's own tables: triggers, and views in their place."""
+"""Planted objects: triggers that others have put on a file's own tables, and views in their place."""
 
 from __future__ import annotations
 

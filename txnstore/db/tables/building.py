@@ -1,4 +1,4 @@
-"""What tables are built of: columns that say what they hold, and options that PostgreSQL alone has."""
+"""The building blocks of tables: columns that say what they hold, and options that PostgreSQL alone has."""
 
 from __future__ import annotations
 

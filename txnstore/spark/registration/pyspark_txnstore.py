@@ -1,4 +1,4 @@
-"""Where Spark finds the data source: it imports every top-level module that is called pyspark_something.
+"""The door at which Spark finds the data source: it imports every top-level module called pyspark_something.
 
 It is installed beside the package, not in it; see pyproject.toml.
 """
