@@ -186,7 +186,7 @@ _TEXT_LENGTH_MAX: Final = 100
 def _settlement(  # noqa: PLR0911, PLR0917  # a table of rules, in the order of the columns
     invoice: str, stock_code: str, description: str, quantity: str, date: str, price: str, customer: str, country: str
 ) -> Settlement | str:
-    """Return the settlement, or why it is none."""
+    """Return the settlement, or why the line was rejected."""
     invoice, stock_code, quantity, date, price, customer, country = map(
         str.strip, (invoice, stock_code, quantity, date, price, customer, country)
     )
@@ -310,7 +310,7 @@ class _Source:
 
 
 def _records(source: _Source, reader: Iterator[list[str]]) -> Iterator[tuple[int, list[str]] | Rejected]:
-    """Yield the fields of each record with the number of its first line; lines without anything on them are none."""
+    """Yield the fields of each record with the number of its first line; lines without anything on them are skipped."""
     while True:
         source.start_record()
         try:

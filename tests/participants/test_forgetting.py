@@ -118,7 +118,7 @@ def test_who_cannot_say_what_is_prepared_is_named_the_stores_own_server_too(bank
     monkeypatch.setattr(recovery, "database_of_prepared", refuse_standby)
     keeps = bank.store.backend.keeps_prepared
     own = [make_url(bank.store.url.url).database] * keeps
-    with pytest.raises(InvalidRequest, match=r"may be prepared where nobody says so now \(it is a standby\)"):
+    with pytest.raises(InvalidRequest, match=r"prepared in a database that did not answer \(it is a standby\)"):
         forget_branch(bank.store, gone.gid, [bank.tables[0].url], force=True)
     assert asked == [*own, "checking"]
     told = forget_branch(bank.store, gone.gid, force=True)

@@ -633,7 +633,7 @@ def test_a_partition_without_a_leader_is_in_the_way_of_no_other_and_copied_once_
         side.send("shop", numbered(1, 4), partition=0)
         wait_until(lambda: relay.copied_count == 9)
     assert read(store, "shop") == {0: numbered(5), 1: numbered(first + 4)}
-    assert "partitions without a leader: shop-1 cannot be read in Kafka before there is one; trying" in caplog.text
+    assert "partitions without a leader: shop-1 cannot be read until a leader is elected; trying" in caplog.text
     assert "partitions without a leader: going on" in caplog.text
     assert "deleted in Kafka" not in caplog.text
 
@@ -643,7 +643,7 @@ def test_a_single_run_copies_the_others_and_waits_for_a_partition_without_a_lead
     for partition in range(2):
         stand_in.side.send("shop", numbered(2), partition=partition)
     leaderless.partitions.add(("shop", 1))
-    with pytest.raises(RelayFailed, match="shop-1 cannot be read in Kafka before there is one") as raised:
+    with pytest.raises(RelayFailed, match="shop-1 cannot be read until a leader is elected") as raised:
         copy(store, stand_in.cluster(), patience_seconds=0.0)
     assert raised.value.may_pass
     assert read(store, "shop") == {0: numbered(2), 1: []}
@@ -746,7 +746,7 @@ def test_where_a_partition_without_a_leader_ends_is_waited_for_by_a_latest_one(s
     for partition in range(2):
         stand_in.side.send("shop", numbered(2), partition=partition)
     leaderless.partitions.add(("shop", 1))
-    with pytest.raises(RelayFailed, match="shop-1 cannot be read in Kafka before there is one"):
+    with pytest.raises(RelayFailed, match="shop-1 cannot be read until a leader is elected"):
         copy(store, stand_in.cluster(), start=RelayStart.LATEST, patience_seconds=0.0)
     assert positions(store) == []
     leaderless.partitions.clear()
@@ -756,7 +756,7 @@ def test_where_a_partition_without_a_leader_ends_is_waited_for_by_a_latest_one(s
     # From there on it is known where each begins.
     leaderless.partitions.add(("shop", 1))
     stand_in.side.send("shop", numbered(1, 2), partition=0)
-    with pytest.raises(RelayFailed, match="before there is one"):
+    with pytest.raises(RelayFailed, match="until a leader is elected"):
         copy(store, stand_in.cluster(), start=RelayStart.LATEST, patience_seconds=0.0)
     assert read(store, "shop") == {0: numbered(1, 2), 1: numbered(1, 2)}
 

@@ -110,7 +110,7 @@ def test_who_may_not_write_is_told_why(
     ("now", "asks", "told"),
     [
         (5, 4, "it is 7:5 now (by an administrator)"),
-        (5, 6, "it is only 7:5 here: was an older state restored"),
+        (5, 6, "this database knows only producer 7:5: was an older state restored"),
         # Who has taken over a prepared transaction has any epoch.
         (40_000, 5, "it is 7:40000 now"),
         (5, 40_000, "it is 7:5 now"),

@@ -73,7 +73,7 @@ class _Reports:
         self.delivered = 0
         self.failed = 0
         self.unknown = 0
-        """Of so many nobody can say whether they are in the log."""
+        """How many records have an unknown outcome."""
 
         self._trouble = ""
         self._delivered_since: set[int | None] = set()

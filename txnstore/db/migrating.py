@@ -122,7 +122,7 @@ def _schema_by_path(table: str) -> str | None:
     try:
         connection = context.get_bind()
     except (NameError, AttributeError):
-        # No env.py runs, or none any more: Alembic's functions were called by themselves, on nobody knows what.
+        # No env.py is running, so the schema is unknown: Alembic's functions were called by themselves.
         return _USUAL_SCHEMA
     if connection.dialect.name != "postgresql":
         return None

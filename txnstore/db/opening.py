@@ -273,7 +273,7 @@ def _look(store: Store, connection: Connection) -> FirstLook:
 def _look_inside(connection: Connection, names: frozenset[str]) -> FirstLook:
     version = _read_version(connection)
     if version is None:
-        return _foreign("no version of txnstore is recorded in them")
+        return _foreign("they record no version of txnstore")
     if version == SCHEMA_VERSION and (missing := _OUR_TABLES - names):
         return _foreign(f"some are missing: {', '.join(sorted(missing))}")
     rows = connection.execute(_ANY_COLUMNS.select_from(stores)).all()

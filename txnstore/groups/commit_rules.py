@@ -139,8 +139,8 @@ def _check_member(group: GroupView, committer: GroupMembership) -> None:
         return
     if not committer.member_id and committer.generation != NO_GENERATION:
         raise UnknownMember(
-            f"the consumer is no member of group {committer.group_id!r} any more since it has left in generation"
-            f" {committer.generation}; it commits only what it has assigned itself since, and in no transaction"
+            f"the consumer left group {committer.group_id!r} in generation {committer.generation}; it may now commit"
+            " only partitions that it assigned itself, outside transactions"
         )
     if all(member.member_id != committer.member_id for member in group.members):
         raise UnknownMember(f"group {committer.group_id!r} does not know the member {committer.member_id[:80]!r}")

@@ -145,7 +145,7 @@ def _has_older(topic_settings: Settings, file: pq.ParquetFile, groups: list[Any]
     column = file.schema_arrow.get_field_index("timestamp")
     for statistics in (group.column(column).statistics for group in groups):
         if statistics is None or not statistics.has_min_max:
-            raise InvalidRequest("the archive does not say how old its records are: it is not as it was exported")
+            raise InvalidRequest("the archive lacks the age of its records, so it was changed after the export")
         # As it is stored: no calendar has all of them.
         if statistics.min_raw < now_ms - kept_ms:
             return True

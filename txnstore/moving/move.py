@@ -297,8 +297,7 @@ def _check_fresh(connection: Connection, target: Store) -> None:
     if used or connection.execute(_PRODUCER_IDS).scalar_one() != 0:
         where = f": there are rows in {', '.join(used)}" if used else ": producers have used it"
         raise InvalidRequest(
-            f"{target.url} is not empty{where}. A store moves to a database of its own, in which `txnstore migrate`"
-            " has made the tables"
+            f"{target.url} is not empty{where}. The target must be a separate database, prepared by `txnstore migrate`"
         )
 
 

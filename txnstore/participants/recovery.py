@@ -186,8 +186,8 @@ def forget_branch(
         # Named, for the branch may be there: who finds it once that database is back would roll back what is committed.
         told = "; ".join(str(error) for error in silent)
         raise type(_gravest(silent))(
-            f"the branch {gid} may be prepared where nobody says so now ({told}): try again, or leave out a participant"
-            " that is gone for good"
+            f"the branch {gid} may still be prepared in a database that did not answer ({told}): try again, or leave"
+            " out a participant that is gone for good"
         )
 
     def work(connection: Connection) -> None:

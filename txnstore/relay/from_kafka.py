@@ -502,7 +502,7 @@ def _made_anew(topic: str) -> RelayFailed:
 def _no_leader(partitions: Collection[PartitionName]) -> KafkaUnavailable:
     names = sorted(map(str, partitions))
     more = f" and {len(names) - _NAMED_MAX} more" if len(names) > _NAMED_MAX else ""
-    return KafkaUnavailable(f"{', '.join(names[:_NAMED_MAX])}{more} cannot be read in Kafka before there is one")
+    return KafkaUnavailable(f"{', '.join(names[:_NAMED_MAX])}{more} cannot be read until a leader is elected")
 
 
 def _closed(consumer: Any) -> Any:

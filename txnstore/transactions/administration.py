@@ -335,7 +335,7 @@ def _end_in_partition(connection: Connection, target: OpenInPartition) -> None:
 def _check_of_nobody(coordinator: Store, connection: Connection, producer_ids: Collection[int]) -> None:
     """Refuse to take the producers for unknown where the transaction of one may be hidden from this role."""
     some = ", ".join(map(str, sorted(producer_ids)[:_NAMED_MAX]))
-    judgement = f"a transactional id has what is open of producer {some}, and would end it"
+    judgement = f"the transaction of producer {some} is owned by a transactional id, which will end it"
     check_sees_all(coordinator, connection, (transactions, transaction_writers), judgement, when_locking=True)
 
 

@@ -539,10 +539,10 @@ def fenced(row: TransactionMetadata, producer: ProducerIdentity) -> ProducerFenc
     if (row.producer_id, row.producer_epoch) < (producer.producer_id, producer.epoch) and producer.epoch <= EPOCH_MAX:
         # Nobody was given this epoch, or producer id, by what is here.
         why = "was an older state restored, or did a standby take over without the last commits?"
-        now = f"only {row.identity} here: {why}"
+        now = f"this database knows only producer {row.identity}: {why}"
     else:
-        now = f"{row.identity} now{f' ({row.fence_detail})' if row.fence_detail else ''}"
-    return ProducerFenced(f"producer {producer} of {row.transactional_id[:80]!r} is fenced: it is {now}")
+        now = f"it is {row.identity} now{f' ({row.fence_detail})' if row.fence_detail else ''}"
+    return ProducerFenced(f"producer {producer} of {row.transactional_id[:80]!r} is fenced: {now}")
 
 
 def _wrong_mapping(row: TransactionMetadata, producer: ProducerIdentity) -> InvalidProducerIdMapping:

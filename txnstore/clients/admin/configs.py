@@ -220,7 +220,7 @@ def _tell_of_meaningless(names: Iterable[str], logger: logging.Logger) -> None:
 def check_resources(
     resources: Iterable[ConfigResource], refusal: type[TypeError | ValueError] = ValueError
 ) -> list[ConfigResource]:
-    """Return the resources of a call; `refusal` is for what is none: confluent-kafka's older calls say ValueError."""
+    """Return the resources of a call, or raise `refusal` for anything else: ValueError in older calls."""
     if isinstance(resources, str | bytes | ConfigResource):
         error = TypeError if isinstance(resources, ConfigResource) else refusal
         raise error(f"{type(resources).__name__!r} object is not a list of ConfigResource objects")

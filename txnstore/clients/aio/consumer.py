@@ -332,7 +332,7 @@ class AIOConsumer(OfOneProcess):
         return taken
 
     def _in_turn(self, work: Callable[[], _Result]) -> _Result:
-        """Call the consumer, as none but a commit on a connection does now; it knows first what was read."""
+        """Call the consumer, which is told first what was read; used only by commits on a connection."""
         self._give_back()
         self._settle()
         return work()

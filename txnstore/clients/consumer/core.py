@@ -426,7 +426,7 @@ class ConsumerCore:
         self.gathered(messages)
 
     def _put_back(self, messages: Sequence[Message]) -> None:
-        """Return first what is told of no partition that is assigned: of those the subscription has put it back."""
+        """Put back first the errors of partitions that are not assigned: the subscription has put back the rest."""
         waiting = [event.message for event in self.inbox.events if isinstance(event, MessageEvent)]
         assigned = {(partition.topic, partition.number) for partition in self.subscription}
         for message in reversed(messages):

@@ -142,7 +142,7 @@ class Fetcher:
 
     @property
     def may_be_held_back(self) -> bool:
-        """Whether it does; or another thread's reader may, of whom the first one does not hear while it waits."""
+        """Whether one does, or may: the first thread does not hear of the others' readers while it waits."""
         return bool(self._further) or self._first.held_back_since is not None
 
     def note_held_back(self) -> None:

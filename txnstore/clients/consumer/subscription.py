@@ -65,11 +65,11 @@ class Subscription:
         self._lender: AssignedPartition | None = None
         """Whose messages the outlet hands out."""
         self._announced: Chunk | None = None
-        """Of which the order was told last that it is handed out."""
+        """The chunk that the order was last told is handed out."""
         self._eof_wait_seconds = eof_wait_seconds
         self._stores_offsets = self._stores_at_once = stores_offsets
         self.withheld: set[AssignedPartition] = set()
-        """Of which something was handed out that has not reached the application: it is not stored yet."""
+        """Partitions of which something was handed out that has not reached the application: it is not stored yet."""
         self.gathered: dict[int, tuple[list[Message], dict[AssignedPartition, int]]] = {}
         """What each call under way has gathered, by the identity of its list, and where that begins."""
         self.kept: list[Message] = []
@@ -77,7 +77,7 @@ class Subscription:
 
         They have not reached the application: before anything else is done here, they are given back."""
         self._torn: tuple[AssignedPartition, Chunk, int, Message | None] | None = None
-        """Of which an interrupt has taken a record with it, and the position before it; the record too, if it is known.
+        """The partition that lost a record to an interrupt, with the position before it; the record too, if known.
 
         As what is kept, it is given back before anything else."""
         self._begins: dict[AssignedPartition, int] = {}

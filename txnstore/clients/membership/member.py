@@ -634,7 +634,7 @@ class ConsumerMember:
         self._depart(identity)
 
     def _forget_name(self) -> None:
-        """Be no member in commits any more, once the consumer has none of the group's partitions."""
+        """Stop committing as a member, once the consumer has none of the group's partitions."""
         if not self._untold:
             self._membership = replace(self._membership, member_id="")
 

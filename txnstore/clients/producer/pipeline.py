@@ -135,7 +135,7 @@ class CommitPipeline:
             return wait_within(self._changed, lambda: len(self._pending) < PENDING_MAX, timeout_seconds)
 
     def wait_until_done(self, timeout_seconds: float) -> bool:
-        """Wait until no commit is left to be done; return whether none is."""
+        """Wait until no commit is left to be done; return whether the queue is empty."""
         with self._changed:
             return wait_within(self._changed, lambda: not self._pending, timeout_seconds)
 

@@ -235,10 +235,10 @@ class TransactionProgress:
             return None
 
     def end_unforeseen(self, call: TransactionCall, error: Exception) -> NoReturn:
-        """Let a call be over, of which an error is the end that nobody foresaw, and tell its caller.
+        """End a call that failed with an unexpected error, and tell its caller.
 
-        A commit that was not asked for can be aborted; of one that may stand nobody says that it does not.  An id that
-        is not claimed can be claimed again, but what lasts is not made better by that: its error is told as it is.
+        A commit that was not asked for can be aborted; one that may stand is not said to have failed.  An id that is
+        not claimed can be claimed again, but that does not help against an error that lasts: it is raised as it is.
         """
         if isinstance(error, KafkaException) or is_closed(error):
             raise error
@@ -246,9 +246,9 @@ class TransactionProgress:
         reason = f"{call.value}() failed in the client ({type(error).__name__})"
         with self.lock:
             if self.stage is _S.COMMITTING:
-                own = OutcomeForgotten(f"{reason}, and the commit may stand all the same")
+                own = OutcomeForgotten(f"{reason}, and the commit may have taken effect")
             elif call is TransactionCall.COMMIT and self.prepared is None:
-                own = TransactionAbortable(f"{reason}; nothing was committed: abort the transaction")
+                own = TransactionAbortable(f"{reason}. Nothing was committed; abort the transaction")
                 # Its records may have used up sequence numbers: the abort has to bring a new epoch.
                 self.is_written = True
                 self.fail(transaction_error_of(own, call))

@@ -205,7 +205,7 @@ class Cluster:
             store = address.open(self._open, create=create)
         except StoreUnavailable as error:
             fields = {"event": "database_unavailable", "database": address.label}
-            _log.warning("%s; it is looked for again when something that lives there is needed", error, extra=fields)
+            _log.warning("%s; it will be tried again when it is next needed", error, extra=fields)
             return
         member = self._member_of(store)
         if member is None:
