@@ -148,7 +148,7 @@ def test_the_same_command_goes_on_at_once_only_if_it_may_get_further(run, done, 
     done("export", "orders", "--parquet", path)
     done("topics", "create", "keyed", "--partitions", "2", "--config", "cleanup.policy=compact")
     ended = run("load", path, "--topic", "keyed")
-    assert (ended.code, ended.err.endswith("; once that is mended, the same command goes on\n")) == (1, True)
+    assert (ended.code, ended.err.endswith("; once that is put right, the same command goes on\n")) == (1, True)
 
     def fail(*_, **__):
         raise KafkaException(KafkaError(KafkaError._TRANSPORT, "no server", retriable=True))

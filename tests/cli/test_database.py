@@ -51,7 +51,7 @@ def test_a_database_in_memory_is_not_told_to_be_migrated(url):
     command = [sys.executable, "-m", "txnstore", "info", "--url", url]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert ended.stderr.startswith(f"txnstore: {url} names no file: ")
+    assert ended.stderr.startswith(f"txnstore: {url} is a database in memory, ")
     assert "migrate" not in ended.stderr
 
 

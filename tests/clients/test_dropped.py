@@ -187,7 +187,7 @@ client.produce("payments", b"42", on_delivery=print)
     ended = subprocess.run(
         [sys.executable, "-c", program, url], capture_output=True, text=True, check=True, timeout=PATIENCE_SECONDS
     )
-    assert ("up to 1 records that were not sent" in ended.stderr) == is_told == bool(ended.stderr), ended.stderr
+    assert ("up to 1 records were not sent" in ended.stderr) == is_told == bool(ended.stderr), ended.stderr
 
 
 #: An object that uses its client and closes it when it is dropped, and is there until the interpreter has ended all

@@ -202,7 +202,7 @@ def test_a_program_ends_at_once_whatever_its_clients_are_doing(url, hang, end, h
                 code = child.wait(PATIENCE_SECONDS)
                 ended_seconds = time.monotonic() - before
             # What was not sent is told of; the record of the plain producer may have had no time.
-            told = "records that were not sent"
+            told = "records were not sent"
             unsent: list[str] = []
             errors: list[str] = []
             for line in child.stderr:

@@ -226,7 +226,7 @@ def test_what_a_standby_of_the_coordinator_does_not_know_is_not_taken_for_lost(
     with monkeypatch.context() as lagging:
         lagging.setattr(type(bench.cluster.own(1).backend), "is_standby", lambda *_: True)
         assert (listed(bench).coordinator_is_away, listed(bench).is_hanging) == (True, False)
-        with pytest.raises(StoreReadOnly, match="is a standby, which may not have heard yet"):
+        with pytest.raises(StoreReadOnly, match="is a standby, which may lag behind"):
             drop_lost_offsets(bench.cluster, found)
     newest()
     producer.end(commit=True)

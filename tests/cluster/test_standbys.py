@@ -39,7 +39,7 @@ def test_a_partition_that_a_standby_of_the_controller_does_not_know_is_not_taken
         else:
             # Nor does the member, whose copies are behind.
             lagging.setattr(delivery, "write_markers", unknown)
-        with pytest.raises(StoreReadOnly, match="is a standby, which may not have heard yet"):
+        with pytest.raises(StoreReadOnly, match="is a standby, which may lag behind"):
             complete_decided(store, producer.transactional_id, bench.cluster)
     assert bench.queued(producer.transactional_id) == {partition_id}
     complete_decided(store, producer.transactional_id, bench.cluster)
@@ -59,7 +59,7 @@ def test_a_transaction_that_a_standby_of_its_coordinator_does_not_know_is_not_en
     with monkeypatch.context() as lagging:
         lagging.setattr(type(bench.cluster.controller.backend), "is_standby", lambda *_: True)
         lagging.setattr(known, "values", lambda *_: [])
-        with pytest.raises(StoreReadOnly, match="is a standby, which may not have heard yet"):
+        with pytest.raises(StoreReadOnly, match="is a standby, which may lag behind"):
             abort_open_transactions(bench.cluster.own(3), [target], bench.cluster)
     producer.end(commit=True)
     assert bench.read(partition_id) == [b"a"]
@@ -84,7 +84,7 @@ def test_a_producer_is_not_fenced_for_a_partition_that_a_standby_of_the_controll
     with monkeypatch.context() as lagging:
         lagging.setattr(*is_standby)
         lagging.setattr(coordinator, "read_deleted", lambda *_, **__: set())
-        with pytest.raises(StoreUnavailable, match=r"is a standby, which may not have heard yet.*committed nothing"):
+        with pytest.raises(StoreUnavailable, match=r"is a standby, which may lag behind.*committed nothing"):
             producer.end(commit=True, in_store=in_store)
     assert bench.read(kept) == []
     # What it has heard of is so.

@@ -267,7 +267,7 @@ def test_a_file_in_which_a_strangers_statements_would_run_is_refused(txnstore_sq
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript(statements)
     before = Path(path).read_bytes()
-    with pytest.raises(ForeignSchema, match=r"what txnstore did not make: the (trigger|view) '"):
+    with pytest.raises(ForeignSchema, match=r"that txnstore did not make: the (trigger|view) '"):
         open_store(txnstore_sqlite_url)
     assert Path(path).read_bytes() == before
 

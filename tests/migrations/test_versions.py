@@ -224,7 +224,7 @@ def test_a_program_that_must_not_write_any_more_hears_so_at_its_next_connection_
         assert list(admin.list_topics(timeout=PATIENCE_SECONDS).topics) == ["orders"]
         upgraded_elsewhere(url, code_of_version, SECOND_LATER)
         store._dispose()
-        with pytest.raises(SchemaTooNew, match=f"has to know version {SECOND_LATER}.*knows {SCHEMA_VERSION}; upgrade"):
+        with pytest.raises(SchemaTooNew, match=f"must know version {SECOND_LATER}.*knows {SCHEMA_VERSION}; upgrade"):
             store.read(list_topics)
         with pytest.raises(KafkaException) as refused:
             admin.list_topics(timeout=PATIENCE_SECONDS)

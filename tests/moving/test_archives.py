@@ -632,7 +632,7 @@ def test_an_archive_that_was_written_anew_without_its_statistics_is_refused(clus
     change_topic_configs(cluster, "orders", {"retention.ms": None})
     export(cluster, "orders", path)
     pq.write_table(pq.read_table(path), path, write_statistics=False)
-    with pytest.raises(InvalidRequest, match="does not say how old its records are"):
+    with pytest.raises(InvalidRequest, match="lacks the age of its records"):
         load(cluster, path, settings_of(cluster), "again")
 
 

@@ -132,7 +132,7 @@ def test_what_names_no_database_is_refused(database, error, text):
 
 def test_an_engine_that_nobody_else_can_reach_is_refused():
     engine = create_engine("sqlite://")
-    with pytest.raises(KafkaException, match="own memory"):
+    with pytest.raises(KafkaException, match="is in memory"):
         Outbox(engine)
     engine.dispose()
 

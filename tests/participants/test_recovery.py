@@ -130,7 +130,7 @@ def test_a_standby_that_has_not_heard_of_what_is_prepared_ends_nothing(tables):
             os.chown(marker, user.user_id, user.group_id)
         server.start()
         for end in (bank.recover, transfer.branches.settle):
-            with pytest.raises(StoreReadOnly, match="is a standby, which may not have heard yet"):
+            with pytest.raises(StoreReadOnly, match="is a standby, which may lag behind"):
                 end()
         assert [table.our_gids() for table in tables] == gids != [[], []]
 

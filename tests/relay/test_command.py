@@ -122,7 +122,7 @@ def test_a_wrong_call_ends_with_2(relay, txnstore_sqlite_url, arguments, said):
 
 def test_a_relay_that_was_given_up_is_forgotten(relay, url, store):
     code, _, err = relay(url, "--forget", "a")
-    assert (code, err.endswith("a is no relay that stands anywhere in this store: there is none\n")) == (1, True)
+    assert (code, err.endswith("a is no relay with a position in this store: there is none\n")) == (1, True)
     to_one, to_two, from_one = relay_id_to("one", "a"), relay_id_to("two", "a"), relay_id_from("one", "b")
     for relay_id in (to_one, start_id_of(to_one), to_two, from_one):
         at = {PartitionName(topic, number): RelayPosition("uuid", 7) for topic in ("t", "u") for number in (0, 1)}
@@ -143,7 +143,7 @@ def test_a_relay_that_was_given_up_is_forgotten(relay, url, store):
     assert set(map(len, left().values())) == {2}
     code, out, err = relay(url, "--forget", "to/one/a", "--topic", "v", "-t", "w")
     assert (code, out) == (1, "")
-    assert err.endswith("to/one/a stands in none of these topics: v, w\n")
+    assert err.endswith("to/one/a has a position in none of these topics: v, w\n")
     assert relay(url, "--forget", "to/one/a", "--topic", "t") == (
         0,
         "the positions in 2 partitions were forgotten\n",

@@ -524,14 +524,14 @@ def test_without_a_group_a_replay_of_the_last_batch_reads_what_that_has_read(que
     older = query.restarted()
     older.read(0, 0, 25, group_id=NO_GROUP)
     assert older.task(0, b"a and more") is None
-    with pytest.raises(ProducerFenced, match="has read something else than now; nothing was changed"):
+    with pytest.raises(ProducerFenced, match="but read something else then; nothing was changed"):
         older.decide(0)
     another = query.restarted()
     another.read(0, 0, 20, group_id=NO_GROUP)
     another.read(0, 0, 5, partition_id=query.target, group_id=NO_GROUP)
-    with pytest.raises(ProducerFenced, match="has read something else"):
+    with pytest.raises(ProducerFenced, match="but read something else"):
         another.decide(0)
-    with pytest.raises(ProducerFenced, match="has read something else"):
+    with pytest.raises(ProducerFenced, match="but read something else"):
         query.restarted().decide(0)
     # However its tasks share it out, and as often as it comes.
     for edges in ((0, 20), (0, 7, 14, 20)):
@@ -542,7 +542,7 @@ def test_without_a_group_a_replay_of_the_last_batch_reads_what_that_has_read(que
         assert not query.decide(0)
     older = query.restarted()
     older.read(0, 0, 25, group_id=NO_GROUP)
-    with pytest.raises(ProducerFenced, match="has read something else"):
+    with pytest.raises(ProducerFenced, match="but read something else"):
         older.decide(0)
     query = query.restarted()
     query.read(1, 20, 25, group_id=NO_GROUP)
@@ -559,7 +559,7 @@ def test_two_readers_without_a_group_may_read_one_partition(query) -> None:
     for replay, end in ((again, 6), (older, 7)):
         replace(replay, reader_id=2).read(1, 0, end, group_id=NO_GROUP)
         replace(replay, reader_id=3).read(1, 0, 10, group_id=NO_GROUP)
-    with pytest.raises(ProducerFenced, match="has read something else"):
+    with pytest.raises(ProducerFenced, match="but read something else"):
         older.decide(1)
     assert not again.decide(1)
 
@@ -578,7 +578,7 @@ def test_a_query_that_reads_as_another_group_from_now_on_writes_its_last_batch_o
     assert again.task(0, b"a") is None
     assert not again.decide(0)
     older.read(0, 0, 12, group_id=now)
-    with pytest.raises(ProducerFenced, match="has read something else"):
+    with pytest.raises(ProducerFenced, match="but read something else"):
         older.decide(0)
     again = again.restarted()
     again.read(1, 10, 20, group_id=now)
@@ -592,7 +592,7 @@ def test_where_nobody_knows_what_the_last_batch_has_read_its_number_says_it_but_
     again.read(0, 0, 10, group_id=NO_GROUP)
     assert not again.decide(0)
     grouped.read(0, 0, 10)
-    with pytest.raises(ProducerFenced, match="has read something else"):
+    with pytest.raises(ProducerFenced, match="but read something else"):
         grouped.decide(0)
     query = query.restarted()
     query.read(1, 0, 10)
@@ -601,7 +601,7 @@ def test_where_nobody_knows_what_the_last_batch_has_read_its_number_says_it_but_
     query = query.restarted()
     query.read(2, 10, 20)
     query.read(2, 0, 10, partition_id=query.target, group_id=NO_GROUP)
-    with pytest.raises(ProducerFenced, match="has read something else"):
+    with pytest.raises(ProducerFenced, match="but read something else"):
         query.decide(2)
     assert query.visible == [b"a", b"b"]
 

@@ -126,7 +126,7 @@ def test_without_a_group_a_checkpoint_of_one_batch_before_is_refused_and_a_repla
     with pytest.raises(StreamingQueryException, match="told to fail"):
         finish(start(spark, pipeline, checkpoint, steps=steps, per_batch=10_000, group=None))
     fill(pipeline, COUNT + 50, 50)
-    with pytest.raises(StreamingQueryException, match=r"batch 1 .* has read something else than now"):
+    with pytest.raises(StreamingQueryException, match=r"batch 1 .* but read something else then"):
         finish(start(spark, pipeline, copy, per_batch=10_000, group=None))
     finish(start(spark, pipeline, checkpoint, per_batch=10_000, group=None))
     with open_store(pipeline) as store:

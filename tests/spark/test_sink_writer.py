@@ -212,8 +212,9 @@ def test_what_is_dropped_of_a_copied_checkpoint_is_a_warning_and_the_replay_of_a
     query.run_id = "another query, with a copy"
     run(1)
     (warning,) = caplog.messages
-    assert re.search(r"batch 1 of query:query-1 is dropped: .* batch 3 was decided at 20\d\d-.*'spark-query-", warning)
-    assert "A restart repeats the last batch alone. Its checkpoint is an older copy" in warning
+    told = r"batch 1 of query:query-1 is dropped as written already: batch 3 was decided at 20\d\d-.*'spark-query-"
+    assert re.search(told, warning)
+    assert "A restart repeats only the last batch, so its checkpoint is an older copy" in warning
     assert "a copied checkpoint is the same query" in warning
     assert visible(out) == ["0", "1", "2", "3"]
 
@@ -557,7 +558,8 @@ def test_an_older_version_is_dropped_with_a_warning_and_the_last_one_without(url
     Job(url, txnAppId="app", txnVersion="3").run(rows("late"))
     assert visible(out) == ["3", "4"]
     (warning,) = caplog.messages
-    assert re.search(r"batch 3 of app::app is dropped: .* batch 4 was decided at 20\d\d-.*'spark-app-:app'", warning)
+    told = r"batch 3 of app::app is dropped as written already: batch 4 was decided at 20\d\d-.*'spark-app-:app'"
+    assert re.search(told, warning)
     assert "restart" not in warning
 
 
@@ -595,7 +597,7 @@ def test_an_older_version_of_another_query_is_neither_written_nor_dropped(url, o
     write("one", 1, "1")
     assert "batch 1 of app::app is dropped" in caplog.text
     for version in (0, 2):
-        with pytest.raises(ProducerFenced, match=r"that this query wrote it is not known .* a txnAppId of its own"):
+        with pytest.raises(ProducerFenced, match=r"whether this query wrote it is not known .* a txnAppId of its own"):
             write("two", version, "new")
     write("two", 3, "3")
     write("two", 3, "3")
@@ -611,7 +613,7 @@ def test_what_another_query_has_written_meanwhile_is_not_dropped_by_the_decision
     # An empty task asks nothing.
     message = late.task([], "two")
     first.run(rows("a"), query_id="one")
-    with pytest.raises(ProducerFenced, match="that this query wrote it is not known"):
+    with pytest.raises(ProducerFenced, match="whether this query wrote it is not known"):
         late.copy().commit([message])
     assert visible(out) == ["a"]
 

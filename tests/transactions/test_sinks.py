@@ -159,7 +159,7 @@ def test_a_version_that_its_query_repeats_is_remembered_as_of_that_query_for_as_
         clock.advance(20 * DAY_MS)
         assert forget_silent_sinks(bench.store) == 0
         assert not write(3)
-    with pytest.raises(ProducerFenced, match="that this query wrote it is not known"):
+    with pytest.raises(ProducerFenced, match="whether this query wrote it is not known"):
         write(3, "another")
     clock.advance(30 * DAY_MS)
     assert forget_silent_sinks(bench.store) == 2

@@ -177,7 +177,7 @@ def test_an_abort_aborts_every_writer_and_takes_no_names(bench, separate) -> Non
     writer = join(bench, producer)
     writer.send(first, b"a", report=True)
     writer_of_nothing = join(bench, producer)
-    with pytest.raises(InvalidRequest, match="aborted"):
+    with pytest.raises(InvalidRequest, match="an abort takes no records"):
         producer.end(commit=False, writers=[writer.id])
     producer.abort()
     assert bench.read(first) == bench.read(second) == []

@@ -80,7 +80,7 @@ def export(
         str, typer.Option("--compression", metavar="CODEC", help=f"One of {', '.join(_COMPRESSIONS)}.")
     ] = "zstd",
     force: Annotated[
-        bool, typer.Option("--force", help="Replace the file if it is there; a link or a device never is.")
+        bool, typer.Option("--force", help="Replace an existing file, but never a link or a device.")
     ] = False,
     url: Url = None,
     schema: Schema = DEFAULT_SCHEMA,
@@ -165,7 +165,7 @@ def _way_on(error: KafkaException, topic: str) -> str:
         if setting in error_text(error):
             alter = f"txnstore topics alter {topic} --config {setting}={largest}"
             return f"after `{alter}` the same command goes on"
-    return "once that is mended, the same command goes on"
+    return "once that is put right, the same command goes on"
 
 
 def _needing_pyarrow(name: str) -> ModuleType:

@@ -100,7 +100,7 @@ def forget(
     gid: Annotated[str, typer.Argument(metavar="GID", help="The part, as `branches` shows it.")],
     *,
     force: Annotated[
-        bool, typer.Option("--force", help="Although it was to commit: what it wrote was put right by hand.")
+        bool, typer.Option("--force", help="Forget it even if it was to commit: what it wrote was put right by hand.")
     ] = False,
     participants: Participants = None,
     url: Url = None,
@@ -117,7 +117,7 @@ def forget(
         for store in reached(cluster, refused):
             if gid in store.read(partial(branches_by_gid, gids=[gid])):
                 for error in forget_branch(store, gid, participants or (), cluster, force=force):
-                    hint(f"not asked whether it is prepared there: {error}")
+                    hint(f"could not ask whether it is prepared there: {error}")
                 say(f"the branch {gid} is forgotten")
                 return
     # Perhaps it is known there.

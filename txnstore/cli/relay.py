@@ -76,7 +76,7 @@ def relay(
         RelayStart,
         typer.Option(
             "--start",
-            help="Where to begin in a topic that this relay has not read yet; topics and partitions that come up while"
+            help="Where to begin in a topic that this relay has not read yet; topics and partitions that appear while"
             " it runs are read from their first record.",
         ),
     ] = RelayStart.EARLIEST,
@@ -102,8 +102,8 @@ def relay(
         typer.Option(
             "--forget",
             metavar="NAME",
-            help="Do nothing but forget where the relay of this name stands, with --topic in these topics only: it was"
-            " given up. Started again, one from Kafka begins anew; one to Kafka goes on where Kafka says.",
+            help="Only forget the positions of the relay of this name, which was given up; with --topic, those in these"
+            " topics. Started again, one from Kafka begins anew; one to Kafka goes on where Kafka says.",
         ),
     ] = None,
     schema: Schema = DEFAULT_SCHEMA,

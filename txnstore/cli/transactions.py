@@ -445,7 +445,7 @@ def _abort_producer(cluster: Cluster, producer_id: int, *, yes: bool) -> None:
         _ask(f"what producer {producer_id}, which its coordinator does not know, holds of {names}", yes=yes)
         lost = drop_lost_offsets(cluster, held)
         if not lost:
-            raise CommandFailed(f"somebody has or will have the producer id {producer_id} now; nothing was changed")
+            raise CommandFailed(f"the producer id {producer_id} is in use by now, or will be; nothing was changed")
         say(f"what producer {producer_id} held of {_names_of_groups(lost)} was dropped")
     tell_and_exit(left_out.values())
     if not held:
@@ -485,9 +485,9 @@ def _abort_at(store: Store, cluster: Cluster, transactional_id: str, producer_id
         if held:
             raise CommandFailed(
                 f"{transactional_id} has no open transaction; nothing was changed. Its producer held"
-                f" {_names_of_groups(held)}: if it still does, a coordinator that was restored has lost that."
-                f" Start a producer with this id; then `txnstore transactions abort --producer-id"
-                f" {found.row.producer_id}` ends that"
+                f" {_names_of_groups(held)}: if it still does, a coordinator that was restored no longer knows"
+                f" it. Start a producer with this id; then `txnstore transactions abort --producer-id"
+                f" {found.row.producer_id}` drops them"
             )
         say(f"{transactional_id} has no open transaction; nothing was changed")
         return

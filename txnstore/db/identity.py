@@ -98,8 +98,8 @@ def same_store_check(store: Store, connection: Connection) -> Callable[[str | No
         _check_uuid(store, store_uuid)
         if oldest_writer_version > SCHEMA_VERSION:
             raise SchemaTooNew(
-                f"the tables in {store.url} were upgraded while this program ran: what writes there has to know version"
-                f" {oldest_writer_version} of them, this txnstore knows {SCHEMA_VERSION}; upgrade the package and"
+                f"the tables in {store.url} were upgraded while this program ran: a program that writes to them must"
+                f" know version {oldest_writer_version}, this txnstore knows {SCHEMA_VERSION}; upgrade the package and"
                 " restart the program"
             )
         if next_producer_id < newest_producer_id:
@@ -135,9 +135,7 @@ def check_not_standby(store: Store, connection: Connection) -> None:
         StoreReadOnly: it is a standby.
     """
     if store.backend.is_standby(connection):
-        raise StoreReadOnly(
-            f"{store.url} is a standby, which may not have heard yet of what its primary knows: connect to that"
-        )
+        raise StoreReadOnly(f"{store.url} is a standby, which may lag behind its primary: connect to the primary")
 
 
 def check_not_adopted(store: Store, connection: Connection) -> None:

@@ -200,7 +200,7 @@ def ensure_tables(store: Store, *, create: bool, moving: bool = False) -> str:
     if finding.found is Found.NOTHING:
         if not create:
             if store.url.is_in_memory:
-                raise SchemaOutdated(f"{store.url} names no file: no other program has left a store in memory")
+                raise SchemaOutdated(f"{store.url} is a database in memory, which never holds a store from before")
             what = "has no tables of txnstore" if is_there else "leads to no file"
             raise SchemaOutdated(f"{store.url} {what}; run `txnstore migrate` on it to make a store there")
         finding = _create(store)

@@ -452,12 +452,12 @@ class FromKafka:
                     raise RelayFailed(f"{partition}, offset {message.offset()} in Kafka: {error}") from None
                 position = one.next_offset
                 self.copied_count += 1
-        raise PositionMoved("the store takes what it has refused a moment ago")
+        raise PositionMoved("the store now accepts what it refused a moment ago")
 
     def _lose_patience(self) -> None:
         """Give up, with `once`, on a cluster that says nothing at all for too long."""
         if self._options.once and time.monotonic() - self._heard_at > self._options.patience_seconds:
-            raise RelayFailed("copying from Kafka: neither records nor the end of a partition arrive", may_pass=True)
+            raise RelayFailed("copying from Kafka: neither records nor the end of a partition arrived", may_pass=True)
 
     def _arrived(self, messages: Sequence[Any]) -> dict[PartitionName, Arrived]:
         kinds = self._cluster.library.KafkaError

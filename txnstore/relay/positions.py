@@ -91,7 +91,7 @@ def check_one_way(connection: Connection, relay_id: str, topics: Collection[str]
         of_other = " ".join(f"--topic {topic}" for relay, topic in found if relay == other)
         raise RelayFailed(
             f"topic {', '.join(sorted({topic for _, topic in found}))}: another relay copies it in the other direction,"
-            " between this store and the same Kafka cluster, and its records would go round and round; choose others"
+            " between this store and the same Kafka cluster, and its records would circulate for ever; choose others"
             " with --topic, or, if that relay is given up for good, have it forgotten: txnstore relay --forget"
             f" {other} {of_other}"
         )
@@ -169,7 +169,7 @@ def forget_relay(connection: Connection, relay: str, topics: Collection[str] = (
     relay_ids = sorted({relay_of(row.relay_id) for row in connection.execute(_TOPICS)})
     found = [relay_id for relay_id in relay_ids if relay in (relay_id, relay_id.rpartition("/")[2])]
     if len(found) != 1:
-        why = "is the name of several relays; say which" if found else "is no relay that stands anywhere in this store"
+        why = "is the name of several relays; say which" if found else "is no relay with a position in this store"
         raise RelayFailed(f"{relay} {why}: {', '.join(found or relay_ids) or 'there is none'}")
     (relay_id,) = found
     # Where it is to begin goes as well: before a relay to Kafka has a position there, nothing else stands here.
@@ -178,6 +178,6 @@ def forget_relay(connection: Connection, relay: str, topics: Collection[str] = (
     rows = connection.execute(_LOCK_TO_FORGET.where(*only), of)
     partitions = {PartitionName(row.topic, row.partition_number) for row in rows}
     if topics and not partitions:
-        raise RelayFailed(f"{relay_id} stands in none of these topics: {', '.join(topics)}")
+        raise RelayFailed(f"{relay_id} has a position in none of these topics: {', '.join(topics)}")
     connection.execute(_FORGET.where(*only), of)
     return len(partitions)

@@ -253,8 +253,8 @@ class ShippedPartition:
             if isinstance(error, RelayFenced) and open_seconds > _TRANSACTION_SECONDS:
                 error = RelayFailed(
                     f"{self.partition}: a transaction was open for {open_seconds:.0f} seconds, and Kafka aborts one"
-                    f" after {_TRANSACTION_SECONDS:.0f}: the relay was kept from working, and ends, for another one of"
-                    " this name may have taken over; started again, it goes on from what was committed",
+                    f" after {_TRANSACTION_SECONDS:.0f}: something kept the relay from working. It ends, because"
+                    " another one of this name may have taken over; started again, it goes on from what was committed",
                     may_pass=True,
                 )
             raise error from None

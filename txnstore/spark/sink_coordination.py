@@ -414,9 +414,9 @@ def _is_decided(
     """
     if noted.novelty is Novelty.MIXED:
         raise ProducerFenced(
-            f"batch {batch_id} reads again some of what earlier batches of its query have committed, and some that they"
-            f" have not ({noted.example}); nothing was changed. Its checkpoint is older than the sink: begin a new one"
-            " with startingOffsets=group"
+            f"batch {batch_id} reads again part of what earlier batches of its query have committed, together with data"
+            f" that they have not ({noted.example}); nothing was changed. Its checkpoint is older than the sink:"
+            " begin a new one with startingOffsets=group"
         )
     if noted.novelty is not Novelty.UNKNOWN and not noted.unplaced:
         return noted.novelty is Novelty.REPEATED
@@ -424,7 +424,7 @@ def _is_decided(
         return _is_written_by_query(connection, run, run.query_sink_id, batch_id, last)
     if last is None or batch_id > last:
         if noted.novelty is Novelty.REPEATED:
-            raise _older_checkpoint(batch_id, "of which one reader's part is committed, and the others' may be")
+            raise _older_checkpoint(batch_id, "is committed as to one reader's part, and perhaps as to the others'")
         return False
     if batch_id < last:
         if noted.unplaced or (run.is_of_query and not has_positions(connection, run)):
@@ -436,7 +436,7 @@ def _is_decided(
     # answer was lost.  What it had noted was forgotten with that.
     if at_decision is TransactionState.COMPLETE_COMMIT and _was_decided_as(connection, run, batch_id):
         return True
-    raise _older_checkpoint(batch_id, "is committed, and has read something else than now")
+    raise _older_checkpoint(batch_id, "is committed, but read something else then")
 
 
 def _is_written_by_query(
@@ -449,7 +449,7 @@ def _is_written_by_query(
     if connection.execute(_RENEW, of_version).rowcount == 0:
         raise ProducerFenced(
             f"version {version} of {run.sink_id[:80]!r} is not newer than {last}, the last one that was written, and"
-            f" that this query wrote it is not known (the last {BATCHES_KEPT} numbers are remembered); nothing was"
+            f" whether this query wrote it is not known (the last {BATCHES_KEPT} numbers are remembered); nothing was"
             " changed. With a new checkpoint Spark numbers batches from 0 again, so this may well be new: give each new"
             " checkpoint, and each query, a txnAppId of its own. With an older copy of the checkpoint, or where this"
             " version was written by hand, do not change txnAppId: what was written would be written again. A version"

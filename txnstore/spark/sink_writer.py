@@ -39,7 +39,7 @@ _BATCH_ID: Final = "streaming.sql.batchId"
 #: is over wait for what is only told of it.
 _ABORT_TIMEOUT_MS: Final = 5_000
 _OF_OLDER_CHECKPOINT: Final = (
-    "A restart repeats the last batch alone. Its checkpoint is an older copy, or one that another query uses, too: a"
+    "A restart repeats only the last batch, so its checkpoint is an older copy, or another query uses it as well: a"
     " copied checkpoint is the same query, and what one of them has read is not written for the other"
 )
 _OF_OLDER_VERSION: Final = "An older txnVersion is never written: if its data is new, give it a newer one"
@@ -228,7 +228,7 @@ def _tell_of_replay(store: Store, run: SinkRun, batch_id: int) -> None:
         )
         return
     _logger.warning(
-        "batch %d of %s is dropped: it is taken for written, for batch %d was decided at %s under %r. %s",
+        "batch %d of %s is dropped as written already: batch %d was decided at %s under %r. %s",
         batch_id,
         run.sink_id,
         last.batch_id,

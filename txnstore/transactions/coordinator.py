@@ -336,7 +336,7 @@ class TransactionCoordinator:
         """
         check_transactional_id(transactional_id)
         if not commit and (appends or offsets or writers):
-            raise InvalidRequest("records, offsets and writers of a transaction that is aborted are not sent at all")
+            raise InvalidRequest("an abort takes no records, offsets or writers")
         if commit:
             self._check_group()
         request = _EndRequest(

@@ -155,7 +155,7 @@ def tell_outrun(left: PendingDelivery, delivered: Delivered) -> None:
         else "nothing of it is open there;"
     )
     _log.error(
-        "the transaction %s of %.80r is %s where it is coordinated, and was over before, perhaps otherwise, in %s"
+        "the transaction %s of %.80r is %s at its coordinator, but had ended before, perhaps differently, in %s"
         " partitions and %s groups of other databases: its coordinator has lost what came after, as by a backup that"
         " was restored. Its producer is fenced; %s `txnstore transactions list-open` shows what it has open elsewhere,"
         " and what ends that",
@@ -229,7 +229,7 @@ def _leaders(
             leaders.update((number, store.database_id) for store, numbers in answers for number in numbers)
             for why in left_out.values():
                 # Whatever it is: nothing is wrong with the transaction, which waits.
-                failed = failed or StoreUnavailable(f"{why}; it may have a partition that the controller has not")
+                failed = failed or StoreUnavailable(f"{why}; it may have a partition that the controller does not know")
     except TxnStoreError as error:
         failed = failed or error
     return leaders, failed

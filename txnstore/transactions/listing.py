@@ -245,7 +245,8 @@ def hanging_transactions(
 
 
 def _check_hangs(store: Store, connection: Connection, one: HangingInPartition) -> None:
-    judgement = f"a transactional id has what is open of producer {one.producer_id} in {one.partition}, and will end it"
+    of_one = f"the transaction of producer {one.producer_id} in {one.partition}"
+    judgement = f"{of_one} is owned by a transactional id, which will end it"
     check_sees_all(store, connection, COORDINATOR, judgement)
 
 

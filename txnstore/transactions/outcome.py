@@ -276,7 +276,7 @@ def _recall(
     if outcome is None:
         raise OutcomeForgotten(
             f"the answer to a commit of {transactional_id[:80]!r} was lost, another producer has taken over since, and"
-            " the journal has been trimmed: whether it was committed is not known any more"
+            " the journal has been trimmed: it is no longer known whether it was committed"
         )
     return Ended(producer) if is_alone and outcome is Outcome.COMMITTED else None
 

@@ -125,7 +125,7 @@ def test_an_abort_after_a_cancelled_commit_says_that_it_has_committed(url, monke
             error = await code_of(producer.abort_transaction(PATIENCE_SECONDS))
             assert (error.code(), error.str()) == (
                 KafkaError._STATE,
-                "the transaction is committed: its commit went on after it was cancelled",
+                "the transaction is committed: its commit went on after the call was cancelled",
             )
 
     run(scenario())

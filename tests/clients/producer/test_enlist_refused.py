@@ -508,7 +508,7 @@ def test_another_file_that_is_attached_is_refused_for_it_commits_apart(
                 assert error.txn_requires_abort()
             assert (error.code(), "the other's" in error.str()) == (KafkaError.INVALID_REQUEST, True)
             assert "keep the tables in the log's own file" in error.str()
-            assert "(mode=ro, immutable=1), for nothing tells so: read it on a second connection" in error.str()
+            assert "(mode=ro, immutable=1), which SQLite does not reveal: read it on a second connection" in error.str()
             producer.abort_transaction(PATIENCE_SECONDS)
     with contextlib.closing(sqlite3.connect(other)) as connection:
         assert connection.execute("SELECT count(*) FROM orders").fetchone() == (0,)

@@ -93,7 +93,7 @@ def test_what_is_open_is_not_listed_as_hanging_nor_aborted_as_such(shop, guest, 
     with AdminClient({"bootstrap.servers": shop.url(guest)}) as admin:
         # Of topics where nothing looks as if it hung, that can be said.
         assert admin.find_hanging_transactions([TopicPartition("shared-quiet", 0)]).result(PATIENCE_SECONDS) == []
-        with pytest.raises(KafkaException, match="cannot tell whether a transactional id has what is open"):
+        with pytest.raises(KafkaException, match="cannot tell whether the transaction of producer"):
             admin.find_hanging_transactions().result(PATIENCE_SECONDS)
         with pytest.raises(KafkaException, match="permission denied for view open_transactions"):
             admin.list_open_transactions().result(PATIENCE_SECONDS)
@@ -113,7 +113,7 @@ def test_what_is_open_is_not_listed_as_hanging_nor_aborted_as_such(shop, guest, 
     with open_store(shop.url(guest)) as store:
         identity = ProducerIdentity(state.producer_id, state.producer_epoch)
         partition_id = store.read(partial(get_topic, name=topic)).partition_id(0)
-        with pytest.raises(PermissionDenied, match=f"open of producer {state.producer_id}"):
+        with pytest.raises(PermissionDenied, match=f"the transaction of producer {state.producer_id}"):
             abort_open_transactions(store, [OpenInPartition(partition_id, identity)])
     for sees_all in ("worker", "upkeep", "watcher"):
         with AdminClient({"bootstrap.servers": shop.url(sees_all)}) as admin:

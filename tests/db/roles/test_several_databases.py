@@ -80,7 +80,7 @@ def test_who_may_not_bring_the_newest_topics_to_a_database_waits_for_somebody_wh
     with open_cluster(databases()) as upkeep, open_cluster(databases("writer")) as cluster:
         assert not cluster.reconcile(2)
         upkeep.controller.write(lambda connection: grow_topic(connection, "orders", partition_count=4))
-        with pytest.raises(StoreUnavailable, match=r"has not been given the newest topics yet.*`txnstore maintain`"):
+        with pytest.raises(StoreUnavailable, match=r"does not have the newest topics yet.*`txnstore maintain`"):
             cluster.reconcile(2)
         delivered, refused = [], threading.Event()
         reconcile = type(cluster).reconcile

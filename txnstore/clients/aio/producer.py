@@ -218,7 +218,7 @@ class AIOProducer(OfOneProcess):
             if is_fatal or not has_left_commit or "commit" in self._left:
                 raise
         if is_committed:
-            reason = "the transaction is committed: its commit went on after it was cancelled"
+            reason = "the transaction is committed: its commit went on after the call was cancelled"
             raise KafkaException(KafkaError(KafkaError._STATE, reason))
         if not await self._take_up("abort", timeout):
             await self.flush(timeout)

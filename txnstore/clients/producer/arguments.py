@@ -172,7 +172,7 @@ def check_same_writers(writers: Collection[int] | None, begun: Collection[int] |
         KafkaException: `_INVALID_ARG`: `begun`, the writers of the commit that is under way, are others.
     """
     if writers != begun:
-        reason = "a commit of other writers is under way: repeat it with the same ones; nothing has changed"
+        reason = "a commit with other writers is under way: repeat it with the same writers; nothing was changed"
         raise KafkaException(KafkaError(KafkaError._INVALID_ARG, reason))
 
 

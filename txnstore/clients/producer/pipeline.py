@@ -307,7 +307,7 @@ class CommitPipeline:
                 finally:
                     self._changed.notify_all()
         except Exception:  # noqa: BLE001 - it came behind the commit, which stands
-            log_failure("what came behind a commit failed")
+            log_failure("what followed a commit failed")
         finally:
             give(sealed.future, sealed.future.set_result, None)
 

@@ -231,7 +231,7 @@ class TransactionProgress:
             if self.stage is not WORKS_BETWEEN[call][1]:
                 self.end_unforeseen(call, error)
             # It is done: what has failed came behind the answer.
-            log_failure(f"what came behind {call.value}() of {self.transactional_id[:80]!r} failed")
+            log_failure(f"what followed {call.value}() of {self.transactional_id[:80]!r} failed")
             return None
 
     def end_unforeseen(self, call: TransactionCall, error: Exception) -> NoReturn:
@@ -295,7 +295,7 @@ class TransactionProgress:
             reason = f"a commit failed ({type(error).__name__}): it may have been made"
             log_failure(f"a commit of {self.transactional_id[:80]!r} failed; it may have been made")
             if now_seconds - self._mistaken_since >= self.timeout_ms / 1000:
-                raise OutcomeForgotten(f"{reason}, and no new try brings an answer") from error
+                raise OutcomeForgotten(f"{reason}, and trying again brings no answer") from error
             raise OutcomeUnknown(reason) from error
         self._mistaken_since = None
         return answer

@@ -259,8 +259,8 @@ class ProducerSession:
                 store = cluster.own(cluster.leader_of_partition(place.partition_id))
                 return going_back(
                     store,
-                    f"a record got the offset {place.base_offset} of partition id {place.partition_id}, where this"
-                    f" producer had come to {last_offset}",
+                    f"a record got the offset {place.base_offset} of partition id {place.partition_id}, where an"
+                    f" earlier one of this producer had got {last_offset}",
                 )
             last_offsets[place.partition_id] = place.last_offset
         return None

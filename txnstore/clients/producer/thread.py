@@ -508,8 +508,8 @@ def abandon(producer: Callable[[], object], thread: SenderThread, connection: St
 
 def _tell(count: int) -> None:
     _log.warning(
-        "a producer is dropped, or its program ends, with up to %d records that were not sent: call flush() or close()"
-        " before",
+        "up to %d records were not sent before their producer was dropped, or its program ended: call flush() or"
+        " close() first",
         count,
         extra={"event": "records_dropped", "count": count},
     )

@@ -54,6 +54,6 @@ def check_one_commit(ask: Callable[[str], Rows], rows: Rows | None = None) -> No
                 f"this SQLite connection has another file attached ({names[0]}), and SQLite commits a file with a"
                 " write-ahead log, such as the log's, apart from all others: a crash in between would leave rows"
                 " without records, or records without rows; keep the tables in the log's own file, and DETACH the"
-                " other, even one that is only read (mode=ro, immutable=1), for nothing tells so: read it on a second"
-                " connection (or have all files in rollback-journal mode: PRAGMA journal_mode = DELETE)"
+                " other, even one that is only read (mode=ro, immutable=1), which SQLite does not reveal: read it on a"
+                " second connection (or have all files in rollback-journal mode: PRAGMA journal_mode = DELETE)"
             )

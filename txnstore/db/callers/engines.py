@@ -28,7 +28,7 @@ from txnstore.errors import InvalidUrl
 #: The module of the function that a pool calls for a connection, unless the application has one of its own.
 _SQLALCHEMYS_OWN: Final = "sqlalchemy.engine.create"
 _IN_MEMORY: Final = ("", ":memory:")
-NEEDS_FILE: Final = "the database is in its own memory, where no consumer can read it; an outbox needs a file"
+NEEDS_FILE: Final = "the database is in memory, where no consumer can read it; an outbox needs a file"
 
 #: Drivers that give what they do not know themselves to libpq, PostgreSQL's own client library.
 _LIBPQ_DRIVERS: Final = frozenset({"psycopg", "psycopg_async", "psycopg2"})
@@ -58,9 +58,8 @@ _AS_TEXT: Final = ("conninfo", "dsn")
 _OURS: Final = "client_encoding"
 
 _MAKES_ITS_OWN: Final = (
-    "the engine makes its connections by a function of the application's own (creator, async_creator or pool), by"
-    " which txnstore can make none: let a do_connect listener of the engine, or its connect_args, say what the driver"
-    " is to be given, or"
+    "the engine makes its connections by a function of the application's own (creator, async_creator or pool), which"
+    " txnstore cannot use: give the driver's arguments by a do_connect listener of the engine, or by connect_args, or"
 )
 _LISTENER: Final = "a do_connect listener of the engine"
 #: What else to do, by the kind of the database.

@@ -471,7 +471,7 @@ class EnlistedConnection:
             if isinstance(error, _NOT_THERE) and self._isolation in _SNAPSHOTS and _may_be_there(is_there):
                 raise TransactionAbortable(
                     f"the enlisted connection is {self._isolation.upper()} and sees the database as it was at its first"
-                    " statement, so that a topic, or a transactional id, that is newer is not there for it: abort, and"
+                    " statement, without newer topics and transactional ids: abort, and"
                     " begin again, on the connection too; create topics, and call init_transactions(), before its first"
                     f" statement and before enlist() ({error})"
                 ) from None

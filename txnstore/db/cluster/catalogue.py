@@ -225,7 +225,7 @@ def apply_catalogue(connection: Connection, catalogue: Catalogue, database_id: i
     own = catalogue.rows["databases"].get((database_id,))
     if own is None or own["store_uuid"] != connection.execute(_OWN_UUID).scalar_one():
         raise WrongCluster(
-            f"this database is not the number {database_id} of the cluster any more: {_LOST}, or only some databases of"
+            f"this database is no longer number {database_id} of the cluster: {_LOST}, or only some databases of"
             " a copy have been adopted so far"
         )
     # A stale snapshot may lack rows that are there: only another one says that something is gone.
@@ -279,7 +279,7 @@ def _let_give_way(
         if (row["topic_id"], row["partition_number"]) in places:
             name = wanted[row["topic_id"],]["name"]
             raise WrongCluster(
-                f"the database {label!r} has the partition {row['partition_number']} of the topic {name!r}, and its"
+                f"the database {label!r} has the partition {row['partition_number']} of the topic {name!r}, but its"
                 f" controller has made another one in its place: {_LOST}. Nothing was changed: restore the"
                 " controller's last state, or delete the topic; what the database has of the lost partition is kept"
             )
@@ -401,8 +401,8 @@ def _bring(connection: Connection, table: Table, key: Sequence[str], catalogue: 
     fixed = _FIXED.get(table)
     if fixed is not None and any(present[found][fixed] != wanted[found][fixed] for found in present.keys() & wanted):
         raise WrongCluster(
-            "the copies of topics in this database are not of the cluster's controller, which has given their numbers"
-            f" out again: {_LOST}"
+            "the copies of topics in this database do not come from the cluster's controller, which has reused their"
+            f" numbers: {_LOST}"
         )
     gone = [found for found in present if found not in wanted and _goes(table, found, catalogue)] if removes else []
     if gone:

@@ -602,8 +602,8 @@ class Cluster:
             return self._copy(database_id, catalogue)
         except PermissionDenied as error:
             raise StoreUnavailable(
-                f"the database {self.label_of(database_id)!r} has not been given the newest topics yet, and this role"
-                f" may not do that: `txnstore maintain` does, as a coordinator ({error})"
+                f"the database {self.label_of(database_id)!r} does not have the newest topics yet, and this role may"
+                f" not copy them: `txnstore maintain` does, as a coordinator ({error})"
             ) from error
 
     def _copy(self, database_id: int, catalogue: Catalogue) -> bool:

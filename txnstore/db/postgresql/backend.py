@@ -123,7 +123,7 @@ CONNECTION_ERRORS: Final[tuple[tuple[str, type[TxnStoreError], str], ...]] = (
     (
         r"session is (not )?read-only|server is (not )?in hot standby mode",
         StoreUnavailable,
-        "no server of the URL is, at the moment, what its target_session_attrs asks for",
+        "at the moment no server of the URL is what its target_session_attrs asks for",
     ),
     (
         r"the database system is (starting up|shutting down|in recovery|not (yet )?accepting connections)",

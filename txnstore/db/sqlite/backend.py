@@ -233,8 +233,8 @@ class SQLiteBackend:
         driver.close_cursors()
         if driver.is_writing and driver.leads_elsewhere():
             raise OutcomeUnknown(
-                f"the SQLite file {driver.path!r} or its write-ahead log was moved, removed or replaced while something"
-                " was committed: whether the change was made, only what is in the file tells"
+                f"the SQLite file {driver.path!r} or its write-ahead log was moved, removed or replaced during a"
+                " commit: only the content of the file tells whether the change was made"
             )
 
     def rollback(self, connection: Connection) -> None:
@@ -331,8 +331,8 @@ class SQLiteBackend:
         found = list(planted(run_on_driver(connection, ADDED).rows, names))
         if found:
             raise ForeignSchema(
-                f"the SQLite file has on txnstore's tables what txnstore did not make: {', '.join(found[:3])}; it would"
-                " run with every statement. Drop it if you know where it comes from"
+                f"txnstore's tables in the SQLite file have something on them that txnstore did not make:"
+                f" {', '.join(found[:3])}; it would run with every statement. Drop it if you know where it comes from"
             )
 
     def version(self, connection: Connection) -> str:
