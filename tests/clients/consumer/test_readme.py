@@ -1,0 +1,85 @@
+"""The workers of the consumer's README take nothing twice and leave nothing out, also where a transaction fails."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+import sqlalchemy
+
+from tests.clients.steps import read_to_end, values
+from tests.tools.readmes import TOP, blocks
+from txnstore import Consumer, KafkaError, KafkaException, Producer
+
+
+def run(heading, url):
+    (program,) = (block for block in blocks(TOP / "txnstore/clients/consumer/README.md") if block.heading == heading)
+    (line,) = (line for line in program.text.splitlines() if line.startswith("URL = "))
+    names: dict[str, Any] = {}
+    exec(compile(program.text.replace(line, f"URL = {url!r}"), "README.md", "exec"), names)
+    if "engine" in names:
+        names["engine"].dispose()
+    return program.printed
+
+
+@pytest.fixture
+def fails(monkeypatch):
+    """Return what has a method fail at its second call, by this error, before it does anything."""
+
+    def fails_(of_class, name, error):
+        calls = []
+        original = getattr(of_class, name)
+
+        def call(self, *arguments, **named):
+            calls.append(name)
+            if len(calls) == 2:
+                raise error
+            return original(self, *arguments, **named)
+
+        monkeypatch.setattr(of_class, name, call)
+        return calls
+
+    return fails_
+
+
+@pytest.mark.parametrize("call", ["send_offsets_to_transaction", "commit_transaction"])
+def test_an_order_whose_transaction_is_aborted_is_invoiced_once(url, fails, capsys, call):
+    refused = KafkaException(KafkaError(KafkaError.TRANSACTION_ABORTABLE, "tried", txn_requires_abort=True))
+    calls = fails(Producer, call, refused)
+    printed = run("An exactly-once worker", url)
+    assert len(calls) == 4
+    assert capsys.readouterr().out == printed
+    assert values(read_to_end(url, "invoices")) == [b"3.00 EUR", b"4.50 EUR", b"2.50 EUR"]
+
+
+def test_a_payment_whose_rows_are_rolled_back_is_added_once(url, fails, capsys):
+    refused = KafkaException(KafkaError(KafkaError._TIMED_OUT, "tried"))
+    calls = fails(Consumer, "commit", refused)
+    printed = run("A worker with tables of its own", url)
+    assert len(calls) == 4
+    assert capsys.readouterr().out == printed
+
+
+def test_a_payment_of_which_nobody_knows_whether_its_commit_came_about_is_added_once(url, capsys, monkeypatch):
+    begun = []
+
+    class LosesAnAnswer(sqlalchemy.Engine):
+        @contextlib.contextmanager
+        def begin(self):
+            with super().begin() as connection:
+                yield connection
+            begun.append(connection)
+            if len(begun) == 3:
+                raise sqlalchemy.exc.OperationalError("COMMIT", {}, Exception("tried"))
+
+    def create_engine(address):
+        engine = made(address)
+        engine.__class__ = LosesAnAnswer
+        return engine
+
+    made = sqlalchemy.create_engine
+    monkeypatch.setattr(sqlalchemy, "create_engine", create_engine)
+    printed = run("A worker with tables of its own", url)
+    assert len(begun) == 4
+    assert capsys.readouterr().out == printed
