@@ -53,6 +53,55 @@ def test_a_source_that_was_named_and_is_not_there_fails_and_none_is_skipped(tmp_
         assert (done.returncode, told in done.stdout) == (1, True), done.stdout + done.stderr
 
 
+FROZEN = """
+import freezegun
+from txnstore import Consumer, Producer
+
+@freezegun.freeze_time("2024-02-29")
+def test_in_one_moment(tmp_path):
+    url = f"sqlite:///{tmp_path}/log.db"
+    with Producer({"bootstrap.servers": url}) as producer:
+        producer.produce("orders", "a book")
+        assert producer.flush(20) == 0
+    with Consumer({"bootstrap.servers": url, "group.id": "g", "auto.offset.reset": "earliest"}) as consumer:
+        consumer.subscribe(["orders"])
+        assert consumer.poll(20).value() == b"a book"
+        assert consumer.poll(0.1) is None
+"""
+#: In the place of the real one.
+STAND_IN = """
+def configure(extend_ignore_list):
+    global ignored
+    ignored = extend_ignore_list
+"""
+CONFIGURED = """
+import freezegun
+
+ignored = freezegun.ignored
+
+def test_before_the_tests_are_imported():
+    assert ignored == ["txnstore."]
+"""
+
+
+@pytest.mark.parametrize("files", [{"freezegun": STAND_IN, "test_it": CONFIGURED}, {"test_it": FROZEN}])
+def test_frozen_time_stands_still_for_the_tests_alone(tmp_path, files):
+    if "freezegun" not in files:
+        pytest.importorskip("freezegun")
+    for name, text in files.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "txnstore.testing.plugin", "-p", "no:cacheprovider", "."],
+        cwd=tmp_path,
+        env={**os.environ, "TXNSTORE_TEST_POSTGRES": "none"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, "1 passed" in done.stdout) == (0, True), done.stdout + done.stderr
+
+
 def test_damage_is_found_under_any_optimisation(txnstore_sqlite_url):
     with Producer({"bootstrap.servers": txnstore_sqlite_url}) as producer:
         producer.produce("orders", "a book")

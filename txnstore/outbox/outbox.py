@@ -217,7 +217,8 @@ class Outbox(OfOneProcess):
     def sequence(self) -> int:
         """Make records of all rows that are committed now, and return of how many; over a connection of its own.
 
-        Nobody needs to call it: it is for tests, and for programs that end before anything else moves the rows.
+        Nobody needs to call it: it is for tests, and for programs that end before anything else moves the rows.  What
+        the thread of an outbox has moved meanwhile is not counted: a test that counts makes it with `sequencer=False`.
 
         Raises:
             KafkaException: the database cannot be reached or refuses; what was moved before stays moved.

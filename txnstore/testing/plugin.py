@@ -7,12 +7,13 @@ Fixtures begin with `txnstore_`, so that they meet no fixture of yours.
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import math
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
 
@@ -42,6 +43,15 @@ _numbers: Final = itertools.count(1)
 _made_at: Final[dict[str, float]] = {}
 
 StoreFactory = Callable[..., Store]
+
+
+def pytest_configure() -> None:
+    """Leave txnstore its time where a test freezes it by freezegun: no call's timeout would ever be over.
+
+    Before the tests are imported: each `@freeze_time` among them keeps the list of when it was made.
+    """
+    with suppress(ImportError, AttributeError):
+        importlib.import_module("freezegun").configure(extend_ignore_list=["txnstore."])
 
 
 def pytest_report_header() -> str:
