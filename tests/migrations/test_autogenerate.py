@@ -151,6 +151,39 @@ def test_the_hook_knows_a_schema_of_another_name(txnstore_postgres_server, appli
         server.drop_database("hook_schema")
 
 
+@pytest.mark.slow_but_first
+def test_the_hook_shows_the_changes_of_an_application_whose_tables_are_in_the_schema_of_the_store(
+    txnstore_postgres_server, tmp_path
+):
+    """By name, not by the search_path; Alembic was told nothing of such tables, and would have made them each time."""
+    server = txnstore_postgres_server
+    server.create_database("hook_own")
+    application = MetaData(schema="shop")
+    Table("orders", application, Column("id", Integer, primary_key=True), Column("name", Text, index=True))
+    config = environment(tmp_path, server.url("hook_own"), application)
+    config.attributes["include_name"] = functools.partial(include_name, schema="shop")
+    engine = create_engine(server.url("hook_own"))
+    try:
+        open_store(server.url("hook_own"), schema="shop").close()
+        command.revision(config, "the application's tables", autogenerate=True)
+        (script,) = (tmp_path / "alembic" / "versions").glob("*.py")
+        upgrade = script.read_text().partition("def downgrade")[0]
+        assert (upgrade.count("create_table"), upgrade.count("drop_")) == (1, 0)
+        command.upgrade(config, "head")
+        command.check(config)
+        application.tables["shop.orders"].append_column(Column("cents", Integer))
+        with engine.begin() as connection:
+            connection.execute(text("CREATE TABLE shop.left_over (id integer); DROP INDEX shop.ix_shop_orders_name"))
+        options = {"include_name": config.attributes["include_name"], "include_schemas": True}
+        with engine.connect() as connection:
+            context = MigrationContext.configure(connection, opts=options)
+            found = compare_metadata(context, application)
+        assert sorted(change[0] for change in found) == ["add_column", "add_index", "remove_table"]
+    finally:
+        engine.dispose()
+        server.drop_database("hook_own")
+
+
 @pytest.fixture
 def alembic(tmp_path, txnstore_empty_url, application):
     """The application's own Alembic environment."""

@@ -102,10 +102,11 @@ def include_name(
     search_path leads there.
     """
     if type_ == "schema":
-        return name != schema
-    if parent_names.get("schema_name") == schema:
-        return False
+        # The application's own tables may be in ours as well.
+        return True
     table = name if type_ == "table" else parent_names.get("table_name")
+    if parent_names.get("schema_name") == schema:
+        return table not in _our_tables()
     if table is not None and parent_names.get("schema_name") is None and table in _our_tables():
         # Alembic names no schema of what the connection finds by its search_path: it may be the application's as well.
         return _schema_by_path(table) != schema
