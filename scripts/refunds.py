@@ -55,7 +55,7 @@ def start(spark: SparkSession, url: str, checkpoint: str, batch: int) -> Streami
         spark.readStream.format("txnstore")
         .option("kafka.bootstrap.servers", url)
         .option("subscribe", "settlements")
-        .option("startingOffsets", "earliest")
+        .option("startingOffsets", "group")
         # This group's offsets are committed in the very transaction that the records are written in.
         .option("kafka.group.id", "refunds")
         .option("maxOffsetsPerTrigger", batch)

@@ -37,6 +37,11 @@ def values_of(reader, partitions=None):
     return [row["value"] for row in rows_of(reader, partitions)]
 
 
+def all_again(log):
+    """What startingOffsets says where a group's offsets are not to count: each partition's earliest, by name."""
+    return json.dumps({log.name: dict.fromkeys(map(str, range(len(log.partition_ids))), -2)})
+
+
 class Query:
     """A query as Spark runs it: offsets are written down before a batch, and it may be killed at any time."""
 

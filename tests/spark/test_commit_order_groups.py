@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from tests.clients.steps import PATIENCE_SECONDS
 from tests.log.histories import Log
 from tests.log.places import FIGURE, STEPS, Model, take, write_figure
-from tests.spark.source_queries import Pipeline, reader, url_of, values_of
+from tests.spark.source_queries import Pipeline, all_again, reader, url_of, values_of
 from tests.tools.campaigns import times
 from txnstore import Consumer, KafkaError
 from txnstore.cli.program import NAMES, program_with
@@ -200,7 +200,7 @@ def test_a_batch_reads_the_transaction_to_its_end_in_which_it_begins(log, limit)
 def test_a_batch_ends_where_the_group_has_come_to_or_before_the_transaction_there(log):
     write_figure(log)
     commit(log, 7, 1)
-    pipeline = Pipeline(log, startingOffsets="earliest")
+    pipeline = Pipeline(log, startingOffsets=all_again(log))
     assert pipeline.batch() == FIGURE[:4]
     # It goes by its checkpoint, and takes the group along.
     assert position_of(log) == placed(7)

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 
 from tests.spark.source_log import SourceLog
-from tests.spark.source_queries import Pipeline, Query, reader
+from tests.spark.source_queries import Pipeline, Query, all_again, reader, values_of
 from txnstore.db.opening import open_store
 from txnstore.errors import (
     InvalidConfiguration,
@@ -298,8 +298,12 @@ def test_what_an_older_version_has_written_down_names_no_topics(log):
     assert query.batch() == [b"c"]
 
 
-def commit(log, group, offsets):
-    by_id = {log.partition_ids[partition]: OffsetAndMetadata(offset) for partition, offset in offsets.items()}
+def commit(log, group, offsets, order="offset"):
+    within = 0 if order == "commit" else None
+    by_id = {
+        log.partition_ids[partition]: OffsetAndMetadata(offset, offset_in_transaction=within)
+        for partition, offset in offsets.items()
+    }
     log.store.write(lambda connection: commit_offsets(connection, GroupMembership(group), by_id))
 
 
@@ -341,7 +345,7 @@ def test_a_stream_waits_for_a_transaction_that_holds_the_groups_offsets(log, mon
 def test_a_batch_ends_where_the_group_has_come_to(log):
     """So that a checkpoint that was restored to an older one makes the batches that the sink has seen."""
     log.plain(0, *[b"%d" % index for index in range(6)])
-    query = Query(log, startingOffsets="earliest", kafka__group__id="g")
+    query = Query(log, startingOffsets=all_again(log), kafka__group__id="g")
     commit(log, "g", {0: 4})
     assert query.batch() == [b"0", b"1", b"2", b"3"]
     assert query.batch() == [b"4", b"5"]
@@ -351,7 +355,7 @@ def test_partitions_in_which_the_group_has_come_no_further_wait_for_the_others(l
     """A batch of which the sink has seen a part is refused."""
     log.plain(0, *[b"%d" % index for index in range(4)])
     log.plain(1, b"a", b"b", b"c")
-    query = Query(log, startingOffsets="earliest", kafka__group__id="g", maxOffsetsPerTrigger="2")
+    query = Query(log, startingOffsets=all_again(log), kafka__group__id="g", maxOffsetsPerTrigger="2")
     commit(log, "g", {0: 3, 1: 1})
     assert [query.batch() for _ in range(5)] == [[b"0", b"a"], [b"1", b"2"], [b"3", b"b"], [b"c"], None]
 
@@ -360,11 +364,34 @@ def test_a_group_that_is_ahead_of_what_can_be_read_keeps_nobody_waiting(log):
     log.plain(0, b"0")
     producer = log.begin(0, b"1")
     log.plain(1, b"a")
-    query = Query(log, startingOffsets="earliest", kafka__group__id="g")
+    query = Query(log, startingOffsets=all_again(log), kafka__group__id="g")
     commit(log, "g", {0: 2, 1: 0})
     assert [query.batch() for _ in range(3)] == [[b"0"], [b"a"], None]
     log.commit(producer, 0)
     assert query.batch() == [b"1"]
+
+
+@pytest.mark.parametrize("order", ["offset", "commit"])
+def test_a_new_query_does_not_begin_before_its_group_unless_it_says_so(log, order):
+    """A checkpoint was lost, say, and the program still has `earliest`."""
+    log.plain(0, b"a", b"b")
+    options = {"kafka__group__id": "g", "txnstore__delivery__order": order}
+    written = Query(log, startingOffsets="earliest", **options)
+    assert written.batch() == [b"a", b"b"]
+    commit(log, "g", {0: 2}, order)
+    # What is in the checkpoint stands.
+    written.restart()
+    assert not written.write_down()
+    with pytest.raises(InvalidConfiguration, match=r"settlements-0 from 0 on, though its group 'g' has committed 2: "):
+        Query(log, startingOffsets="earliest", **options).write_down()
+    assert Query(log, startingOffsets="earliest", **(options | {"kafka__group__id": "other"})).write_down()
+    for start, values in ((all_again(log), [b"a", b"b"]), ("group", [b"c"])):
+        query = Query(log, startingOffsets=start, **options)
+        if start == "group":
+            log.plain(0, b"c")
+        assert query.batch() == values
+    # Only of a stream is anything committed.
+    assert values_of(reader(log, startingOffsets="earliest", **options)) == [b"a", b"b", b"c"]
 
 
 def test_in_the_first_batch_of_a_group_every_partition_has_a_task(log):

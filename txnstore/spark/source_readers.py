@@ -62,7 +62,14 @@ from txnstore.spark.source_ranges import (
     split,
     whole_from,
 )
-from txnstore.spark.source_snapshot import SourceSnapshot, once_stable, read_snapshot, resolve_end, resolve_start
+from txnstore.spark.source_snapshot import (
+    SourceSnapshot,
+    check_not_again,
+    once_stable,
+    read_snapshot,
+    resolve_end,
+    resolve_start,
+)
 from txnstore.spark.stores import check_store_uuid, repeat_while_unknown, store_at
 from txnstore.spark.worker_process import spare_what_is_loaded
 
@@ -415,7 +422,9 @@ class TxnStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         starts: dict[PartitionName, int] = {}
         begins: dict[PartitionName, CommitPosition] = {}
         if start == INITIAL:
-            for partition, position in resolve_start(connection, self._options, snapshot).items():
+            resolved = resolve_start(connection, self._options, snapshot)
+            check_not_again(self._options, resolved, snapshot)
+            for partition, position in resolved.items():
                 begins[partition] = self._loss.go_on_within(partition, position, snapshot.bounds[partition])
                 starts[partition] = begins[partition].place
         else:

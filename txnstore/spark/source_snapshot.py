@@ -105,6 +105,30 @@ def resolve_start(
     return {partition: CommitPosition(offset) for partition, offset in resolved.items()}
 
 
+def check_not_again(
+    options: SourceOptions, starts: Mapping[PartitionName, CommitPosition], snapshot: SourceSnapshot
+) -> None:
+    """Refuse a new stream that would write again what its group has read, and was not told so in so many words.
+
+    `earliest` stands in many a program that has only lost its checkpoint; offsets and times by partition do not.
+
+    Raises:
+        InvalidConfiguration: it would.
+    """
+    if options.start is not Edge.EARLIEST:
+        return
+    for partition, start in starts.items():
+        committed = snapshot.committed.get(partition)
+        if committed is not None and start < committed:
+            raise InvalidConfiguration(
+                f"with startingOffsets=earliest the query would read {partition} from {start.place} on, though its"
+                f" group {options.group_id!r} has committed {committed.place}: a sink would write again what lies"
+                " between. startingOffsets=group goes on where the group is. To read it again, give the query another"
+                " group, set this one back (`txnstore groups reset-offsets`), or name the offsets as JSON, with -2 for"
+                " earliest"
+            )
+
+
 def resolve_end(connection: Connection, options: SourceOptions, snapshot: SourceSnapshot) -> dict[PartitionName, int]:
     """Return where a batch read ends in each partition; at the last record if none is at a time.
 
