@@ -78,6 +78,7 @@ def test_options_may_have_the_prefix_that_sparks_kafka_sink_wants_and_any_case()
         ({"batch__size": "many"}, 'Invalid value for configuration property "batch.size"'),
         ({"allow__auto__create__topics": "maybe"}, 'Expected bool value for "allow.auto.create.topics"'),
         ({"txnAppId": "\u20ac" * 301, "txnVersion": "1"}, "txnAppId has at most 900 bytes of UTF-8, not 903"),
+        ({"transactional__id": ""}, "transactional.id is empty"),
         ({"transactional__id": "x" * 1001}, "transactional.id: a transactional id has at most 1000 characters"),
         ({"txnappid": "a"}, "give both, or neither"),
         ({"txnversion": "1"}, "give both, or neither"),

@@ -25,7 +25,7 @@ def options(*, streaming=False, **given):
     names = CaseInsensitiveDict({"url": URL, "subscribe": "t"})
     for name, value in given.items():
         names[name.replace("__", ".")] = value
-    return read_source_options({name: value for name, value in names.items() if value}, streaming=streaming)
+    return read_source_options({name: value for name, value in names.items() if value is not None}, streaming=streaming)
 
 
 def test_the_defaults_are_those_of_sparks_kafka_source_but_for_isolation():
@@ -114,7 +114,14 @@ REFUSED = [
     ({"startingOffsets": '{"t": {"zero": 1}}'}, True, "startingOffsets is JSON like"),
     ({"startingOffsets": f'{{"t": {{"{"9" * 5000}": 1}}}}'}, True, "startingOffsets is JSON like"),
     ({"startingOffsets": f'{{"t": {{"0": {"9" * 5000}}}}}'}, True, "startingOffsets is JSON like"),
-    ({"startingOffsets": "erliest"}, True, "startingOffsets is JSON like"),
+    ({"startingOffsets": "erliest"}, True, "startingOffsets is earliest, latest, group, or offsets as JSON, not 'erl"),
+    ({"startingOffsets": "erliest"}, False, "startingOffsets is earliest, group, or offsets as JSON, not 'erliest'"),
+    ({"startingOffsets": '["t"]'}, True, "startingOffsets is JSON like"),
+    ({"endingOffsets": "lates"}, False, "endingOffsets is latest or offsets as JSON, not 'lates'"),
+    ({"kafka__group__id": ""}, True, "group.id is empty"),
+    ({"startingTimestamp": "1700000000"}, False, "if seconds are meant, write 1700000000000"),
+    ({"endingTimestamp": "1700000000"}, False, "endingTimestamp is in milliseconds since 1970"),
+    ({"startingOffsetsByTimestamp": '{"t": {"0": 1700000000}}'}, True, "if seconds are meant, write 1700000000000"),
     ({"startingOffsets": "group"}, True, "startingOffsets=group takes the group's name"),
     ({"endingOffsets": "earliest"}, False, "endingOffsets is latest or offsets as JSON"),
     ({"endingOffsets": '{"t": {"0": -2}}'}, False, "endingOffsets: -2"),

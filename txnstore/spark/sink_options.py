@@ -149,7 +149,9 @@ def _as_producer(values: Mapping[str, str]) -> Configuration:
 
 
 def _transactional_id(values: Mapping[str, str]) -> str | None:
-    transactional_id = values.get("transactional.id") or None
+    transactional_id = values.get("transactional.id")
+    if transactional_id == "":
+        raise InvalidConfiguration("transactional.id is empty, and would fence nobody; leave the option out for that")
     if transactional_id is not None:
         _check_name("transactional.id", transactional_id)
     return transactional_id

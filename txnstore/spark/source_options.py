@@ -18,6 +18,8 @@ from txnstore.spark.stores import StoreAddress, store_address
 #: In place of an offset; Kafka's numbers.
 LATEST: Final = -1
 EARLIEST: Final = -2
+#: In 1973: what is less, down to a thousandth of it, are rather the seconds of a time since then.
+_MILLISECONDS_MIN: Final = 10**11
 #: What says in a query's offsets that they are places: no topic can be called so.
 COMMIT_ORDER: Final = "$commit_order"
 #: Where a batch of a query begins, beside where it ends; and within which transactions.
@@ -71,7 +73,29 @@ def read_timestamps(text: str, option: str) -> dict[PartitionName, int]:
         InvalidConfiguration: the text is something else.
     """
     example = f'{option} is JSON like {{"topic": {{"0": 1700000000000}}}}, in milliseconds'
-    return _numbers_by_partition(_topics(text, option, example), example, at_least=0)
+    times = _numbers_by_partition(_topics(text, option, example), example, at_least=0)
+    for timestamp_ms in times.values():
+        _check_milliseconds(option, timestamp_ms)
+    return times
+
+
+def _timestamp_ms(values: Mapping[str, str], option: str) -> int | None:
+    timestamp_ms = whole_number(values, option, at_least=0)
+    if timestamp_ms is not None:
+        _check_milliseconds(option, timestamp_ms)
+    return timestamp_ms
+
+
+def _check_milliseconds(option: str, timestamp_ms: int) -> None:
+    """Refuse seconds since 1970, as Unix counts them: that early in 1970 nobody has a log from, and all of it is read.
+
+    What is smaller is no time of today in either unit.
+    """
+    if _MILLISECONDS_MIN // 1000 <= timestamp_ms < _MILLISECONDS_MIN:
+        raise InvalidConfiguration(
+            f"{option} is in milliseconds since 1970, and {timestamp_ms} of them end in that year or soon after; if"
+            f" seconds are meant, write {timestamp_ms}000"
+        )
 
 
 def _assigned(text: str) -> frozenset[PartitionName]:
@@ -209,6 +233,8 @@ def read_source_options(given: Mapping[str, str], *, streaming: bool) -> SourceO
     address = store_address(values)
     selection = _selection(values)
     group_id = values.get("group.id")
+    if group_id == "":
+        raise InvalidConfiguration("group.id is empty: the query would read as no group; leave the option out for that")
     isolation = _ISOLATION[one_of(values, "isolation.level", tuple(_ISOLATION), "read_committed")]
     in_commit_order = one_of(values, "txnstore.delivery.order", ("offset", "commit"), "offset") == "commit"
     start = _start(values, streaming=streaming, in_commit_order=in_commit_order)
@@ -236,7 +262,7 @@ def read_source_options(given: Mapping[str, str], *, streaming: bool) -> SourceO
         time_not_found=one_of(values, "startingOffsetsByTimestampStrategy", ("error", "latest"), "error"),
         isolation=isolation,
         in_commit_order=in_commit_order,
-        group_id=group_id or None,
+        group_id=group_id,
         max_offsets_per_trigger=max_offsets,
         min_offsets_per_trigger=min_offsets,
         max_trigger_delay_ms=_max_trigger_delay_ms(values),
@@ -297,7 +323,7 @@ def _check_commit_order(values: Mapping[str, str], isolation: IsolationLevel) ->
 
 def _start(values: Mapping[str, str], *, streaming: bool, in_commit_order: bool) -> Limit:
     # Only the option that wins is read, as in Spark: a time for all, times, offsets.
-    timestamp_ms = whole_number(values, "startingTimestamp", at_least=0)
+    timestamp_ms = _timestamp_ms(values, "startingTimestamp")
     if timestamp_ms is not None:
         return AtTime(timestamp_ms)
     name = "startingOffsetsByTimestamp"
@@ -312,6 +338,7 @@ def _start(values: Mapping[str, str], *, streaming: bool, in_commit_order: bool)
         if word == "latest" and not streaming:
             raise InvalidConfiguration("startingOffsets=latest is for streams: a batch read would be empty")
         return Edge(word)
+    _check_is_json(text, f"{name} is earliest, {'latest, ' if streaming else ''}group, or offsets as JSON")
     offsets = read_offsets(text, name, in_commit_order=in_commit_order)
     if not streaming and LATEST in offsets.values():
         raise InvalidConfiguration("startingOffsets: -1 (latest) is for streams: a batch read would be empty")
@@ -319,7 +346,7 @@ def _start(values: Mapping[str, str], *, streaming: bool, in_commit_order: bool)
 
 
 def _end(values: Mapping[str, str], *, in_commit_order: bool) -> Limit:
-    timestamp_ms = whole_number(values, "endingTimestamp", at_least=0)
+    timestamp_ms = _timestamp_ms(values, "endingTimestamp")
     if timestamp_ms is not None:
         return AtTime(timestamp_ms)
     name = "endingOffsetsByTimestamp"
@@ -330,12 +357,17 @@ def _end(values: Mapping[str, str], *, in_commit_order: bool) -> Limit:
     word = text.strip().lower()
     if word == "latest":
         return Edge.LATEST
-    if word in _EDGES:
-        raise InvalidConfiguration(f"endingOffsets is latest or offsets as JSON, not {word}")
+    _check_is_json(text, "endingOffsets is latest or offsets as JSON")
     offsets = read_offsets(text, name, in_commit_order=in_commit_order)
     if EARLIEST in offsets.values():
         raise InvalidConfiguration("endingOffsets: -2 (earliest) is not an end; use an offset, or -1 for the latest")
     return AtOffsets(name, offsets)
+
+
+def _check_is_json(text: str, forms: str) -> None:
+    """Refuse a misspelt word, for which an example in JSON would be no help."""
+    if not text.lstrip().startswith(("{", "[")):
+        raise InvalidConfiguration(f"{forms}, not {text[:80]!r}")
 
 
 def _refuse(values: Mapping[str, str], names: tuple[str, ...], why: str) -> None:

@@ -171,8 +171,8 @@ class DataLoss:
             return bounds.log_start_offset
         if offset > bounds.high_watermark:
             self.report(
-                f"{partition} was to be read from offset {offset} on, but its log ends at {bounds.high_watermark}: was"
-                " its topic deleted and created again, or the database restored?",
+                f"{partition} was to be read from offset {offset} on, but its log ends at {bounds.high_watermark}: its"
+                " topic was deleted and created again, or the database was restored, or the url leads to another store",
                 f"begins at offset {bounds.log_start_offset}",
             )
             return bounds.log_start_offset
