@@ -416,7 +416,7 @@ def test_importing_the_package_imports_nothing_heavy(statement):
 
 
 @pytest.mark.slow
-def test_a_client_says_nothing_at_the_first_use_and_imports_no_orm(tmp_path):
+def test_a_client_says_of_the_first_use_that_it_made_a_store_and_imports_no_orm(tmp_path):
     """Also where the program shows INFO: the steps of the migrations are debug lines."""
     program = """
 import logging, sys
@@ -434,7 +434,8 @@ print("sqlalchemy.orm" in sys.modules)
     url = f"sqlite:///{tmp_path}/fresh.db"
     command = [sys.executable, "-c", program, url]
     ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
-    assert (ended.stdout, ended.stderr) == ("False\n", "")
+    told = f"INFO:txnstore.db.opening:made a new store in {url}\n"
+    assert (ended.stdout, ended.stderr) == ("False\n", told)
 
 
 @pytest.mark.slow

@@ -53,12 +53,33 @@ def test_an_empty_schema_that_is_there_already_is_used(bare, txnstore_empty_url,
 
 
 def test_an_empty_database_is_left_empty_by_who_must_not_make_tables(txnstore_empty_url, tmp_path):
-    found = "leads to no file" if txnstore_empty_url.startswith("sqlite") else "has no tables of txnstore"
+    is_file = txnstore_empty_url.startswith("sqlite")
+    found = "leads to no file" if is_file else "has no tables of txnstore in the schema txnstore"
     with pytest.raises(SchemaOutdated, match=f"{found}; run `txnstore migrate`"):
         open_store(txnstore_empty_url, create=False)
     assert list(tmp_path.iterdir()) == [], "the SQLite file was made"
     with connect_store(txnstore_empty_url) as store:
         assert opening.look(store).found is opening.Found.NOTHING
+
+
+def test_a_new_store_is_told_of_once(txnstore_empty_url, caplog):
+    caplog.set_level("INFO", logger="txnstore.db.opening")
+    for _ in range(2):
+        open_store(txnstore_empty_url).close()
+    (record,) = caplog.records
+    place = "" if txnstore_empty_url.startswith("sqlite") else " in the schema txnstore"
+    assert (record.levelname, record.event) == ("INFO", "store_made")
+    assert re.fullmatch(rf"made a new store in [a-z+]+://\S+{place}", record.getMessage())
+
+
+def test_a_schema_beside_that_of_a_store_is_warned_of(txnstore_postgresql_url, caplog):
+    with pytest.raises(SchemaOutdated, match=r"in the schema shop \(there is a store in txnstore\); run `txnstore mi"):
+        open_store(txnstore_postgresql_url, schema="shop", create=False)
+    assert caplog.records == []
+    open_store(txnstore_postgresql_url, schema="shop").close()
+    (record,) = caplog.records
+    assert (record.levelname, record.event) == ("WARNING", "store_made")
+    assert record.getMessage().endswith(" in the schema shop (there is a store in txnstore)")
 
 
 @pytest.mark.slow_but_first

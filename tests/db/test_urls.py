@@ -135,6 +135,15 @@ def test_another_url_that_cannot_be_understood_is_not_taken_for_several_hosts(te
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        (
+            f"postgresql+asyncpg://alice:{SECRET}@host/shop",
+            r"leave \+asyncpg out of the URL, or make an Outbox from",
+        ),
+        (f"postgresql+psycopg2://alice:{SECRET}@host/shop", r"leave \+psycopg2 out of the URL"),
+        ("sqlite+aiosqlite:///orders.db", r"leave \+aiosqlite out of the URL"),
+        (f"postgresql+{SECRET}://host/shop", "no support for this kind of database"),
+        ("postgresql://host/shop?sslmod=require", r"client library does not know; did you mean sslmode\?"),
+        (f"postgresql://host/shop?{SECRET}=require", r"client library does not know$"),
         ("localhost:9092", "not the address of a Kafka broker"),
         ("one,two:9092", "not the address of a Kafka broker"),
         ("/tmp/orders.db", "not a path; sqlite:/// before it"),

@@ -13,7 +13,8 @@ from sqlalchemy.exc import DBAPIError
 
 from txnstore.db.backend import Stage
 from txnstore.db.postgresql import backend as postgresql
-from txnstore.db.postgresql.backend import PostgreSQLBackend, connecting_error
+from txnstore.db.postgresql.backend import PostgreSQLBackend
+from txnstore.db.postgresql.connecting import connecting_error
 from txnstore.db.postgresql.exchange import AnswerKind, ServerAnswer, Statement, _Conversation
 from txnstore.db.sqlite import backend as sqlite
 from txnstore.db.sqlite.backend import SQLiteBackend
@@ -278,6 +279,33 @@ def test_names_and_texts_of_others_are_not_why_there_is_no_connection(text, kind
 )
 def test_each_reason_for_no_connection_is_known_in_its_place(text, kind):
     assert type(connecting_error(text)) is kind
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (f"{ASKED}Connection refused\n\tIs the server running?", "address right? (db:5432: refused)"),
+        (f"{ASKED}timeout expired", "(db:5432: no answer in time)"),
+        (f"{ASKED}something else", "address right? (db:5432)"),
+        ("failed to resolve host 'nowhere': [Errno -2] Name or service not known", "(nowhere: there is no host of th"),
+        (
+            'connection is bad: connection to server on socket "/run/.s.PGSQL.5432" failed: No such file or directory',
+            "(/run/.s.PGSQL.5432: there is no such socket)",
+        ),
+        (f'{ASKED}FATAL:  database "c" does not exist', 'has no database "c"; create it first (db:5432)'),
+        (f"{ASKED}FATAL:  no such database: c", "has no database c; create it first (db:5432)"),
+        (f"{ASKED}server does not support SSL, but SSL was required", "the server offers no TLS"),
+        (f'{ASKED}root certificate file "/r" does not exist\nEither provide the file', "there is no root certificate"),
+        (f'{ASKED}FATAL:  password authentication failed for user "refused"', "does not let this user in (db:5432)"),
+        (f'{ASKED}FATAL:  unrecognized configuration parameter "a"', "does not take a setting among the URL's options"),
+        (
+            f"failed: Failures:\n- host: 'b': {ASKED}Connection refused\n- host: 'b': {ASKED}timeout expired",
+            "(db:5432: refused)",
+        ),
+    ],
+)
+def test_who_gets_no_connection_is_told_where_and_why(text, told):
+    assert told in str(connecting_error(text))
 
 
 @BEFORE_COMMIT

@@ -406,6 +406,10 @@ class Backend(Protocol):
         """Return the names, without prefix, of the tables and views that stand where ours would."""
         ...
 
+    def schemas_of_stores(self, connection: Connection) -> list[str]:
+        """Return the schemas that hold a store each, or seem to; none where a database has one store at most."""
+        ...
+
     def hidden_tables(self, connection: Connection, schema: str) -> frozenset[str]:
         """Return those of them that seem to be empty to this role, whatever is in them, though it may read them."""
         ...

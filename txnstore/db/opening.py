@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import enum
+import logging
 import random
 import re
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -40,6 +42,8 @@ from txnstore.errors import (
     TxnStoreError,
 )
 from txnstore.late_import import collecting_later
+
+_log: Final = logging.getLogger(__name__)
 
 _OUR_TABLES: Final = frozenset(str(table.name) for table in metadata.tables.values())
 _OUR_NAMES: Final = _OUR_TABLES | {VERSION_TABLE, *VIEWS}
@@ -108,6 +112,9 @@ class FirstLook:
     why_foreign: str = ""
     move: Move | None = None
     """Where the store has gone, or comes from; None: it is in use."""
+
+    made_beside: Sequence[str] | None = None
+    """The schemas that held a store when this client made it; None: it was there."""
 
 
 def check_schema_name(schema: object) -> None:
@@ -201,9 +208,12 @@ def ensure_tables(store: Store, *, create: bool, moving: bool = False) -> str:
         if not create:
             if store.url.is_in_memory:
                 raise SchemaOutdated(f"{store.url} is a database in memory, which never holds a store from before")
-            what = "has no tables of txnstore" if is_there else "leads to no file"
+            others = store.read(store.backend.schemas_of_stores) if is_there else []
+            what = f"has no tables of txnstore{_in_schema(store, others)}" if is_there else "leads to no file"
             raise SchemaOutdated(f"{store.url} {what}; run `txnstore migrate` on it to make a store there")
         finding = _create(store)
+        if finding.made_beside is not None:
+            _tell_of_new(store, finding.store_uuid, finding.made_beside)
     _check(store, finding)
     if finding.found is Found.TABLES:
         return store.write(lambda connection: _enter_store(store, connection))
@@ -331,6 +341,28 @@ def _check(store: Store, finding: FirstLook) -> None:
         )
 
 
+def _in_schema(store: Store, others: Sequence[str]) -> str:
+    """Return in which schema, where the database has such, and in which other ones there are stores."""
+    if store.backend.name != "postgresql":
+        return ""
+    has = f" (there is a store in {', '.join(others)})" if others else ""
+    return f" in the schema {store.schema}{has}"
+
+
+def _tell_of_new(store: Store, store_uuid: str, others: Sequence[str]) -> None:
+    """Say once that there is a new store: its address may be that of another one, mistyped.
+
+    Where the database has one in another schema that is more likely, and a warning.
+    """
+    _log.log(
+        logging.WARNING if others else logging.INFO,
+        "made a new store in %s%s",
+        store.url,
+        _in_schema(store, others),
+        extra={"event": "store_made", "store": store_uuid},
+    )
+
+
 def _create(store: Store) -> FirstLook:
     """Create the tables, or wait for a process that is doing so."""
     try:
@@ -356,6 +388,7 @@ def _create_if_empty(store: Store, connection: Connection) -> FirstLook:
     finding = _look(store, connection)
     if finding.found is not Found.NOTHING:
         return finding
+    others = store.backend.schemas_of_stores(connection)
     store.backend.prepare_place(connection, store.schema)
     _make_tables(connection)
     # A client of another store that stood here before knows partitions by numbers that this one does not give out.
@@ -366,7 +399,7 @@ def _create_if_empty(store: Store, connection: Connection) -> FirstLook:
         partitions.c.partition_id.name,
         random.SystemRandom().randint(1, FIRST_PARTITION_ID_MAX),
     )
-    return FirstLook(Found.STORE, SCHEMA_VERSION, _enter_store(store, connection))
+    return FirstLook(Found.STORE, SCHEMA_VERSION, _enter_store(store, connection), made_beside=others)
 
 
 def _make_tables(connection: Connection) -> None:

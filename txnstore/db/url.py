@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 from urllib.parse import unquote
@@ -20,6 +21,11 @@ _KINDS: Final = {
     "postgresql": "postgresql",
     "postgres": "postgresql",
     "postgresql+psycopg": "postgresql",
+}
+#: SQLAlchemy's other drivers for them, named as somebody may copy them from an engine's URL.
+_OTHER_DRIVERS: Final = {
+    "sqlite": frozenset({"aiosqlite", "pysqlcipher"}),
+    "postgresql": frozenset({"asyncpg", "pg8000", "psycopg2", "psycopg2cffi", "psycopg_async"}),
 }
 _FORMS: Final = "sqlite:///path/to/file.db or postgresql://user:password@host:port/database"
 _NO_FILE: Final = (
@@ -134,6 +140,12 @@ def parse_url(text: object) -> DatabaseUrl:
         raise InvalidUrl(why) from None
     kind = _KINDS.get(url.drivername)
     if kind is None:
+        database, _, driver = url.drivername.partition("+")
+        if driver in _OTHER_DRIVERS.get(database, ()):
+            raise InvalidUrl(
+                f"txnstore brings its own driver: leave +{driver} out of the URL, or make an Outbox from the engine"
+                " that the application has with it"
+            )
         raise InvalidUrl(f"txnstore has no support for this kind of database; expected {_FORMS}")
     if not all(part.isprintable() for part in _parts_to_show(url)):
         # What was percent-encoded shows only now; a NUL would cut the name, a line break would forge a log.
@@ -212,6 +224,17 @@ def _with_socket_as_option(url: URL) -> URL:
     return url._replace(host=None, port=None).update_query_dict({"host": folder, **port})
 
 
+def _meant(given: Iterable[str]) -> str:
+    """Return which known option a misspelt one is like; what it is itself may be the rest of a password with a `?`."""
+    from psycopg.pq import Conninfo
+
+    known = [option.keyword.decode() for option in Conninfo.get_defaults()]
+    unknown = (name for name in given if name not in known)
+    found = (near for name in unknown for near in get_close_matches(name, known, n=1, cutoff=0.8))
+    near = next(found, None)
+    return f"; did you mean {near}?" if near is not None else ""
+
+
 def _check_options(url: URL) -> None:
     """Refuse options that libpq does not know; a value that it does not know shows when it connects."""
     # Slow to import, and not needed for SQLite.
@@ -225,7 +248,8 @@ def _check_options(url: URL) -> None:
     try:
         make_conninfo(**dict.fromkeys(url.query, ""))
     except (psycopg.Error, TypeError, ValueError):
-        raise InvalidUrl("the PostgreSQL URL has an option that PostgreSQL's client library does not know") from None
+        what = "the PostgreSQL URL has an option that PostgreSQL's client library does not know"
+        raise InvalidUrl(f"{what}{_meant(url.query)}") from None
     dialect: Any = PGDialect_psycopg
     try:
         dialect().create_connect_args(url)

@@ -400,7 +400,8 @@ def test_the_password_is_no_part_of_why_the_database_is_tried_again():
         url = f"postgresql://nobody:secret@127.0.0.1:{port}/none"
         with Producer({"bootstrap.servers": url, "transactional.id": "anna"}) as producer:
             cause = cause_of(CALLS["init"], producer)
-    assert cause == "no connection to PostgreSQL could be made: is the server there and the address right?"
+    assert cause.startswith("no connection to PostgreSQL could be made: is the server there and the address right?")
+    assert "secret" not in cause
 
 
 @pytest.mark.slow_but_first

@@ -6,7 +6,6 @@ another server connection.  So settings are SET LOCAL, sent together with BEGIN,
 
 from __future__ import annotations
 
-import re
 import struct
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -25,9 +24,10 @@ from sqlalchemy.exc import DBAPIError
 
 from txnstore.clock import Clock
 from txnstore.db.backend import Access, Durability, Holder, Limits, NoWholeCommits, Stage, Subjects, WholeTransaction
-from txnstore.db.names import CODE_SCHEMA, DEFAULT_SCHEMA
+from txnstore.db.names import CODE_SCHEMA, DEFAULT_SCHEMA, VERSION_TABLE
 from txnstore.db.postgresql import commit_function
 from txnstore.db.postgresql.closing import CLOSED
+from txnstore.db.postgresql.connecting import connecting_error
 from txnstore.db.postgresql.connections import ListenWaiter, NotifyAnnouncer, PostgreSQLConnection
 from txnstore.db.postgresql.protection import warn_of_unverified
 from txnstore.db.postgresql.row_security import HIDDEN, NARROWED
@@ -85,60 +85,6 @@ UNKNOWN_AT_COMMIT: Final = ("08", "25P03", "25P04", "40003", "57P", "58", "XX")
 #: all the same. Without room for its log (53100) the server stops after what it has written, and recovers that.
 _ENDS_SESSION: Final = frozenset({"FATAL", "PANIC"})
 
-# What stands before libpq's reason: whom it has asked.
-_ASKED: Final = re.compile(
-    r'.*?connection to server (at|on socket) "[^"]*"( \([^)]*\))?(, port \w+)? failed: |connection (failed|is bad): '
-)
-_SEVERITY: Final = re.compile(r"(FATAL|PANIC|ERROR):\s+")
-# Names of a user, a database, a host or a file, which may read like a reason.
-_NAMES: Final = re.compile(r"\".*\"|(?<=host )'[^']*'")
-#: Why no connection came about: libpq has no SQLSTATE then, only text, which may repeat the URL and is not repeated.
-#: Of what the server says, each is the beginning; names are left out.
-CONNECTION_ERRORS: Final[tuple[tuple[str, type[TxnStoreError], str], ...]] = (
-    (
-        r"(sorry, )?too many (clients|connections)|(remaining )?connection slots are reserved",
-        StoreUnavailable,
-        "the server has no connection left for this user",
-    ),
-    (
-        (
-            r"(server login failed: (FATAL:?\s+)?)?[\w-]+ authentication failed|no password supplied"
-            r"|role \"\" (does not exist|is not permitted)|no such user"
-            r"|no pg_hba\.conf entry|pg_hba\.conf rejects|permission denied for database"
-            r"|connection requires a valid client certificate"
-        ),
-        PermissionDenied,
-        "the server refused the user or the password, or does not let this user in",
-    ),
-    (
-        r"database \"\" does not exist|no such database",
-        InvalidUrl,
-        "the server has no database of this name; create it first",
-    ),
-    (
-        r"server does not support SSL|SSL error: certificate verify failed|server certificate for \"\"",
-        InvalidUrl,
-        "the server's TLS is not what the URL's sslmode asks for",
-    ),
-    (
-        r"session is (not )?read-only|server is (not )?in hot standby mode",
-        StoreUnavailable,
-        "at the moment no server of the URL is what its target_session_attrs asks for",
-    ),
-    (
-        r"the database system is (starting up|shutting down|in recovery|not (yet )?accepting connections)",
-        StoreUnavailable,
-        "the server is starting, stopping or recovering",
-    ),
-    (
-        (
-            r"(bad|invalid) (\w+ )*(value|number|integer)|could not match|unsupported"
-            r"|definition of service|certificate file|private key file"
-        ),
-        InvalidUrl,
-        "an option of the PostgreSQL URL has a value that PostgreSQL's client library does not accept",
-    ),
-)
 #: The class of errors whose primary line quotes the value that was refused.
 DATA_EXCEPTION: Final = "22"
 #: As PostgreSQL counts: 14.0.
@@ -172,6 +118,11 @@ _SIZES: Final = (
     "SELECT pg_database_size(current_database()), sum(pg_total_relation_size(oid))"
     " FROM pg_catalog.pg_class WHERE relkind = 'r' AND relnamespace ="
     " (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = %s)"
+)
+_SCHEMAS: Final = text(
+    "SELECT n.nspname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
+    " WHERE c.relname = ANY(CAST(:names AS pg_catalog.text[])) AND c.relkind = 'r'"
+    " GROUP BY n.nspname HAVING count(*) = 2 ORDER BY n.nspname"
 )
 _SEQUENCE: Final = text("SELECT pg_catalog.pg_get_serial_sequence(:of_table, :of_column)")
 _CHECKED: Final = text(
@@ -217,8 +168,6 @@ _SET_SEQUENCE: Final = text("SELECT pg_catalog.setval(CAST(:sequence AS regclass
 
 #: There is no function of this name and with these parameters, or this role may not call it.
 _NO_FUNCTION: Final = frozenset({"42883", "42501"})
-
-_UNREACHABLE: Final = "no connection to PostgreSQL could be made: is the server there and the address right?"
 
 
 class _StorePreparer(PGIdentifierPreparer_psycopg):
@@ -559,6 +508,10 @@ class PostgreSQLBackend:
         )
         return frozenset(name for (name,) in rows)
 
+    def schemas_of_stores(self, connection: Connection) -> list[str]:
+        """Return the schemas with the two tables that every version has; the catalogue shows them to every role."""
+        return list(connection.execute(_SCHEMAS, {"names": ["stores", VERSION_TABLE]}).scalars())
+
     def hidden_tables(self, connection: Connection, schema: str) -> frozenset[str]:
         """Return those whose rows row-level security keeps from this role."""
         return frozenset(connection.execute(HIDDEN, {"schema": schema}).scalars())
@@ -726,19 +679,3 @@ def _kind_of(sqlstate: str | None) -> type[TxnStoreError]:
         if kind is not None:
             return kind
     return StatementFailed
-
-
-def connecting_error(told: str) -> TxnStoreError:
-    """Return our error for a connection that never came about, for the reason that libpq told."""
-    reasons = [_reason(line) for number, line in enumerate(told.splitlines()) if not number or _ASKED.match(line)]
-    for pattern, kind, message in CONNECTION_ERRORS:
-        if any((re.match if is_servers else re.search)(pattern, reason) for reason, is_servers in reasons):
-            return kind(message)
-    return StoreUnavailable(_UNREACHABLE)
-
-
-def _reason(line: str) -> tuple[str, bool]:
-    """Return a line without whom was asked, and without names, and whether it is the server's, in whose words it is."""
-    line = _ASKED.sub("", line, count=1)
-    severity = _SEVERITY.match(line)
-    return _NAMES.sub('""', line if severity is None else line[severity.end() :]), severity is not None

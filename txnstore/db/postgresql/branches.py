@@ -17,7 +17,8 @@ from psycopg.pq import PipelineStatus, TransactionStatus
 from psycopg.rows import tuple_row
 from psycopg.sql import SQL, Identifier
 
-from txnstore.db.postgresql.backend import IDENTIFY, MAKE_DURABLE, connect_driver, connecting_error
+from txnstore.db.postgresql.backend import IDENTIFY, MAKE_DURABLE, connect_driver
+from txnstore.db.postgresql.connecting import connecting_error
 from txnstore.db.postgresql.connections import PostgreSQLConnection
 from txnstore.db.postgresql.exchange import AnswerKind, ServerAnswer, Statement, exchange
 from txnstore.db.url import DatabaseUrl

@@ -363,6 +363,10 @@ class SQLiteBackend:
         )
         return frozenset(name.removeprefix(SQLITE_PREFIX) for (name,) in rows)
 
+    def schemas_of_stores(self, connection: Connection) -> list[str]:
+        """Return none: a file has no schemas."""
+        return []
+
     def hidden_tables(self, connection: Connection, schema: str) -> frozenset[str]:
         """Return none: a file is read as a whole."""
         return frozenset()
