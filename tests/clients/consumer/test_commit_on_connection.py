@@ -15,9 +15,10 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from tests.clients.callers import KINDS, application_engine, calling, ledger_of, make_ledger, open_driver
 from tests.clients.membership.steps import TP
 from tests.clients.steps import PATIENCE_SECONDS, error_of
-from txnstore import OFFSET_INVALID, Consumer, KafkaError
+from txnstore import OFFSET_INVALID, Consumer, KafkaError, KafkaException
 from txnstore.db.opening import open_store
 from txnstore.db.schema import group_members, group_offsets, groups
+from txnstore.errors import WriteConflict
 from txnstore.log.topics import delete_topic, find_topics
 
 BY_HAND = {"enable.auto.commit": False}
@@ -304,6 +305,29 @@ def test_a_database_transaction_that_has_failed_is_refused(worker, url):
             worker.commit(connection=caller.given)
             caller.commit()
     assert (committed(worker), ledger_of(url)) == (3, ["after", "after"])
+
+
+def test_the_victim_of_a_conflict_finds_what_the_driver_said(worker, url):
+    """Programs that repeat their database transactions tell by the SQLSTATE which ones to repeat."""
+    if url.startswith("sqlite"):
+        pytest.skip("SQLite has no SQLSTATE")
+    worker.commit(offsets=[TP("t", 0, 1)], asynchronous=False)
+    with calling(url, "driver") as caller:
+        caller.driver.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        caller.driver.execute("SELECT 1")
+        worker.commit(offsets=[TP("t", 0, 2)], asynchronous=False)
+        with pytest.raises(KafkaException) as caught:
+            worker.commit(connection=caller.given)
+        assert (caught.value.args[0].code(), caught.value.args[0].retriable()) == (KafkaError._TIMED_OUT, False)
+        conflict = caught.value.__cause__
+        assert isinstance(conflict, WriteConflict)
+        assert isinstance(conflict.__cause__, DBAPIError)
+        assert isinstance(conflict.__cause__.orig, psycopg.Error)
+        assert conflict.__cause__.orig.sqlstate == "40001"
+        caller.rollback()
+        worker.commit(connection=caller.given)
+        caller.commit()
+    assert committed(worker) == 3
 
 
 def test_a_connection_that_commits_each_statement_is_refused(worker, url):

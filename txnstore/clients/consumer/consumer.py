@@ -542,7 +542,8 @@ class Consumer(Polls, OfOneProcess):
                 consumer's now; and what the database answers.  With a connection also `_INVALID_ARG`:
                 `enable.auto.commit` is set, `_STATE`: its database transaction has failed before, INVALID_REQUEST: it
                 is on another database, votes for a producer's transaction, or is not usable (a session that would begin
-                with a savepoint on SQLite, say).
+                with a savepoint on SQLite, say), `_TIMED_OUT`, not retriable: repeat the database transaction; if the
+                `__cause__` is a WriteConflict, its own is SQLAlchemy's around the driver's (40001, 40P01).
         """
         self._check()
         core = self._core

@@ -29,7 +29,7 @@ from txnstore.db.postgresql import commit_function
 from txnstore.db.schema import stores
 from txnstore.db.statements import HotStatement, heard, run_on_driver
 from txnstore.db.store import Store
-from txnstore.errors import InvalidRequest, PermissionDenied
+from txnstore.errors import InvalidRequest, PermissionDenied, WriteConflict
 
 Result = TypeVar("Result")
 
@@ -193,7 +193,9 @@ def joined_connection(
         try:
             yield connection
         except DBAPIError as error:
-            raise store.backend.translate(error, stage()) from None
+            told = store.backend.translate(error, stage())
+            # Who repeats database transactions goes by the driver's error, whose text has no values then.
+            raise told from error if isinstance(told, WriteConflict) else None
         finally:
             # SQLAlchemy's view of it ends; at the driver it ends nothing.
             if (transaction := connection.get_transaction()) is not None:
