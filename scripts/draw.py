@@ -15,6 +15,7 @@ from typing import Final
 from scripts.draw_folders import draw_files, draw_imports
 from scripts.table_growth import GROWTH
 from txnstore.clients.configuration.keys import KEYS
+from txnstore.clients.model.errors import ERROR_ROWS, error_code
 from txnstore.clients.producer.state import ALLOWED_IN, RESUMABLE, TransactionCall, TransactionStage
 from txnstore.config import STORE_SETTINGS, TOPIC_SETTINGS, Setting
 from txnstore.db.open_transactions_view import OPEN_TRANSACTIONS_COLUMNS, PENDING_OFFSETS_COLUMNS
@@ -111,12 +112,14 @@ _ACTIONS: Final = {
 
 def draw_errors() -> Iterator[str]:
     """Draw the list of errors from the error table."""
-    yield "| code | error | Kafka's name | way out | meaning |"
+    yield "| error | `code()` | `retriable()` | way out | meaning |"
     yield "| --- | --- | --- | --- | --- |"
-    for code, error in sorted(ERRORS.items()):
+    for _, error in sorted(ERRORS.items()):
         meaning = (error.__doc__ or "").splitlines()[0]
-        kafka_name = f"`{error.kafka_name}`" if error.kafka_name else ""
-        yield f"| {code} | `{error.__name__}` | {kafka_name} | {error.recovery.value} | {_cell(meaning)} |"
+        row = ERROR_ROWS[error]
+        code = f"{row.code} `{error_code(row.code).name}`"
+        retriable = "yes" if row.retriable else ""
+        yield f"| `{error.__name__}` | {code} | {retriable} | {error.recovery.value} | {_cell(meaning)} |"
 
 
 def draw_settings() -> Iterator[str]:
