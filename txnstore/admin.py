@@ -9,6 +9,13 @@ from txnstore.late_import import import_late
 if TYPE_CHECKING:
     from txnstore.clients.admin.client import AdminClient
     from txnstore.clients.admin.configs import (
+        CONFIG_SOURCE_DEFAULT_CONFIG,
+        CONFIG_SOURCE_DYNAMIC_BROKER_CONFIG,
+        CONFIG_SOURCE_DYNAMIC_DEFAULT_BROKER_CONFIG,
+        CONFIG_SOURCE_DYNAMIC_TOPIC_CONFIG,
+        CONFIG_SOURCE_GROUP_CONFIG,
+        CONFIG_SOURCE_STATIC_BROKER_CONFIG,
+        CONFIG_SOURCE_UNKNOWN_CONFIG,
         RESOURCE_ANY,
         RESOURCE_BROKER,
         RESOURCE_GROUP,
@@ -74,6 +81,13 @@ if TYPE_CHECKING:
     from txnstore.transactions.protocol import TransactionState
 
 __all__ = [
+    "CONFIG_SOURCE_DEFAULT_CONFIG",
+    "CONFIG_SOURCE_DYNAMIC_BROKER_CONFIG",
+    "CONFIG_SOURCE_DYNAMIC_DEFAULT_BROKER_CONFIG",
+    "CONFIG_SOURCE_DYNAMIC_TOPIC_CONFIG",
+    "CONFIG_SOURCE_GROUP_CONFIG",
+    "CONFIG_SOURCE_STATIC_BROKER_CONFIG",
+    "CONFIG_SOURCE_UNKNOWN_CONFIG",
     "RESOURCE_ANY",
     "RESOURCE_BROKER",
     "RESOURCE_GROUP",

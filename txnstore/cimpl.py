@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import enum
+from collections.abc import Mapping
+from typing import Final
+
 from txnstore.clients.admin.configs import (
+    CONFIG_SOURCE_DEFAULT_CONFIG,
+    CONFIG_SOURCE_DYNAMIC_BROKER_CONFIG,
+    CONFIG_SOURCE_DYNAMIC_DEFAULT_BROKER_CONFIG,
+    CONFIG_SOURCE_DYNAMIC_TOPIC_CONFIG,
+    CONFIG_SOURCE_GROUP_CONFIG,
+    CONFIG_SOURCE_STATIC_BROKER_CONFIG,
+    CONFIG_SOURCE_UNKNOWN_CONFIG,
     RESOURCE_ANY,
     RESOURCE_BROKER,
     RESOURCE_GROUP,
     RESOURCE_TOPIC,
     RESOURCE_TRANSACTIONAL_ID,
     RESOURCE_UNKNOWN,
+    AlterConfigOpType,
 )
 from txnstore.clients.admin.records import OFFSET_SPEC_EARLIEST, OFFSET_SPEC_LATEST, OFFSET_SPEC_MAX_TIMESTAMP
 from txnstore.clients.admin.topics import NewPartitions, NewTopic
+from txnstore.clients.admin.unsupported import AclOperation, AclPermissionType, ResourcePatternType, ScramMechanism
 from txnstore.clients.consumer.consumer import Consumer
 from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.model.message import (
@@ -23,6 +36,9 @@ from txnstore.clients.model.message import (
 from txnstore.clients.model.metadata import (
     ISOLATION_LEVEL_READ_COMMITTED,
     ISOLATION_LEVEL_READ_UNCOMMITTED,
+    ConsumerGroupState,
+    ConsumerGroupType,
+    ElectionType,
     Uuid,
     libversion,
     version,
@@ -38,6 +54,13 @@ from txnstore.clients.producer.producer import Producer
 from txnstore.log.partitioners import consistent, fnv1a, murmur2
 
 __all__ = [
+    "CONFIG_SOURCE_DEFAULT_CONFIG",
+    "CONFIG_SOURCE_DYNAMIC_BROKER_CONFIG",
+    "CONFIG_SOURCE_DYNAMIC_DEFAULT_BROKER_CONFIG",
+    "CONFIG_SOURCE_DYNAMIC_TOPIC_CONFIG",
+    "CONFIG_SOURCE_GROUP_CONFIG",
+    "CONFIG_SOURCE_STATIC_BROKER_CONFIG",
+    "CONFIG_SOURCE_UNKNOWN_CONFIG",
     "ISOLATION_LEVEL_READ_COMMITTED",
     "ISOLATION_LEVEL_READ_UNCOMMITTED",
     "OFFSET_BEGINNING",
@@ -71,3 +94,22 @@ __all__ = [
     "murmur2",
     "version",
 ]
+
+#: What stands before the names of the numbers of an enumeration.
+_NUMBERED: Final[Mapping[str, type[enum.Enum]]] = {
+    "ACL_OPERATION": AclOperation,
+    "ACL_PERMISSION_TYPE": AclPermissionType,
+    "ALTER_CONFIG_OP_TYPE": AlterConfigOpType,
+    "CONSUMER_GROUP_STATE": ConsumerGroupState,
+    "CONSUMER_GROUP_TYPE": ConsumerGroupType,
+    "ELECTION_TYPE": ElectionType,
+    "RESOURCE_PATTERN": ResourcePatternType,
+    "SCRAM_MECHANISM": ScramMechanism,
+}
+globals().update(
+    {
+        f"{prefix}_{member.name.removeprefix('SCRAM_').replace('REBALANCING', 'REBALANCE')}": member.value
+        for prefix, enumeration in _NUMBERED.items()
+        for member in enumeration
+    }
+)

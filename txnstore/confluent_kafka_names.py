@@ -22,6 +22,22 @@ _OURS: Final = (
     "serialization",
     "serializing_producer",
 )
+#: Modules within its packages that programs import from all the same, for type hints say; here each is its package.
+_WITHIN: Final = {
+    "admin": (
+        "_acl",
+        "_cluster",
+        "_config",
+        "_group",
+        "_listoffsets",
+        "_metadata",
+        "_records",
+        "_resource",
+        "_scram",
+        "_topic",
+    ),
+    "aio": ("_AIOConsumer", "producer"),
+}
 #: The release whose names and behaviour these are.
 _VERSION: Final = "2.16.1"
 
@@ -74,6 +90,11 @@ def install_as_confluent_kafka() -> None:
             " confluent_kafka"
         )
     modules = {f"{_NAME}.{name}": importlib.import_module(f"txnstore.{name}") for name in _OURS}
+    for package, names in _WITHIN.items():
+        module = modules[f"{_NAME}.{package}"]
+        for name in names:
+            modules[f"{_NAME}.{package}.{name}"] = module
+            setattr(module, name, module)
     # Finding it is not importing it: what it does when it is imported is never done.
     installed = PathFinder.find_spec(_NAME)
     locations = list(installed.submodule_search_locations or ()) if installed is not None else []

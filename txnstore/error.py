@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from txnstore.clients.model.errors import KafkaError, KafkaException
+from txnstore.clients.model.message import Message
 from txnstore.clients.model.serializers import (
     ConsumeError,
     KeyDeserializationError,
@@ -19,6 +20,7 @@ __all__ = [
     "KafkaException",
     "KeyDeserializationError",
     "KeySerializationError",
+    "Message",
     "ProduceError",
     "SerializationError",
     "ValueDeserializationError",

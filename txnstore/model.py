@@ -39,7 +39,7 @@ class TimestampType(enum.IntEnum):
     """The store's clock at the append."""
 
 
-class IsolationLevel(enum.IntEnum):
+class IsolationLevel(enum.Enum):
     """What a reader may see; Kafka's numbers."""
 
     READ_UNCOMMITTED = 0

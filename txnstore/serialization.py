@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from txnstore.clients.model.errors import KafkaException
 from txnstore.clients.model.serializers import (
     Deserializer,
     DeserializerBuilder,
@@ -25,6 +26,7 @@ __all__ = [
     "DoubleSerializer",
     "IntegerDeserializer",
     "IntegerSerializer",
+    "KafkaException",
     "MessageField",
     "SerializationContext",
     "SerializationError",

@@ -393,6 +393,38 @@ def test_the_classes_are_the_same_wherever_they_are_imported_from():
     assert error.SerializationError is serialization.SerializationError
 
 
+def test_the_numbers_of_enumerations_are_those_of_2_16_1():
+    from txnstore import admin, cimpl
+
+    numbers = {name: value for name, value in vars(cimpl).items() if type(value) is int and not name.startswith("_")}
+    assert len(numbers) == 65
+    some = {
+        "ACL_OPERATION_IDEMPOTENT_WRITE": 12,
+        "ACL_PERMISSION_TYPE_ALLOW": 3,
+        "ALTER_CONFIG_OP_TYPE_SUBTRACT": 3,
+        "CONFIG_SOURCE_GROUP_CONFIG": 8,
+        "CONSUMER_GROUP_STATE_COMPLETING_REBALANCE": 2,
+        "CONSUMER_GROUP_STATE_UNKNOWN": 0,
+        "CONSUMER_GROUP_TYPE_CLASSIC": 2,
+        "ELECTION_TYPE_UNCLEAN": 1,
+        "RESOURCE_PATTERN_PREFIXED": 4,
+        "SCRAM_MECHANISM_SHA_512": 2,
+    }
+    assert some.items() <= numbers.items()
+    assert admin.CONFIG_SOURCE_DYNAMIC_TOPIC_CONFIG == 1
+
+
+def test_an_isolation_level_is_no_number():
+    assert not isinstance(txnstore.IsolationLevel.READ_COMMITTED, int)
+
+
+def test_names_that_programs_import_from_where_they_are_used():
+    from txnstore import error, serialization
+
+    assert error.Message is txnstore.Message
+    assert serialization.KafkaException is txnstore.KafkaException
+
+
 @pytest.mark.parametrize(("name", "value"), CIMPL_CONSTANTS.items())
 def test_a_constant_has_librdkafkas_number(name, value):
     from txnstore import cimpl

@@ -684,16 +684,11 @@ class AdminClient(OfOneProcess):
         return unsupported.refused(unsupported.check_alterations(alterations), unsupported.CREDENTIALS)
 
     def set_sasl_credentials(self, username: str, password: str) -> None:
-        """Refuse: there is no SASL.
-
-        Raises:
-            KafkaException: `_UNSUPPORTED_FEATURE`.
-        """
+        """Do nothing, as `Producer.set_sasl_credentials`."""
         self._refuse_if_closed(HANDLE_CLOSED_TEXT)
         for position, text in enumerate((username, password), start=1):
             if not isinstance(text, str):
                 raise TypeError(f"argument {position} must be str, not {type(text).__name__}")
-        raise unsupported.refusal(unsupported.SASL)
 
     def elect_leaders(
         self,

@@ -22,7 +22,6 @@ ACLS: Final = (
     "there are no ACLs: the database decides who may do what; use its roles and GRANT, or a file's permissions"
 )
 CREDENTIALS: Final = "there are no SCRAM credentials: users and their passwords are the database's own"
-SASL: Final = "there is no SASL: user and password are in the URL of the database, or where its driver looks for them"
 ELECTIONS: Final = "there are no elections: the database is the leader of every partition"
 
 
