@@ -38,3 +38,11 @@ def test_info_shows_no_password(txnstore, txnstore_postgresql_url):
         ended = txnstore("info", "--url", txnstore_postgresql_url, *option)
         assert ended.code == 0
         assert password not in ended.out + ended.err
+
+
+def test_the_database_may_stand_behind_the_command(txnstore, url, answer):
+    ended = txnstore("info", url, "--json")
+    assert ended.code == 0
+    assert answer("info")["store_uuid"] in ended.out
+    ended = txnstore("info", url, "--url", url)
+    assert (ended.code, "given twice" in ended.err) == (2, True)

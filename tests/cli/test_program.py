@@ -31,6 +31,14 @@ def test_python_runs_the_package_as_the_program():
     assert "Usage: txnstore" in ended.stderr
 
 
+@pytest.mark.parametrize("command", [[], ["verify"], ["topics"], ["topics", "list"]])
+def test_help_has_a_short_name(command):
+    shown = [CliRunner().invoke(program_with(NAMES), [*command, option]) for option in ("-h", "--help")]
+    assert [ended.exit_code for ended in shown] == [0, 0]
+    assert shown[0].output == shown[1].output
+    assert "Usage: " in shown[0].output
+
+
 def in_shell(text, url, **environment):
     """Run a line of the shell in which $TXN is the program."""
     variables = {**os.environ, "TXN": f"{sys.executable} -m txnstore", "TXNSTORE_URL": url, **environment}

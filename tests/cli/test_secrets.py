@@ -25,12 +25,13 @@ from txnstore.spark.stores import store_address
 #: Those, and a list of a cluster's.
 URLS = (*MALFORMED, f"postgresql://alice:{SECRET}@host:port/shop,postgresql://bob:{SECRET}@other/shop")
 #: One of each way that commands come to their database, by --url or the environment.
-COMMANDS = (["info"], ["migrate", "--sql"], ["roles", "list"])
+COMMANDS = (["topics", "list"], ["migrate", "--sql"], ["roles", "list"])
 #: Commands that take a URL in another place, which stands there as None.
 PLACES = (
     ["copy", None, "sqlite:///to.db"],
     ["copy", "sqlite:///store.db", None],
     ["copy", "--cancel", None],
+    ["info", None],
     ["doctor", None],
     ["doctor", "--url", None],
     ["adopt", None],

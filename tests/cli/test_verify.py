@@ -154,6 +154,11 @@ def test_a_topic_that_is_deleted_meanwhile_is_not_wrong(opened, url):
     assert looked == [(1, 2), (2, 2)]
 
 
+def test_an_interval_without_watching_is_refused(txnstore, url):
+    ended = txnstore("verify", url, "--interval", "5")
+    assert (ended.code, "goes with --watch alone" in ended.err) == (2, True)
+
+
 def test_watching_tells_once_of_a_place_and_goes_on_when_the_database_was_away(run, opened, monkeypatch):
     def at(offset, seen):
         return Violation(Invariant.OFFSETS_FOLLOW, InStore(1, offset), seen)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Final
 
+import typer
 from sqlalchemy import Connection, Table, func, select
 
-from txnstore.cli.options import Json, Schema, Url, examples, opened
+from txnstore.cli.options import Json, Schema, UrlArgument, UrlBesideArgument, examples, one_url, opened
 from txnstore.cli.output import Column, say, show_facts, show_json, show_rows, size_text, tell_and_exit, time_text
 from txnstore.clients.brokers import broker_id_of
 from txnstore.clients.model.metadata import version
@@ -54,10 +55,17 @@ _OFFSETS: Final = select(func.sum(partition_heads.c.next_offset - partition_head
 _STATES: Final = select(transactions.c.state, func.count()).group_by(transactions.c.state)
 
 
-def info(*, as_json: Json = False, url: Url = None, schema: Schema = DEFAULT_SCHEMA) -> None:
+def info(
+    context: typer.Context,
+    *,
+    url: UrlArgument = None,
+    url_option: UrlBesideArgument = None,
+    as_json: Json = False,
+    schema: Schema = DEFAULT_SCHEMA,
+) -> None:
     """Show what a store is: its identity, versions, counts, sizes and settings."""
     left_out: LeftOut = {}
-    with opened(url, schema) as cluster:
+    with opened(one_url(context, url, url_option), schema) as cluster:
         store = cluster.controller
         facts = store.read(lambda connection: _facts(store, connection))
         if not cluster.is_alone:

@@ -118,7 +118,11 @@ def program_with(names: frozenset[str]) -> typer.Typer:
     """Return the program with these commands; of the others it only knows what they are called and are for."""
     # No pretty tracebacks: they show variables, and one of them may be a password.
     program = typer.Typer(
-        name="txnstore", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich"
+        name="txnstore",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["--help", "-h"]},
     )
     program.callback(epilog=_EXAMPLES)(_txnstore)
     for command in _COMMANDS:

@@ -42,6 +42,9 @@ EXAMPLES: Final = examples(
     "txnstore verify --watch --interval 600",
 )
 
+#: Between two looks, unless the call says otherwise.
+_INTERVAL_SECONDS: Final = 60.0
+
 
 def verify(
     context: typer.Context,
@@ -52,9 +55,15 @@ def verify(
         bool, typer.Option("--watch", help="Look again and again until Ctrl-C, and print what is new.")
     ] = False,
     interval_seconds: Annotated[
-        float,
-        typer.Option("--interval", metavar="SECONDS", min=0.1, help="With --watch: how long to wait between looks."),
-    ] = 60.0,
+        float | None,
+        typer.Option(
+            "--interval",
+            metavar="SECONDS",
+            min=0.1,
+            show_default=False,
+            help="With --watch: how long to wait between looks; default: 60.",
+        ),
+    ] = None,
     participants: Participants = None,
     as_json: Json = False,
     schema: Schema = DEFAULT_SCHEMA,
@@ -64,11 +73,14 @@ def verify(
     Clients may be at work meanwhile. It changes nothing and exits with 1 if anything is wrong. With --watch, JSON is a
     line for each finding, and records that were read and found right are read again once a day.
     """
+    if interval_seconds is not None and not watch:
+        raise typer.BadParameter("goes with --watch alone: without it there is one look", param_hint="'--interval'")
     urls = [parse_url(participant) for participant in participants or ()]
     limits = replace(patient_limits(), idle_timeout_ms=_WAITING_SNAPSHOT_MS)
     with opened(one_url(context, url, url_option), schema, limits=limits) as cluster:
         if watch:
-            was_sound = _watch(partial(_look, cluster, urls, WatchState()), cluster, interval_seconds, as_json=as_json)
+            look = partial(_look, cluster, urls, WatchState())
+            was_sound = _watch(look, cluster, interval_seconds or _INTERVAL_SECONDS, as_json=as_json)
         else:
             found = _look(cluster, urls, WatchState())
             was_sound = not found
