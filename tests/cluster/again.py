@@ -36,11 +36,11 @@ class ClusterWriter(LogWriter):
     def grow(self, name, partition_count):
         return grow_topic(self.cluster, name, partition_count=partition_count)
 
-    def write(self, name, number, *values, timestamp_ms=1_000):
+    def write(self, name, number, *values, timestamp_ms=1_000, wakes_readers=True):
         batch = encode([Record(value, timestamp_ms=timestamp_ms) for value in values])
         partition_id = self.partition_id(name, number)
         store = self.cluster.own(self.cluster.leader_of_partition(partition_id))
-        store.write(lambda connection: append(connection, [Append(partition_id, batch)]), wakes_readers=True)
+        store.write(lambda connection: append(connection, [Append(partition_id, batch)]), wakes_readers=wakes_readers)
 
     def transaction(self, timeout_ms=60_000):
         transactional_id = f"writer-{next(_numbers)}"

@@ -39,11 +39,14 @@ class LogWriter:
     def partition_id(self, name: str, number: int) -> int:
         return self.store.read(lambda connection: get_topic(connection, name)).partition_ids[number]
 
-    def write(self, name: str, number: int, *values: bytes, timestamp_ms: int = 1_000) -> None:
+    def write(
+        self, name: str, number: int, *values: bytes, timestamp_ms: int = 1_000, wakes_readers: bool = True
+    ) -> None:
         """Append one batch."""
         batch = encode([Record(value, timestamp_ms=timestamp_ms) for value in values])
         partition_id = self.partition_id(name, number)
-        self.store.write(lambda connection: append(connection, [Append(partition_id, batch)]), wakes_readers=True)
+        appends = [Append(partition_id, batch)]
+        self.store.write(lambda connection: append(connection, appends), wakes_readers=wakes_readers)
 
     def transaction(self, timeout_ms: int = 60_000) -> OpenTransaction:
         return OpenTransaction(self, f"writer-{next(_numbers)}", timeout_ms)

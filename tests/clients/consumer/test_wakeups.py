@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import threading
@@ -12,11 +13,13 @@ from types import SimpleNamespace
 import pytest
 
 from tests.clients.consumer.log_writer import PATIENCE_SECONDS, eventually
+from tests.clients.membership.steps import RARE_HEARTBEATS
 from txnstore import TopicPartition
 from txnstore.clients.consumer import core, fetcher, subscription
-from txnstore.clients.consumer.reader import PartitionReader
+from txnstore.clients.consumer.reader import PartitionFailed, PartitionReader
 from txnstore.db.postgresql import connections as postgresql_connections
 from txnstore.db.sqlite import waiter as sqlite_waiter
+from txnstore.errors import StoreUnavailable
 from txnstore.log import news
 
 CHILDREN = Path(__file__).parents[2] / "faults" / "children.py"
@@ -33,7 +36,9 @@ def nobody_looks(monkeypatch):
     monkeypatch.setattr(sqlite_waiter, "POLL_LAST_MS", int(NEVER_SECONDS * 1000))
     monkeypatch.setattr(sqlite_waiter, "WATCHED_LAST_MS", int(NEVER_SECONDS * 1000))
     monkeypatch.setattr(fetcher, "OUTBOX_LOOK_SECONDS", NEVER_SECONDS)
-    monkeypatch.setattr(core, "HELP_AFTER_SECONDS", NEVER_SECONDS)
+    monkeypatch.setattr(fetcher, "LISTEN_SECONDS_MAX", NEVER_SECONDS)
+    for name in ("HELP_AFTER_SECONDS", "FIRST_LOOK_SECONDS", "LOOK_SECONDS"):
+        monkeypatch.setattr(core, name, NEVER_SECONDS)
 
 
 @pytest.fixture
@@ -301,4 +306,122 @@ def test_what_is_heard_of_while_something_else_is_due_is_not_forgotten(log, wait
         due.append("a partition that cannot be resolved")
         log.write("t", 0, b"news")
         assert consumer.poll(PATIENCE_SECONDS).value() == b"news"
+        assert due == []
+
+
+@pytest.mark.usefixtures("nobody_looks")
+@pytest.mark.parametrize(
+    ("is_member", "is_full"),
+    [
+        pytest.param(True, True, id="listens-for-its-group"),
+        pytest.param(True, False, id="listens-for-its-group-and-another-partition"),
+        pytest.param(False, False, id="listens-for-another-partition"),
+    ],
+)
+def test_what_is_committed_while_enough_is_buffered_comes_once_that_is_taken(
+    log, make_consumer, fetches, is_member, is_full
+):
+    log.topic("t", 2)
+    rests = {"fetch.wait.max.ms": 300_000, "enable.auto.commit": False, **RARE_HEARTBEATS}
+    consumer = make_consumer({"queued.min.messages": 4, **rests})
+    if is_member:
+        consumer.subscribe(["t"])
+    else:
+        consumer.assign([TopicPartition("t", number, 0) for number in range(2)])
+    log.write("t", 0, b"first")
+    assert consumer.poll(PATIENCE_SECONDS).value() == b"first"
+    assert consumer.poll(0.5) is None
+    # More than the share of one partition, or enough for both.
+    values = [b"one", b"two", b"three", b"four"][: 4 if is_full else 3]
+    thread, known = consumer._core.fetcher._first, consumer._core.subscription
+    fetches.clear()
+    for _ in range(3):
+        log.write("t", 0, *values)
+        eventually(lambda: thread._is_listening and known.buffered_records == len(values))
+        log.write("t", 0, b"meanwhile")
+        eventually(lambda: thread._is_listening and thread._news_due_at == math.inf)
+        taken = [consumer.poll(PATIENCE_SECONDS) for _ in range(len(values) + 1)]
+        assert [message and message.value() for message in taken] == [*values, b"meanwhile"]
+        eventually(lambda: thread._is_listening and known.buffered_records == 0)
+    assert fetches == []
+
+
+@pytest.mark.usefixtures("nobody_looks")
+def test_what_came_before_it_began_to_listen_is_read_although_the_database_is_away_at_first(
+    log, make_consumer, monkeypatch
+):
+    log.topic()
+    away: list[str] = []
+    begin, read = PartitionReader.waiter, PartitionReader.read
+
+    def begin_late(reader, subjects):
+        log.write("t", 0, b"before", wakes_readers=False)
+        away.append("once")
+        return begin(reader, subjects)
+
+    def read_if_not_away(reader, positions, **options):
+        if away:
+            raise StoreUnavailable(away.pop())
+        return read(reader, positions, **options)
+
+    monkeypatch.setattr(PartitionReader, "waiter", begin_late)
+    monkeypatch.setattr(PartitionReader, "read", read_if_not_away)
+    consumer = make_consumer({"fetch.wait.max.ms": 300_000, "enable.auto.commit": False})
+    consumer.assign([TopicPartition("t", 0, 0)])
+    messages = iter(lambda: consumer.poll(PATIENCE_SECONDS), None)
+    assert next((message.value() for message in messages if message.error() is None), None) == b"before"
+    assert away == []
+
+
+@pytest.mark.usefixtures("nobody_looks")
+@pytest.mark.parametrize("numbers", [(0,), (0, 1)], ids=["alone", "beside-another"])
+def test_a_partition_that_could_not_be_read_is_read_after_a_while(log, waiting, monkeypatch, numbers):
+    log.topic("t", len(numbers))
+    consumer = waiting("t", numbers)
+    failing: list[str] = []
+    read = PartitionReader.read
+
+    def fail_once(reader, positions, **options):
+        outcomes = read(reader, positions, **options)
+        if failing and any(position.partition.number == 0 for position in positions):
+            failing.pop()
+            return [
+                PartitionFailed(outcome.position, None) if outcome.position.partition.number == 0 else outcome
+                for outcome in outcomes
+            ]
+        return outcomes
+
+    monkeypatch.setattr(PartitionReader, "read", fail_once)
+    failing.append("once")
+    log.write("t", 0, b"news")
+    # Without a call, which would look for what is due.
+    eventually(lambda: consumer._core.subscription.buffered_records)
+    assert consumer.poll(0).value() == b"news"
+    assert failing == []
+
+
+@pytest.mark.usefixtures("nobody_looks")
+def test_what_is_heard_of_while_only_another_partition_is_read_is_not_forgotten(log, waiting, monkeypatch):
+    log.topic("t", 2)
+    consumer = waiting("t", (0, 1))
+    due: list[str] = []
+    has_fresh_work = fetcher.FetchThread._has_fresh_work
+
+    def due_meanwhile(thread):
+        # Once, as it has heard of the commit: the last page had no room for the other one.
+        if threading.current_thread() is not threading.main_thread() and due:
+            due.pop()
+            other = thread._subscription.find("t", 1)
+            other.is_hungry, other.is_at_end = True, False
+            return True
+        return has_fresh_work(thread)
+
+    monkeypatch.setattr(fetcher.FetchThread, "_has_fresh_work", due_meanwhile)
+    for _ in range(3):
+        eventually(lambda: consumer._core.fetcher._first._is_listening)
+        due.append("another partition")
+        log.write("t", 0, b"news")
+        message = consumer.poll(PATIENCE_SECONDS)
+        assert message is not None
+        assert message.value() == b"news"
         assert due == []

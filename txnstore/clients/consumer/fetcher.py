@@ -19,7 +19,7 @@ from txnstore.background_thread import BackgroundThread
 from txnstore.backoff import Backoff
 from txnstore.clients.connection import StoreConnection
 from txnstore.clients.consumer.arguments import ConsumerOptions
-from txnstore.clients.consumer.assigned_partition import FetchPosition, Wanted
+from txnstore.clients.consumer.assigned_partition import AssignedPartition, FetchPosition, Wanted
 from txnstore.clients.consumer.reader import (
     PageDelivered,
     PartitionFailed,
@@ -218,6 +218,8 @@ class FetchThread:
         self._has_heard = False
         self._waiter: Waiter | None = None
         self._subjects = NOTHING
+        #: Of what this turn waits for commits, if of any: for the sake of others it ends.
+        self._in_turn: set[AssignedPartition] = set()
         self._read_at = 0.0
         self._look_again_factor = 1.0
         self._is_told = False
@@ -287,12 +289,13 @@ class FetchThread:
             positions = self._subscription.to_read(now, is_wanted)
             if self._closing:
                 return
-            if not unresolved and not positions:
-                due_seconds = min(due_seconds, self._subscription.next_retry(now, is_wanted))
-                # With news of the group due it has just been woken; being woken again would tell it nothing.
-                if not self._listens_for_group or self._news_due_at < math.inf:
-                    self._wanted.wait(min(due_seconds, threading.TIMEOUT_MAX))
-                    return
+            self._in_turn = {position.partition for position in positions}
+            due_seconds = min(due_seconds, self._subscription.next_retry(now, is_wanted))
+            # With news of the group due it has just been woken; being woken again would tell it nothing.
+            listens = self._listens_for_group and self._news_due_at == math.inf
+            if not (unresolved or positions or listens):
+                self._wanted.wait(min(due_seconds, threading.TIMEOUT_MAX))
+                return
         if self._locate([*unresolved, *positions]):
             return
         if unresolved:
@@ -306,7 +309,9 @@ class FetchThread:
                 asks_outbox=is_at_end and self._outbox.asks(),
                 waiter=self._waiter if is_at_end else None,
             )
-            self._read_at, self._has_heard = time.monotonic(), False
+            self._read_at = time.monotonic()
+            # It may have heard of partitions that were not among these.
+            self._has_heard = self._has_heard and self._subjects != self._subjects_of(positions)
             self._apply(self._without_held(outcomes))
             if self._reader.outbox_waits:
                 self._outbox.move()
@@ -378,7 +383,8 @@ class FetchThread:
         if is_new:
             self._read_at = now
             self._expect_news()
-            # It would never hear of what was committed before it began to listen.
+            # It would never hear of what was committed before it began to listen. So it reads, later if not now.
+            self._has_heard = True
             return True
         answer_seconds = min(self._held_until, *(position.partition.eof_due_at for position in positions)) - now
         if answer_seconds <= 0:
@@ -444,8 +450,10 @@ class FetchThread:
         subscription = self._subscription
         with self._wanted:
             is_wanted = self._is_wanted()
+            # For what there was no room nobody listens; there is some once the application has taken enough.
             return bool(subscription.to_resolve(now, is_wanted)) or not all(
-                position.partition.is_at_end for position in subscription.to_read(now, is_wanted)
+                position.partition.is_at_end and position.partition in self._in_turn
+                for position in subscription.to_read(now, is_wanted)
             )
 
     def _without_held(self, outcomes: list[ReadOutcome]) -> list[ReadOutcome]:

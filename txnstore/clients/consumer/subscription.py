@@ -155,10 +155,8 @@ class Subscription:
         # No interrupt comes between these: what was dropped is read again, or left for good.
         partition.start = position
         partition.has_fallen_behind = False
-        partition.stored_offset = None
-        partition.last_commit = None
+        partition.stored_offset = partition.last_commit = partition.eof_reported_at = None
         partition.known_position = OFFSET_INVALID
-        partition.eof_reported_at = None
         partition.is_unknown = True
         self._forgive(partition)
         self._arrange(partition)
@@ -578,6 +576,7 @@ class Subscription:
         if not partition.is_current(position):
             return
         partition.retry_at = now + partition.retry_seconds
+        partition.is_at_end = False
         if error is not None:
             partition.retry_seconds = min(partition.retry_seconds * 2, RETRY_LAST_SECONDS)
             self._report(partition, error, now, offset)
