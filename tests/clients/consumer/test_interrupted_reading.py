@@ -16,12 +16,13 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
 import txnstore
-from tests.clients.consumer.log_writer import PATIENCE_SECONDS
+from tests.clients.consumer.log_writer import PATIENCE_SECONDS, texts
 from tests.clients.moments import attempt, every_interrupt
 from tests.databases import on_sqlite_alone
 from txnstore import OFFSET_BEGINNING, Consumer, DeserializingConsumer, TopicPartition, bulk
 from txnstore.log.append import Append, append
 from txnstore.log.codec import encode
+from txnstore.log.topics import delete_topic
 from txnstore.model import Record
 from txnstore.observability.client_metrics import ClientCollector
 from txnstore.observability.tracing import TxnStoreInstrumentor
@@ -237,3 +238,18 @@ class Circle:
 
     def __init__(self) -> None:
         self.itself = self
+
+
+def test_what_is_given_back_is_not_looked_for_in_a_topic_made_anew(log, make_consumer):
+    log.topic()
+    log.write("t", 0, *(b"old %d" % number for number in range(10)))
+    consumer = make_consumer({"enable.auto.commit": False})
+    consumer.assign([TopicPartition("t", 0)])
+    assert len(consumer.consume(5, PATIENCE_SECONDS)) == 5
+    message = consumer.poll(PATIENCE_SECONDS)
+    log.store.write(lambda connection: delete_topic(connection, "t"))
+    log.topic()
+    new = [b"new %d" % number for number in range(10)]
+    log.write("t", 0, *new)
+    consumer._core.give_back([message])
+    assert texts(consumer.consume(10, PATIENCE_SECONDS)) == new

@@ -444,6 +444,23 @@ def test_an_offset_that_has_left_the_log_is_none_of_a_partition_made_anew_unless
     assert subscription.find("t", 0).is_unread is not sought
 
 
+@pytest.mark.parametrize("is_recreated", [False, True])
+def test_what_is_given_back_comes_again_or_the_partition_made_anew_from_where_it_begins(make, is_recreated):
+    subscription = make()
+    subscription.add("t", 0, 0)
+    subscription.resolved(subscription.to_resolve(0.0)[0], 0, partition_id=1)
+    fill(subscription, 0, chunk(0, 9), next_offset=10)
+    taken(subscription, 5)
+    subscription.give_back(taken(subscription, 5))
+    (found,) = subscription.to_resolve(0.0)
+    assert found.position == 5
+    subscription.resolved(found, 5, partition_id=2 if is_recreated else 1)
+    if is_recreated:
+        assert [found.position for found in subscription.to_resolve(0.0)] == [OFFSET_STORED]
+    else:
+        assert [position.position for position in subscription.to_read(0.0)] == [5]
+
+
 def test_what_is_paused_keeps_no_more_than_its_first_records_once_all_is_twice_as_much_as_is_read_ahead(make):
     subscription = make(0, 1, 2, records_low=10, reports_eof=True)
     fill(subscription, 0, chunk(0, 3), chunk(4, 7, next_offset=9), next_offset=9)

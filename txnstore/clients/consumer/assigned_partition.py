@@ -82,7 +82,7 @@ class AssignedPartition:
         self.stored_offset: StoredOffset | None = None
         """What the group's database has answered, if the partition is in another one."""
         self.has_fallen_behind = False
-        """Whether that is where it was read, which the log does not hold any more."""
+        """Whether that is where it was read, not where the application has sought: in another one it means nothing."""
         self.leader: int | None = None
         """The number of the database that holds it; None: not looked up, or not needed because there is only one."""
         self.partition_id: int | None = None

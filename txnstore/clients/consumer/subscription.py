@@ -352,6 +352,7 @@ class Subscription:
 
     def _go_back(self, partition: AssignedPartition, position: int) -> None:
         self._seek(partition, position)
+        partition.has_fallen_behind = True
         if self._stores_offsets:
             partition.stored = min(partition.stored, position)
         # One that was made anew is unread until it hands something out again.
