@@ -14,7 +14,7 @@ from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.db.cluster.catalogue import change_store_settings
 from txnstore.db.statements import HotStatement
 from txnstore.db.url import parse_url
-from txnstore.errors import InvalidRequest, InvalidTopic, UnknownTopicOrPartition
+from txnstore.errors import InvalidRequest, InvalidTopic, StoreUnavailable, UnknownTopicOrPartition
 from txnstore.log.topics import create_topic, delete_topic, grow_topic
 
 
@@ -135,6 +135,46 @@ def test_a_negative_interval_keeps_topics_for_ever(connection, store, seconds, m
     seconds.now += 1e9
     assert directory.find(["a"])
     assert not reads
+
+
+def test_what_the_controller_cannot_tell_is_named_and_it_is_asked_only_now_and_then(
+    connection, directory, store, seconds, monkeypatch
+):
+    for name in ("known", "other"):
+        create(store, name)
+    assert directory.look_up({"known": 0})[0].keys() == {"known"}
+    asked = []
+
+    def be_away(*_, **__):
+        asked.append(seconds.now)
+        raise StoreUnavailable("the controller is away")
+
+    monkeypatch.setattr(type(connection), "is_alone", False)
+    monkeypatch.setattr(store, "read", be_away)
+    seconds.now += 61
+    found, away = directory.look_up({"known": 0, "other": 0})
+    assert (found.keys(), asked) == ({"known"}, [1061.0])
+    assert str(away["other"]) == "the controller is away"
+    # Whether it has grown meanwhile nobody knows, either.
+    assert directory.look_up({"known": 0}) == (found, {})
+    assert directory.look_up({"known": 1}) == (found, {"known": away["other"]})
+    assert asked == [1061.0]
+    seconds.now += 6
+    assert directory.look_up({"known": 0, "other": 0})[1].keys() == {"known", "other"}
+    assert asked == [1061.0, 1067.0]
+    monkeypatch.undo()
+    seconds.now += 6
+    assert directory.look_up({"known": 0, "other": 0})[0].keys() == {"known", "other"}
+    assert directory.look_up({"known": 1, "nobody": 0}) == ({"known": found["known"]}, {})
+
+
+def test_a_database_that_is_away_and_alone_is_an_error(directory, store, monkeypatch):
+    def be_away(*_, **__):
+        raise StoreUnavailable
+
+    monkeypatch.setattr(store, "read", be_away)
+    with pytest.raises(StoreUnavailable):
+        directory.look_up({"a": 0})
 
 
 def test_what_is_forgotten_or_refreshed_is_read_again(directory, store):

@@ -415,3 +415,29 @@ def test_a_member_keeps_its_place_though_its_new_topics_cannot_be_looked_up(make
         until(consumer, lambda: True in renewed)
     until(consumer, lambda: len(consumer.assignment()) == 4)
     assert consumer.memberid() == member_id
+
+
+@pytest.mark.slow_but_first
+def test_a_topic_that_cannot_be_looked_up_holds_up_nothing_that_is_read_elsewhere(make, topic, place):
+    """The controller is away, which knows the topics; group and partitions are in the second database."""
+    other = request_topic(place)
+    told: list[KafkaError] = []
+    consumer = make(Consumer, group_id=coordinator_name("group", 2), error_cb=told.append)
+    producer = make(Producer, linger_ms=0)
+    for name in (topic, other):
+        producer.produce(name, b"before", partition=SECOND)
+    assert producer.flush(PATIENCE_SECONDS) == 0
+    consumer.assign([TopicPartition(topic, SECOND, 0)])
+    assert consumer.poll(PATIENCE_SECONDS).value() == b"before"
+    cluster = connection_of(consumer).cluster()
+    with down(cluster, cluster.own(1)):
+        consumer.incremental_assign([TopicPartition(other, SECOND, 0)])
+        for _ in range(3):
+            told.clear()
+            until(consumer, lambda: told)
+            assert told[0].code() == KafkaError._TRANSPORT
+            producer.produce(topic, b"meanwhile", partition=SECOND)
+            message = consumer.poll(SOON_SECONDS)
+            assert message is not None
+            assert message.value() == b"meanwhile"
+    assert consumer.poll(PATIENCE_SECONDS).value() == b"before"

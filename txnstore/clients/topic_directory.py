@@ -19,7 +19,14 @@ from txnstore.db.cluster.catalogue import read_store_settings
 from txnstore.db.cluster.membership import CONTROLLER_ID
 from txnstore.db.identity import check_same_store, same_store_check
 from txnstore.db.store import Store
-from txnstore.errors import InvalidRequest, InvalidTopic, TxnStoreError, UnknownTopicOrPartition
+from txnstore.errors import (
+    InvalidRequest,
+    InvalidTopic,
+    PermissionDenied,
+    StoreReadOnly,
+    TxnStoreError,
+    UnknownTopicOrPartition,
+)
 from txnstore.log.topics import Topic, check_topic_name, ensure_topic, find_topics, list_topics
 
 Result = TypeVar("Result")
@@ -28,6 +35,8 @@ Result = TypeVar("Result")
 _NAMES_MAX: Final = 1_000
 #: How long a topic that was read long ago still counts where the controller cannot be asked.
 _KEEP_SECONDS: Final = 5.0
+#: How long it is asked where others wait that can do without.
+_TRY_MS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +68,9 @@ class TopicDirectory:
         self.entries: dict[str, _Entry] = {}
         """What was read, by name; one that is read again is another one."""
 
+        self._away: TxnStoreError | None = None
+        """Why the controller of a cluster could not be asked a moment ago."""
+        self._away_until = 0.0
         self.may_write = True
         """Whether a topic can be created at the moment: not while an enlisted connection holds SQLite's write lock."""
 
@@ -127,6 +139,37 @@ class TopicDirectory:
             self._keep_for_now(missing)
             return found | {name: old[name] for name in missing}
 
+    def look_up(self, numbers: Mapping[str, int]) -> tuple[dict[str, Topic], dict[str, TxnStoreError]]:
+        """Return those of the topics that there are, as far as each has the partition of this number read anew.
+
+        And of which of them the controller of a cluster could not tell, because it is away: it is tried for a moment
+        and then not for some seconds, so that what lives in other databases goes on meanwhile.
+        """
+        oldest_seconds = self._oldest_seconds()
+        entries = {name: entry for name in numbers if (entry := self.entries.get(name)) is not None}
+        known = {name: entry.topic for name, entry in entries.items()}
+        missing = [
+            name
+            for name, number in numbers.items()
+            if name not in entries
+            or entries[name].read_seconds <= oldest_seconds
+            or number >= len(known[name].partition_ids)
+        ]
+        if not missing:
+            return known, {}
+        if self._away is None or self._monotonic_seconds() >= self._away_until:
+            try:
+                found = self.refresh(missing, retry_timeout_ms=_TRY_MS)
+            except TxnStoreError as error:
+                if self._connection.is_alone or not error.retriable:
+                    raise
+                self._away, self._away_until = error.with_traceback(None), self._monotonic_seconds() + _KEEP_SECONDS
+            else:
+                self._away = None
+                return {name: topic for name, topic in known.items() if name not in missing} | found, {}
+        self._keep_for_now(missing)
+        return known, dict.fromkeys(missing, self._away)
+
     def _oldest_seconds(self) -> float:
         """Return since when a topic must have been read to count without another look."""
         return self._monotonic_seconds() - self._refresh_seconds
@@ -139,14 +182,17 @@ class TopicDirectory:
             if entry is not None:
                 self.entries[name] = _Entry(entry.topic, read_seconds)
 
-    def refresh(self, names: Iterable[str]) -> dict[str, Topic]:
+    def refresh(self, names: Iterable[str], *, retry_timeout_ms: int | None = None) -> dict[str, Topic]:
         """Return those of the topics that there are, as they are now."""
         wanted = list(dict.fromkeys(names))
         if not wanted:
             return {}
         read_seconds = self._monotonic_seconds()
         store = self._connection.store()
-        found = store.read(lambda connection: _find(connection, wanted, same_store_check(store, connection)))
+        found = store.read(
+            lambda connection: _find(connection, wanted, same_store_check(store, connection)),
+            retry_timeout_ms=retry_timeout_ms,
+        )
         self._remember(wanted, found, read_seconds)
         return found
 
@@ -197,6 +243,19 @@ class TopicDirectory:
         self._connection.cluster().publish()
         self.entries[name] = _Entry(topic, read_seconds)
         return topic
+
+    def ensure_all(self, names: Iterable[str]) -> tuple[dict[str, Topic], dict[str, TxnStoreError]]:
+        """Return those of the topics that there are now, as `ensure`; and why the store refused to create others."""
+        found: dict[str, Topic] = {}
+        refused: dict[str, TxnStoreError] = {}
+        for name in names:
+            try:
+                found[name] = self.ensure(name)
+            except (UnknownTopicOrPartition, InvalidTopic):
+                continue
+            except (PermissionDenied, StoreReadOnly) as error:
+                refused[name] = error
+        return found, refused
 
     def create_within(self, connection: Connection, names: Iterable[str]) -> list[str]:
         """Create those of the topics that are not there and may be created, and return which.

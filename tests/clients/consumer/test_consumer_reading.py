@@ -9,8 +9,10 @@ from sqlalchemy import update
 
 from tests.clients.consumer.log_writer import PATIENCE_SECONDS, error_code, eventually, polled_until, texts
 from txnstore import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
+from txnstore.clients import topic_directory
 from txnstore.clients.consumer import reader
 from txnstore.db.schema import partition_heads, record_batches
+from txnstore.errors import PermissionDenied, StoreReadOnly
 from txnstore.log.append import Append, append
 from txnstore.log.codec import encode
 from txnstore.log.deleting import advance_log_start
@@ -395,6 +397,29 @@ def test_a_topic_is_created_by_a_consumer_only_if_it_may(log, assigned):
     polled_until(consumer, lambda: log.store.read(lambda connection: find_topics(connection, ["t"])))
     log.write("t", 0, b"there")
     assert consumer.poll(PATIENCE_SECONDS).value() == b"there"
+
+
+@pytest.mark.parametrize("refusal", [PermissionDenied, StoreReadOnly])
+@pytest.mark.parametrize("is_member", [False, True], ids=["assigned", "member"])
+def test_a_topic_that_may_not_be_created_holds_up_no_other(log, make_consumer, monkeypatch, is_member, refusal):
+    def refuse(*_, **__):
+        raise refusal("the store takes no topic")
+
+    monkeypatch.setattr(topic_directory, "create_used_topic", refuse)
+    log.topic()
+    log.write("t", 0, b"one")
+    consumer = make_consumer({"allow.auto.create.topics": True})
+    if is_member:
+        consumer.subscribe(["missing", "t"])
+    else:
+        consumer.assign([TopicPartition(name, 0, 0) for name in ("missing", "t")])
+    messages = [consumer.poll(PATIENCE_SECONDS) for _ in range(2)]
+    assert [message.value() for message in messages if message.error() is None] == [b"one"]
+    (error,) = [message.error() for message in messages if message.error() is not None]
+    assert error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
+    assert error.str().startswith("missing does not exist, and cannot be created: the store takes no topic")
+    log.write("t", 0, b"two")
+    assert consumer.poll(PATIENCE_SECONDS).value() == b"two"
 
 
 def test_an_unknown_partition_is_said_and_read_once_it_is_there(log, make_consumer):

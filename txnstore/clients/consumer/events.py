@@ -22,6 +22,12 @@ def unknown_topic(name: str) -> KafkaError:
     )
 
 
+def refused_topic(name: str, why: Exception) -> KafkaError:
+    """Return the error for a topic that does not exist, and that the store does not let this client create."""
+    text = f"{name} does not exist, and cannot be created: {why}: Broker: Topic authorization failed"
+    return KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED, text)
+
+
 def prefixed(prefix: str, error: KafkaError) -> KafkaError:
     """Return the error with what failed in front of its text: "Commit failed: ..."."""
     return KafkaError(

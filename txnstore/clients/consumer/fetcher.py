@@ -493,6 +493,9 @@ class FetchThread:
                 self._let_go_first()
         for reset in resets:
             self._warn_of_reset(reset)
+        for outcome in outcomes:
+            if isinstance(outcome, PartitionFailed) and outcome.trouble is not None:
+                self._fetcher.on_error(outcome.trouble)
         if any(isinstance(outcome, PartitionMoved | StoredOffsetFound) for outcome in outcomes):
             # It is another thread's turn.
             self._fetcher.start()

@@ -18,7 +18,7 @@ from sqlalchemy import Connection
 from txnstore.clients.connection import StoreConnection
 from txnstore.clients.consumer.arguments import ConsumerOptions
 from txnstore.clients.consumer.assigned_partition import AssignedPartition, FetchPosition
-from txnstore.clients.consumer.events import unknown_topic
+from txnstore.clients.consumer.events import refused_topic, unknown_topic
 from txnstore.clients.consumer.opening import Chunk, Committed, PageRead, StoredOffset, ToldCommit, open_batch
 from txnstore.clients.consumer.positions import start_position
 from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_error_of
@@ -32,7 +32,6 @@ from txnstore.db.identity import going_back
 from txnstore.db.store import Store
 from txnstore.errors import (
     CorruptBatch,
-    InvalidTopic,
     OffsetOutOfRange,
     PermissionDenied,
     TxnStoreError,
@@ -112,6 +111,9 @@ class PartitionFailed:
     offset: int | None = None
     for_good: bool = False
     """Whether only a seek helps."""
+
+    trouble: TxnStoreError | None = None
+    """What will pass by itself and is none of the partition, if that is to be told: the controller is away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,16 +212,17 @@ class PartitionReader:
         """
         return self._connection.cluster().own(self.database_id)
 
-    def locate(self, positions: Iterable[FetchPosition]) -> dict[AssignedPartition, int]:
-        """Return which databases hold the partitions; a partition that does not exist counts as this database's.
+    def locate(self, positions: Sequence[FetchPosition]) -> dict[AssignedPartition, int]:
+        """Return which databases hold the partitions.
+
+        One that does not exist, or that the controller cannot be asked about now, counts as this database's.
 
         Raises:
-            TxnStoreError: the controller cannot be asked.
+            TxnStoreError: the controller has refused.
         """
-        partitions = [position.partition for position in positions]
-        topics = self._topics({partition.topic for partition in partitions})
+        topics, _ = self._topics(positions)
         located: dict[AssignedPartition, int] = {}
-        for partition in partitions:
+        for partition in (position.partition for position in positions):
             topic = topics.get(partition.topic)
             is_there = topic is not None and 0 <= partition.number < len(topic.leaders)
             located[partition] = topic.leaders[partition.number] if topic is not None and is_there else self.database_id
@@ -378,39 +381,39 @@ class PartitionReader:
 
     def _known(self, positions: Sequence[FetchPosition]) -> tuple[dict[int, FetchPosition], list[ReadOutcome]]:
         """Return the positions by partition id, and what became of those whose partition is not here."""
-        topics = self._topics({position.partition.topic for position in positions})
-        grown = {
-            position.partition.topic
-            for position in positions
-            if (topic := topics.get(position.partition.topic)) and position.partition.number >= len(topic.partition_ids)
-        }
-        if grown:
-            topics = {**topics, **self._directory.refresh(grown)}
+        topics, errors = self._topics(positions)
         is_alone = self._connection.is_alone
         known: dict[int, FetchPosition] = {}
         failed: list[ReadOutcome] = []
         for position in positions:
             name, number = position.partition.topic, position.partition.number
-            topic = topics.get(name)
-            if topic is None:
+            topic, error = topics.get(name), errors.get(name)
+            if topic is not None and 0 <= number < len(topic.partition_ids):
+                if not is_alone and _is_moved(position, topic):
+                    failed.append(PartitionMoved(position))
+                else:
+                    known[topic.partition_ids[number]] = position
+            elif error is not None and error.retriable:
+                failed.append(PartitionFailed(position, None, trouble=error))
+            elif error is not None:
+                failed.append(PartitionFailed(position, refused_topic(name, error)))
+            elif topic is None:
                 failed.append(PartitionFailed(position, unknown_topic(name)))
-            elif not 0 <= number < len(topic.partition_ids):
-                failed.append(PartitionFailed(position, _UNKNOWN_PARTITION))
-            elif not is_alone and _is_moved(position, topic):
-                failed.append(PartitionMoved(position))
             else:
-                known[topic.partition_ids[number]] = position
+                failed.append(PartitionFailed(position, _UNKNOWN_PARTITION))
         return known, failed
 
-    def _topics(self, names: set[str]) -> Mapping[str, Topic]:
-        found = self._directory.find(names)
-        if self._options.creates_topics:
-            for name in names - found.keys():
-                try:
-                    found[name] = self._directory.ensure(name)
-                except (UnknownTopicOrPartition, InvalidTopic):
-                    continue
-        return found
+    def _topics(self, positions: Sequence[FetchPosition]) -> tuple[dict[str, Topic], dict[str, TxnStoreError]]:
+        """Return the topics that there are, created if that is to be; and why some are not, or nobody knows."""
+        numbers: dict[str, int] = {}
+        for position in positions:
+            partition = position.partition
+            numbers[partition.topic] = max(partition.number, numbers.get(partition.topic, 0))
+        found, away = self._directory.look_up(numbers)
+        if not self._options.creates_topics:
+            return found, away
+        created, refused = self._directory.ensure_all(numbers.keys() - found.keys() - away.keys())
+        return found | created, away | refused
 
     def _forget(self, positions: Iterable[FetchPosition]) -> None:
         for position in positions:

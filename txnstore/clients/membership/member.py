@@ -29,7 +29,6 @@ from txnstore.clients.consumer.events import (
     MessageEvent,
     RebalanceEvent,
     RebalanceKind,
-    unknown_topic,
 )
 from txnstore.clients.membership.protocol import MemberProtocol, MemberRequest
 from txnstore.clients.membership.requests import GroupRequests, SubscribedTopics
@@ -717,9 +716,9 @@ class ConsumerMember:
         self._inbox.put(MessageEvent(error_message(error)))
 
     def _report_missing(self, found: SubscribedTopics) -> None:
-        reported = frozenset[str]() if self._found is None else self._found.missing
-        for name in sorted(found.missing - reported):
-            self._inbox.put(MessageEvent(error_message(unknown_topic(name), name, 0)))
+        reported = set[str]() if self._found is None else self._found.missing.keys()
+        for name in sorted(found.missing.keys() - reported):
+            self._inbox.put(MessageEvent(error_message(found.missing[name], name, 0)))
         self._found = found
 
     def _fenced_text(self) -> str:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from txnstore.clients.connection import StoreConnection, repeat, write_repeatable
 from txnstore.clients.consumer.arguments import ConsumerOptions
+from txnstore.clients.consumer.events import refused_topic, unknown_topic
+from txnstore.clients.model.errors import KafkaError
 from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.db.backend import Subjects
 from txnstore.db.store import Store
-from txnstore.errors import InvalidTopic, UnknownTopicOrPartition
+from txnstore.errors import TxnStoreError
 from txnstore.groups import coordinator
 from txnstore.groups.group import MemberAnswer, MemberDetails, Report
 from txnstore.model import NO_GENERATION, GroupMembership, is_storable_text
@@ -31,7 +32,9 @@ class SubscribedTopics:
     """What a subscription matches: existing partitions, in order, and topics that do not exist."""
 
     partitions: tuple[tuple[str, int], ...]
-    missing: frozenset[str]
+    missing: Mapping[str, KafkaError]
+    """By name, with what the application is told."""
+
     names: frozenset[str]
     """All topics, including those that do not exist: their partitions count as soon as there are any."""
 
@@ -64,17 +67,22 @@ class GroupRequests:
         for pattern in topics:
             if pattern.startswith("^"):
                 matched.update(self._directory.match(pattern))
-        existing = dict(self._directory.refresh(names | matched))
-        for name in names - existing.keys() if self._options.creates_topics else ():
-            with contextlib.suppress(UnknownTopicOrPartition, InvalidTopic):
-                existing[name] = self._directory.ensure(name)
+        existing = self._directory.refresh(names | matched)
+        refused: dict[str, TxnStoreError] = {}
+        if self._options.creates_topics:
+            created, refused = self._directory.ensure_all(names - existing.keys())
+            existing |= created
         partitions = tuple(
             (name, number) for name in sorted(existing) for number in range(len(existing[name].partition_ids))
         )
         if partitions != self._found:
             self._bring_copies()
             self._found = partitions
-        return SubscribedTopics(partitions, frozenset(names - existing.keys()), frozenset(names | existing.keys()))
+        missing = {
+            name: refused_topic(name, refused[name]) if name in refused else unknown_topic(name)
+            for name in names - existing.keys()
+        }
+        return SubscribedTopics(partitions, missing, frozenset(names | existing.keys()))
 
     def _bring_copies(self) -> None:
         """Let the group assign what the controller knows: the group's database may not have heard of it yet."""
