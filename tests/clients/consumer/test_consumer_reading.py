@@ -18,7 +18,7 @@ from txnstore.log.codec import encode
 from txnstore.log.deleting import advance_log_start
 from txnstore.log.fetch import fetch
 from txnstore.log.news import read_news
-from txnstore.log.topics import delete_topic, find_topics
+from txnstore.log.topics import create_topic, delete_topic, find_topics, grow_topic
 from txnstore.model import Record
 
 
@@ -201,18 +201,20 @@ def test_reading_waits_for_a_committed_offset_that_may_still_change(log, assigne
     assert consumer.poll(PATIENCE_SECONDS).value() == b"c"
 
 
+@pytest.fixture
+def resets(caplog):
+    """What was logged of them."""
+    return lambda: [
+        (it.levelname, it.group, it.topic, it.partition, vars(it)["from"], it.to)
+        for it in caplog.records
+        if getattr(it, "event", None) == "offset_reset"
+    ]
+
+
 @pytest.mark.parametrize(("reset", "begins_at"), [("earliest", 2), ("latest", 3)])
-def test_a_reset_of_what_was_committed_is_logged(log, assigned, caplog, reset, begins_at):
+def test_a_reset_of_what_was_committed_is_logged(log, assigned, resets, reset, begins_at):
     log.topic()
     log.write("t", 0, b"a", b"b", b"c")
-
-    def resets():
-        return [
-            (it.levelname, it.group, it.topic, it.partition, vars(it)["from"], it.to)
-            for it in caplog.records
-            if getattr(it, "event", None) == "offset_reset"
-        ]
-
     ends = {"enable.partition.eof": True, "fetch.wait.max.ms": 10, "auto.offset.reset": reset}
     # Nothing is committed yet: that is nobody's trouble.
     assert assigned(ends, offset=OFFSET_INVALID).poll(PATIENCE_SECONDS).offset() == (0 if reset == "earliest" else 3)
@@ -228,6 +230,58 @@ def test_a_reset_of_what_was_committed_is_logged(log, assigned, caplog, reset, b
     consumer.seek(TopicPartition("t", 0, 99))
     assert consumer.poll(PATIENCE_SECONDS).offset() == begins_at
     assert resets()[1:] == [("WARNING", "readers", "t", 0, 99, begins_at)]
+
+
+def until_end(consumer, number, offset):
+    """Poll until this end of this partition is said; records, and other ends, may come before it."""
+    end = None
+    while end != (number, offset):
+        message = consumer.poll(PATIENCE_SECONDS)
+        end = (message.partition(), message.offset()) if error_code(message) == KafkaError._PARTITION_EOF else None
+
+
+def with_records(log, count, *changes):
+    """Make these changes of a topic, and write so many records to its last partition, before anybody sees it."""
+    batch = encode([Record(b"new", timestamp_ms=1_000)] * count)
+
+    def work(connection):
+        *_, topic = [change(connection) for change in changes]
+        append(connection, [Append(topic.partition_ids[-1], batch)])
+
+    log.store.write(work, wakes_readers=True)
+
+
+@pytest.mark.parametrize("reset", ["earliest", "latest"])
+def test_that_latest_passes_over_records_of_an_added_partition_is_logged(log, make_consumer, resets, reset):
+    log.topic("t", 1)
+    log.write("t", 0, b"old")
+    ends = {"enable.partition.eof": True, "fetch.wait.max.ms": 10, "auto.offset.reset": reset}
+    consumer = make_consumer({"topic.metadata.refresh.interval.ms": 100, "enable.auto.commit": False, **ends})
+    consumer.subscribe(["t"])
+    until_end(consumer, 0, 1)
+    # At first that is what `latest` is for, as often as the partition comes.
+    with_records(log, 2, lambda connection: grow_topic(connection, "t", partition_count=2))
+    until_end(consumer, 1, 2)
+    expected = [("WARNING", "readers", "t", 1, 0, 2)] if reset == "latest" else []
+    assert resets() == expected
+    # Where nothing is passed over there is nothing to tell.
+    log.grow("t", 3)
+    until_end(consumer, 2, 0)
+    assert resets() == expected
+
+
+@pytest.mark.parametrize("reset", ["earliest", "latest"])
+def test_that_latest_passes_over_records_of_a_partition_made_anew_is_logged(log, assigned, resets, reset):
+    log.topic()
+    log.write("t", 0, b"old")
+    ends = {"enable.partition.eof": True, "fetch.wait.max.ms": 10, "auto.offset.reset": reset}
+    consumer = assigned(ends, offset=OFFSET_INVALID)
+    until_end(consumer, 0, 1)
+    with_records(
+        log, 3, lambda connection: delete_topic(connection, "t"), lambda connection: create_topic(connection, "t")
+    )
+    until_end(consumer, 0, 3)
+    assert resets() == ([("WARNING", "readers", "t", 0, 0, 3)] if reset == "latest" else [])
 
 
 @pytest.mark.slow_but_first

@@ -517,7 +517,7 @@ class FetchThread:
                 "group": options.group_id,
                 "topic": partition.topic,
                 "partition": partition.number,
-                "from": outcome.reset_from,
+                "from": outcome.passed_over_from if outcome.reset_from is None else outcome.reset_from,
                 "to": to_offset,
             },
         )
@@ -635,9 +635,12 @@ class OutboxHelp:
 
 
 def _is_reset(outcome: StartResolved) -> bool:
-    """Return whether the partition, which waits for it, goes on elsewhere than it was to."""
+    """Return whether the partition, which waits for it, goes on elsewhere than it was to, or is new and begins late."""
     partition = outcome.position.partition
-    return outcome.reset_from is not None and partition.is_current(outcome.position) and partition.start is not None
+    if not partition.is_current(outcome.position) or partition.start is None:
+        return False
+    begins_late = outcome.passed_over_from is not None and (partition.is_additional or partition.is_recreated)
+    return outcome.reset_from is not None or begins_late
 
 
 def _look(store: Store) -> None:

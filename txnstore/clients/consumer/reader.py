@@ -20,7 +20,7 @@ from txnstore.clients.consumer.arguments import ConsumerOptions
 from txnstore.clients.consumer.assigned_partition import AssignedPartition, FetchPosition
 from txnstore.clients.consumer.events import refused_topic, unknown_topic
 from txnstore.clients.consumer.opening import Chunk, Committed, PageRead, StoredOffset, ToldCommit, open_batch
-from txnstore.clients.consumer.positions import start_position
+from txnstore.clients.consumer.positions import NOTHING_COMMITTED, start_position
 from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_error_of
 from txnstore.clients.model.message import NO_MARKER, TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, RecordSource
 from txnstore.clients.model.topic_partition import OFFSET_END, OFFSET_STORED, TopicPartition
@@ -80,8 +80,11 @@ class StartResolved:
     reset_from: int | None = None
     """The offset that was given or committed, if it is not in the log and auto.offset.reset has decided."""
 
+    passed_over_from: int | None = None
+    """The log start, if nothing is committed and records lie between it and where auto.offset.reset has decided."""
+
     why: str = ""
-    """What was wrong with that one."""
+    """What was wrong with that one, or that there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -491,7 +494,18 @@ class PartitionReader:
             place = self._positions.place(position.position)
             return PartitionFailed(position, error, place if place >= 0 else None, for_good=True)
         known = self._committed(committed, partition_id)
-        return StartResolved(position, start.position, partition_id, known, reset_from=start.reset_from, why=start.why)
+        is_over_records = (
+            start.why == NOTHING_COMMITTED and self._positions.place(start.position) > bounds.log_start_offset
+        )
+        return StartResolved(
+            position,
+            start.position,
+            partition_id,
+            known,
+            reset_from=start.reset_from,
+            passed_over_from=bounds.log_start_offset if is_over_records else None,
+            why=start.why,
+        )
 
     def _told_of(self, pages: Mapping[int, AnyPage]) -> Mapping[int, ToldCommit]:
         """Return what the journal tells of the transactions of which the pages hold records, by their commits."""
