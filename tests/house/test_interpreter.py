@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -74,3 +76,26 @@ def test_where_none_is_usable_it_says_what_was_tried(found):
         "",
         "No usable Python (tried: no-such-python): it takes 3.11 or newer with venv and sqlite3.\n",
     )
+
+
+def test_where_no_other_version_is_to_be_had_it_says_so_in_one_line(root, tmp_path):
+    if not Path(sys.prefix).is_relative_to(Path(root, ".venv")):
+        pytest.skip("the script would make an environment first")
+    version = "3.13" if sys.version_info[:2] == (3, 14) else "3.14"
+    for name in (f"python{version}", "apt-get"):
+        (tmp_path / name).write_text("#!/bin/sh\necho what nobody wants to know >&2\nexit 1\n")
+        (tmp_path / name).chmod(0o755)
+    nowhere = dict.fromkeys(("HOME", "PYENV_ROOT", "XDG_CACHE_HOME"), str(tmp_path / "nowhere"))
+    done = subprocess.run(
+        [f"{root}/scripts/python-versions", version],
+        env={**os.environ, **nowhere, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    first, second = done.stdout.splitlines()
+    assert first.startswith(f"Python {version}: no interpreter")
+    assert second.endswith("nothing was run")
+    assert (done.returncode, done.stderr) == (69, "")
+    assert not (tmp_path / "nowhere").exists()
