@@ -48,6 +48,10 @@ class IsolationLevel(enum.Enum):
     READ_COMMITTED = 1
     """Only what was committed, up to the last stable offset."""
 
+    def __lt__(self, other: object) -> bool:
+        """Order them by their numbers, as confluent_kafka's are."""
+        return bool(self.value < other.value) if isinstance(other, IsolationLevel) else NotImplemented
+
 
 class ControlType(enum.IntEnum):
     """The kind of a control record; Kafka's numbers (ControlRecordType)."""

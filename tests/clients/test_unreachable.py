@@ -149,7 +149,7 @@ def exceptions():
     yield KafkaException()
     for name in txnstore.error.__all__:
         kind = getattr(txnstore.error, name)
-        if name in {"KafkaError", "KafkaException"}:
+        if name in {"KafkaError", "KafkaException", "Message"}:
             continue
         yield kind(error) if name in {"ConsumeError", "ProduceError"} else kind(ValueError("why"))
     for kind in errors.ERRORS.values():

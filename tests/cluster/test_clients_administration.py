@@ -404,7 +404,7 @@ def test_a_record_that_waited_in_vain_for_a_database_names_it(site, monkeypatch)
 def test_the_maintenance_of_a_cluster_of_one_hears_of_databases_that_join(sqlite_site, monkeypatch):
     looked_after = []
 
-    def run_one(cluster, database_id, duties, stop, observer):
+    def run_one(cluster, database_id, duties, stop, observer, *, moved):
         looked_after.append(database_id)
         if database_id == 1:
             sqlite_site.open().close()
