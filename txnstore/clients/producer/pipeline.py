@@ -350,8 +350,9 @@ class CommitPipeline:
             dropped = list(self._pending)
             self._pending.clear()
             self._changed.notify_all()
+        first = next((sealed.asked_as for sealed in dropped if sealed.asked_as is not None), None)
         for sealed in dropped:
-            self._fail(sealed, closed_error(sealed.asked_as), KafkaError(KafkaError._PURGE_INFLIGHT))
+            self._fail(sealed, closed_error(sealed.asked_as, first), KafkaError(KafkaError._PURGE_INFLIGHT))
 
 
 def _size_bytes_of(queues: dict[tuple[str, int], PartitionQueue]) -> int:

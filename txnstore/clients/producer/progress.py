@@ -656,11 +656,18 @@ def log_failure(what: str) -> None:
     _log.exception("%s", what, extra=fields)
 
 
-def closed_error(asked_as: ProducerIdentity | None) -> Exception:
-    """Return what tells of a commit whose producer was closed before; `asked_as` has asked for it, and it may stand."""
+def closed_error(asked_as: ProducerIdentity | None, first: ProducerIdentity | None = None) -> Exception:
+    """Return what tells of a commit whose producer was closed before; `asked_as` has asked for it, and it may stand.
+
+    `first` has asked for the first of those that were asked for at once, by default it was this one.
+    """
     if asked_as is None:
         return RuntimeError(CLOSED_TEXT)
-    reason = f'{CLOSED_TEXT}, and its commit of "{asked_as}" may stand: txnstore.outcome("{asked_as}", url) tells'
+    tells = f'txnstore.outcome("{asked_as}", url) tells'
+    if first not in (None, asked_as):
+        # Nobody has given out the later names yet: if nothing stands, the next process commits under them.
+        tells = f'if txnstore.outcome("{first}", url) is COMMITTED, {tells}; otherwise it was not made'
+    reason = f'{CLOSED_TEXT}, and its commit of "{asked_as}" may stand: {tells}'
     return KafkaException(kafka_error_of(OutcomeUnknown(reason)))
 
 
