@@ -103,6 +103,27 @@ def test_a_consumer_s_offsets_are_not_locked_by_a_database_that_votes(producer, 
         assert consumer.committed(offsets, TIMEOUT)[0].offset == 1
 
 
+def test_a_connection_on_which_offsets_were_committed_does_not_vote_before_they_stand(producer, other_server, name):
+    other_server.create_database(name)
+    log = Table(other_server.url(name))
+    with Producer({"bootstrap.servers": log.url}) as seed:
+        seed.produce("consumed", b"1", partition=0)
+        assert seed.flush(TIMEOUT) == 0
+    consumer = Consumer({"bootstrap.servers": log.url, "group.id": name, "enable.auto.commit": False})
+    offsets = [TopicPartition("consumed", 0, 1)]
+    with contextlib.closing(consumer), contextlib.closing(log.connect()) as connection:
+        for end in (connection.rollback, connection.commit):
+            consumer.commit(offsets=offsets, connection=connection)
+            producer.begin_transaction()
+            with pytest.raises(KafkaException, match="send_offsets_to_transaction") as caught:
+                producer.enlist(connection)
+            assert caught.value.args[0].code() == KafkaError.INVALID_REQUEST
+            end()
+            producer.enlist(connection)
+            producer.commit_transaction(TIMEOUT)
+        assert consumer.committed(offsets, TIMEOUT)[0].offset == 1
+
+
 def test_an_exception_in_the_block_leaves_nothing(producer, drivers, tables, name):
 
     def fail_within():

@@ -29,6 +29,7 @@ from txnstore.db.postgresql.branches import (
     Driver,
     ParticipatingDatabase,
     begin_branch,
+    check_no_offsets,
     check_usable,
     end_prepared,
     end_statement,
@@ -158,6 +159,7 @@ class Branches:
         # The original would not know the branches of a copy, and roll them back.
         check_original_once(self._store)
         database = look_at_database(usable)
+        check_no_offsets(usable)
         transaction_id, is_hasty = begin_branch(usable)
         gid = new_gid(self._store.store_uuid)
         self._branches.append(Branch(gid, usable, database, transaction_id, is_hasty=is_hasty))

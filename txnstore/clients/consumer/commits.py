@@ -123,6 +123,7 @@ class OffsetCommits:
         """
         from txnstore.db.callers.enlisted import will_be_prepared
         from txnstore.db.callers.on_caller_connection import run_joined
+        from txnstore.db.postgresql.branches import note_offsets
 
         if will_be_prepared(callers):
             # The lock of the group's row would be the prepared transaction's: no member's heartbeat comes by it.
@@ -140,6 +141,9 @@ class OffsetCommits:
             )
         try:
             store = self._connection.cluster().coordinator_of(membership.group_id)
+            if callers.keeps_prepared:
+                # A producer of another store may be asked to enlist the connection later on.
+                note_offsets(getattr(callers.driver, "driver_connection", callers.driver), store.schema)
             run_joined(store, callers, partial(_commit_for_caller, membership, wanted))
         except TxnStoreError as error:
             if isinstance(error, UnknownTopicOrPartition):

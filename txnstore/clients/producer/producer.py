@@ -506,8 +506,8 @@ class Producer(OfOneProcess):
             TypeError: it is not a connection.
             KafkaException: `_NOT_CONFIGURED`, `_STATE` outside of a transaction or if the database transaction has
                 failed, INVALID_REQUEST: the connection is closed, in autocommit mode, on a database that cannot vote,
-                not the first to this one, or another producer's; `_TIMED_OUT`: SQLite: others write.  The transaction
-                goes on without it.
+                or is to vote on offsets that a consumer has committed on it, not the first to this one, or another
+                producer's; `_TIMED_OUT`: SQLite: others write.  The transaction goes on without it.
         """
         self._transactional().enlist(connection, check_timeout(timeout))
 

@@ -61,6 +61,15 @@ _WAIT_FOR_STANDBYS: Final = (
     "SELECT CASE WHEN pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) 'off'"
     " THEN pg_catalog.set_config('synchronous_commit', 'on', false) END"
 )
+# By the lock that lasts until the database transaction ends: a rollback, to a savepoint as well, has let go of it.
+_HOLDS_GROUP: Final = (
+    "SELECT EXISTS (SELECT FROM pg_catalog.pg_locks l"
+    " JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) l.relation"
+    " JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace"
+    " WHERE l.pid OPERATOR(pg_catalog.=) pg_catalog.pg_backend_pid() AND l.locktype OPERATOR(pg_catalog.=) 'relation'"
+    " AND l.mode OPERATOR(pg_catalog.=) 'RowExclusiveLock' AND c.relname OPERATOR(pg_catalog.=) 'groups'"
+    " AND n.nspname OPERATOR(pg_catalog.=) %s)"
+)
 _PREPARED: Final = (
     "SELECT gid, owner::text FROM pg_catalog.pg_prepared_xacts"
     " WHERE database = pg_catalog.current_database() AND pg_catalog.starts_with(gid, %s) ORDER BY prepared"
@@ -93,6 +102,8 @@ class PreparedBranch:
 
 #: By connection, for as long as it lives: what does not change meanwhile is asked once.
 _known: Final[weakref.WeakKeyDictionary[Any, ParticipatingDatabase]] = weakref.WeakKeyDictionary()
+#: By connection: the schemas of the stores in which consumers have committed offsets on it, at any time.
+_group_schemas: Final[weakref.WeakKeyDictionary[Any, set[str]]] = weakref.WeakKeyDictionary()
 
 
 def check_usable(driver: object) -> Driver:
@@ -134,6 +145,27 @@ def look_at_database(driver: Driver) -> ParticipatingDatabase:
     if found is None:
         found = _known[driver] = _look(driver)
     return found
+
+
+def note_offsets(driver: object, schema: str) -> None:
+    """Take note that a consumer commits offsets on the connection, to the store in this schema of its database."""
+    _group_schemas.setdefault(driver, set()).add(schema)
+
+
+def check_no_offsets(driver: Driver) -> None:
+    """Refuse a database transaction in which a consumer has committed offsets: prepared, it keeps the group locked.
+
+    Raises:
+        InvalidRequest: it has; says what to do instead.
+        StoreUnavailable: the connection broke.
+    """
+    for schema in _group_schemas.get(driver, ()):
+        if _ask(driver, _HOLDS_GROUP, [schema])[0]:
+            raise InvalidRequest(
+                "a consumer has committed offsets in the database transaction of the connection to enlist, which would"
+                " keep the group locked until the producer's transaction is decided: commit it first, or hand the"
+                " offsets to send_offsets_to_transaction() of a producer of the group's own store"
+            )
 
 
 def can_prepare(driver: Driver) -> bool:
