@@ -445,13 +445,15 @@ class Producer(OfOneProcess):
         database transaction as the application's rows, it decides, whatever happens to this process.
 
             with database.begin() as connection:
+                lock_own_number(connection)  # UPDATE ... WHERE id = ... AND number = own; fails if it finds no row
                 connection.execute(...)  # the application's rows
                 remember(connection, str(producer.prepare_transaction()))
             producer.complete_transaction(remembered)
 
         Such a transaction never times out; a process that is started again ends it by
-        `init_transactions(keep_prepared_txn=True)` and `complete_transaction(what is remembered)`.  It aborts what is
-        not remembered yet: so that database must refuse the rows of a process that another one has replaced.
+        `init_transactions(keep_prepared_txn=True)` and `complete_transaction(what is remembered)`, and aborts what is
+        not remembered yet.  So it has to raise the number of the id in that database first, by a commit of its own:
+        `transactions/README.md` has all the lines.  Without them rows may stand there whose records were aborted.
 
         Args:
             timeout: seconds; at most, and by default, a minute.
