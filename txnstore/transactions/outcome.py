@@ -175,13 +175,27 @@ def remembered_outcome(connection: Connection, transactional_id: str, producer: 
     return Outcome.ABORTED if connection.execute(_GIVEN_OUT, of).scalar_one() else None
 
 
+_PUT_RIGHT: Final = 'Put that right by hand; complete_transaction("") then goes on'
+_WHY_NOT: Final[dict[Outcome | None, str]] = {
+    Outcome.ABORTED: f"it is aborted: what was produced with it is not in the log. {_PUT_RIGHT}",
+    Outcome.OPEN: (
+        "it is open: a process of this id is at work that has taken it over or begun it; start again with"
+        " init_transactions(keep_prepared_txn=True) to complete it"
+    ),
+    None: (
+        "no transaction of this id has this name as far as this store knows: is it another store, or restored from an"
+        f" older state? What was produced with it may not be in the log. {_PUT_RIGHT}"
+    ),
+}
+
+
 def check_remembered(connection: Connection, transactional_id: str, producer: ProducerIdentity) -> None:
     """Refuse what an application remembers as a transaction of the id that commits, none being open, if it did not.
 
     What the journal does not know any more, as far as anybody can tell, has ended long ago.
 
     Raises:
-        InvalidTransactionState: it was aborted, or is a name that this id has never given.
+        InvalidTransactionState: it was aborted, is open, or is a name that this id has never given.
     """
     outcome = remembered_outcome(connection, transactional_id, producer)
     if outcome is None:
@@ -192,10 +206,9 @@ def check_remembered(connection: Connection, transactional_id: str, producer: Pr
         if not (is_to_come or owners - {transactional_id}) and may_be_given_out(connection, producer.producer_id):
             return
     if outcome is not Outcome.COMMITTED:
-        why = "no transaction of this id has this name" if outcome is None else f"it is {outcome.value}"
+        name = transactional_id[:80]
         raise InvalidTransactionState(
-            f"{producer} is remembered as a transaction of {transactional_id[:80]!r} that commits, but {why}: what was"
-            ' produced with it is not in the log. Put that right by hand; complete_transaction("") then goes on'
+            f"{producer} is remembered as a transaction of {name!r} that commits, but {_WHY_NOT[outcome]}"
         )
 
 

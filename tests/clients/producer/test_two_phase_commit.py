@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
@@ -16,6 +18,7 @@ from tests.tools.fork_server import fork_server
 from tests.tools.killed_children import every_kill
 from txnstore import KafkaError, KafkaException, Outcome, PreparedTxnState, Producer, TopicPartition, outcome
 from txnstore.admin import AdminClient
+from txnstore.clients.producer import sender as sender_module
 from txnstore.clients.producer import transactions
 from txnstore.db.opening import open_store
 from txnstore.db.schema import transaction_log
@@ -23,6 +26,7 @@ from txnstore.db.schema import transactions as rows_of_ids
 from txnstore.errors import StoreBusy
 from txnstore.transactions.protocol import EPOCH_EXHAUSTED
 from txnstore.transactions.recovery import abort_by_administrator, abort_timed_out
+from txnstore.transactions.writers import begin_transaction
 
 TOPIC = "orders"
 TWO_PHASE = {"transactional.id": "anna", "transaction.two.phase.commit.enable": True}
@@ -161,7 +165,7 @@ def test_what_is_remembered_as_committed_and_was_aborted_is_not_done_already(url
         error = error_of(producer.complete_transaction, str(state), PATIENCE_SECONDS)
         assert (error.code(), error.fatal(), error.retriable()) == (KafkaError.INVALID_TXN_STATE, False, False)
         assert f"{state} is remembered" in error.str()
-        assert "it is aborted" in error.str()
+        assert "it is aborted: what was produced with it is not in the log" in error.str()
     # Somebody has put it right.
     producer.complete_transaction("", PATIENCE_SECONDS)
     producer.complete_transaction(prepared(producer, b"b"), PATIENCE_SECONDS)
@@ -181,7 +185,19 @@ def test_names_that_no_transaction_of_the_id_ever_had_are_not_done_already(url, 
         error = error_of(producer.complete_transaction, unknown, PATIENCE_SECONDS)
         assert error.code() == KafkaError.INVALID_TXN_STATE
         assert "no transaction of this id" in error.str()
+        assert "is it another store" in error.str()
+        assert "is not in the log" not in error.str()
     producer.complete_transaction(own, PATIENCE_SECONDS)
+
+
+def test_what_is_remembered_and_open_in_the_hands_of_another_process_is_not_called_lost(url, start):
+    producer = start(keep_prepared_txn=True)
+    state = prepared(start(), b"a")
+    error = error_of(producer.complete_transaction, str(state), PATIENCE_SECONDS)
+    assert error.code() == KafkaError.INVALID_TXN_STATE
+    assert "it is open" in error.str()
+    assert "in the log" not in error.str()
+    assert outcome(state, url) is Outcome.OPEN
 
 
 def test_what_the_journal_does_not_know_any_more_has_ended(url, start):
@@ -202,6 +218,68 @@ def test_what_is_remembered_is_asked_for_until_the_database_answers(url, start):
         patched.setattr(type(store), "read", refuse_for_now)
         assert error_of(producer.complete_transaction, "7:7", 0.1).code() == KafkaError._TIMED_OUT
     assert error_of(producer.complete_transaction, "7:7", PATIENCE_SECONDS).code() == KafkaError.INVALID_TXN_STATE
+
+
+def test_what_is_remembered_is_not_asked_for_any_more_once_nobody_waits(url, start):
+    producer = start(keep_prepared_txn=True)
+    store = producer._sender.session.connection.store()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(type(store), "read", refuse_for_now)
+        assert error_of(producer.complete_transaction, "7:7", 0.1).code() == KafkaError._TIMED_OUT
+        assert producer._transactions.progress.submit(lambda: "its turn").result(PATIENCE_SECONDS) == "its turn"
+
+
+def test_nothing_begins_while_it_is_asked_what_became_of_what_is_remembered(url, start):
+    producer = start(keep_prepared_txn=True)
+    store = producer._sender.session.connection.store()
+    is_asked, may_answer = threading.Event(), threading.Event()
+    read = type(store).read
+
+    def read_slowly(self, *arguments, **named):
+        is_asked.set()
+        assert may_answer.wait(PATIENCE_SECONDS)
+        return read(self, *arguments, **named)
+
+    with pytest.MonkeyPatch.context() as patched, ThreadPoolExecutor() as threads:
+        patched.setattr(type(store), "read", read_slowly)
+        answer = threads.submit(error_of, producer.complete_transaction, "7:7", PATIENCE_SECONDS)
+        assert is_asked.wait(PATIENCE_SECONDS)
+        assert error_of(producer.begin_transaction).code() == KafkaError._CONFLICT
+        may_answer.set()
+        assert answer.result().code() == KafkaError.INVALID_TXN_STATE
+    producer.begin_transaction()
+    producer.abort_transaction()
+
+
+@pytest.mark.parametrize("records", [(), (b"a", b"b")], ids=["empty", "with records"])
+def test_what_is_written_to_be_prepared_is_not_begun_once_more(url, start, monkeypatch, records):
+    begun = []
+
+    def begin(*arguments, **named):
+        begun.append(arguments)
+        return begin_transaction(*arguments, **named)
+
+    # However long a busy machine takes: all of it is sent by prepare_transaction().
+    monkeypatch.setattr(sender_module, "COMMIT_COMES_SECONDS", 3_600.0)
+    monkeypatch.setattr(transactions, "begin_transaction", begin)
+    producer = start()
+    state = prepared(producer, *records)
+    assert len(begun) == (0 if records else 1)
+    assert outcome(state, url) is Outcome.OPEN
+    producer.complete_transaction(state, PATIENCE_SECONDS)
+    assert seen(url) == list(records)
+
+
+def test_a_token_that_came_too_late_does_not_keep_it_from_being_prepared(url, start, hold_database, monkeypatch):
+    monkeypatch.setattr(transactions, "TRY_TIMEOUT_MS", 0)
+    producer = start()
+    producer.begin_transaction()
+    with hold_database(url):
+        assert error_of(producer.transaction_token, 0.1).code() == KafkaError._TIMED_OUT
+    producer.produce(TOPIC, b"a", partition=0)
+    state = producer.prepare_transaction(PATIENCE_SECONDS)
+    producer.complete_transaction(state, PATIENCE_SECONDS)
+    assert seen(url) == [b"a"]
 
 
 def test_an_empty_transaction_is_prepared_and_completed_too(url, start):

@@ -123,7 +123,7 @@ class TransactionProgress:
         self.has_sent_records = False
         """Whether records of it may be there before its commit."""
         self.has_token = False
-        """Whether other processes may have joined it."""
+        """Whether other processes may have joined it: the caller has what lets them."""
         self.prepared: PreparedTxnState | None = None
         """What is prepared, if anything is."""
         self.when_fatal: Callable[[], object] | None = None
@@ -300,10 +300,12 @@ class TransactionProgress:
         self._mistaken_since = None
         return answer
 
-    def check_remembered(self, remembered: PreparedTxnState) -> None:
+    def check_remembered(self, remembered: PreparedTxnState, is_cancelled: threading.Event) -> None:
         """Refuse what an application remembers as committed and is not; on the sender's thread, with nothing open."""
 
         def ask() -> None:
+            if is_cancelled.is_set():
+                return
             store = self.sender.session.connection.cluster().coordinator_of(self.transactional_id)
             producer = ProducerIdentity(remembered.producer_id, remembered.epoch)
             check = partial(check_remembered, transactional_id=self.transactional_id, producer=producer)

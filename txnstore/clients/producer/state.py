@@ -126,7 +126,8 @@ ALLOWED_IN: Final[Mapping[TransactionCall, frozenset[TransactionStage]]] = Mappi
         _C.ENLIST: frozenset({_S.IN_TRANSACTION}),
         # Prepared already: it says the same again.
         _C.PREPARE: frozenset({_S.IN_TRANSACTION, _S.PREPARED}),
-        _C.COMPLETE: frozenset({_S.PREPARED}),
+        # Ready: where nothing was kept, what is remembered is looked at.
+        _C.COMPLETE: frozenset({_S.PREPARED, _S.READY}),
         _C.COMMIT: frozenset({_S.IN_TRANSACTION, _S.PREPARED}),
         # Aborting: the last try was refused for a reason that may be gone by now.
         _C.ABORT: frozenset({_S.IN_TRANSACTION, _S.PREPARED, _S.ABORTABLE_ERROR, _S.ABORTING}),

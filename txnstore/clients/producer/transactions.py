@@ -144,7 +144,10 @@ class ProducerTransactions:
         """
         self._enlistment.refuse("transaction_token() comes before enlist()")
         with self._progress.in_call(_C.TOKEN):
-            return self._ask(self._token_work, timeout_seconds)
+            token = self._ask(self._token_work, timeout_seconds)
+            # Only now: nobody joins by one that nobody has.
+            self._progress.has_token = True
+            return token
 
     def prepare(self, timeout_seconds: float) -> PreparedTxnState:
         """Send all of the transaction, so that a holder of the answer can commit it later, in another process too.
@@ -159,7 +162,7 @@ class ProducerTransactions:
             raise KafkaException(KafkaError(KafkaError.INVALID_TXN_STATE, reason))
         with self._progress.in_call(_C.PREPARE):
             if self._progress.has_token:
-                reason = "a transaction that others may write to (transaction_token) cannot be prepared: commit it"
+                reason = "what others may write to (transaction_token) cannot be prepared: commit or abort it"
                 raise KafkaException(KafkaError(KafkaError._STATE, reason))
             try:
                 return self._ask(self._prepare_work, timeout_seconds)
@@ -179,10 +182,11 @@ class ProducerTransactions:
             return progress.current is _C.COMMIT
         if self._has_kept_nothing and progress.stage is _S.READY:
             if str(remembered):
-                self._ask(lambda _: progress.check_remembered(remembered), timeout_seconds)
+                with progress.in_call(_C.COMPLETE):
+                    self._ask(partial(progress.check_remembered, remembered), timeout_seconds)
             return None
         with self._lock:
-            if progress.stage not in ALLOWED_IN[_C.COMPLETE] and progress.error is None and progress.current is None:
+            if progress.stage is not _S.PREPARED and progress.error is None and progress.current is None:
                 reason = f"no transaction is prepared: Operation not valid in state {progress.stage.value}"
                 raise KafkaException(KafkaError(KafkaError.INVALID_TXN_STATE, reason))
             progress.check_call(_C.COMPLETE)
@@ -491,6 +495,11 @@ class ProducerTransactions:
         )
         session.has_begun = True
 
+    def _begin_unless(self, is_cancelled: threading.Event) -> None:
+        if not is_cancelled.is_set():
+            self._progress.is_written = True
+            self._begin_in_store()
+
     def _init_work(self, *, keep_prepared: bool) -> None:
         def request() -> None:
             cluster = self._sender.session.connection.cluster()
@@ -522,9 +531,7 @@ class ProducerTransactions:
     def _token_work(self, is_cancelled: threading.Event) -> bytes:
         def request() -> bytes:
             store, identity = self._store(), self._sender.session.identity
-            if not is_cancelled.is_set():
-                self._progress.is_written = self._progress.has_token = True
-                self._begin_in_store()
+            self._begin_unless(is_cancelled)
             return bytes(TransactionToken(store.store_uuid, self.transactional_id, identity))
 
         try:
@@ -537,38 +544,29 @@ class ProducerTransactions:
             # Behind a commit that nobody waits for: what is open by now may be another transaction.
             return PreparedTxnState()
         self._offsets.stop_lingering()
+        session = self._sender.session
+        is_open = self._progress.stage is _S.PREPARED
         while True:
+            # What is written now tells; where there are several databases, perhaps not the one that coordinates it.
+            is_open |= session.connection.is_alone and not (self._accumulator.is_empty and not self._offsets)
             self._sender.send_everything()
             self._progress.check_delivered([])
             try:
                 self._offsets.write_all()
+                if not is_open:
+                    # Its name is never to be another one's, nor that of one that was aborted since.
+                    self._sender.thread.until_answered(partial(self._begin_unless, is_cancelled))
+                    is_open = True
             except TxnStoreError as error:
-                self._progress.fail_and_raise(transaction_error_of(error, _C.SEND_OFFSETS))
-            self._give_name(is_cancelled)
+                self._progress.fail_and_raise(transaction_error_of(error, _C.PREPARE))
             with self._lock:
                 if self._sender.has_something and not is_cancelled.is_set():
                     continue
-                identity = self._sender.session.identity
-                name = self._progress.prepared or PreparedTxnState(identity.producer_id, identity.epoch)
+                name = self._progress.prepared or PreparedTxnState(session.identity.producer_id, session.identity.epoch)
                 if self._progress.stage is _S.IN_TRANSACTION and not is_cancelled.is_set():
                     self._progress.prepared = name
                     self._progress.enter(_S.PREPARED)
                 return name
-
-    def _give_name(self, is_cancelled: threading.Event) -> None:
-        """Let the transaction be open in the store: its name is never another one's, nor that of one aborted since."""
-        if self._progress.stage is _S.PREPARED:
-            return
-
-        def begin() -> None:
-            if not is_cancelled.is_set():
-                self._progress.is_written = True
-                self._begin_in_store()
-
-        try:
-            self._sender.thread.until_answered(begin)
-        except TxnStoreError as error:
-            self._progress.fail_and_raise(transaction_error_of(error, _C.PREPARE))
 
     def _send_offsets_work(
         self, committer: GroupMembership, positions: Sequence[TopicPartition], is_cancelled: threading.Event
