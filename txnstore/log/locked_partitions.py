@@ -253,7 +253,10 @@ class LockedPartitions:
             )
 
     def announce(self, producer: ProducerIdentity) -> None:
-        """Write down at once that the producer may append where it was not known."""
+        """Write down at once that the producer may append where it was not known.
+
+        Nothing is saved here afterwards: what was found stays as it was, so `save` would insert the producer once more.
+        """
         state = ProducerInPartition(producer.producer_id, producer.epoch, (), _NO_COORDINATOR_EPOCH, self.now_ms, None)
         keys = {(partition_id, producer.producer_id) for partition_id in self.heads}
         save_producer_states(self.connection, dict.fromkeys(keys.difference(self._known), state), self._known)
