@@ -16,7 +16,7 @@ from tests.participants.bank import Bank
 from txnstore.db.opening import open_store
 from txnstore.db.postgresql import branches as postgresql_branches
 from txnstore.db.postgresql.backend import PostgreSQLBackend
-from txnstore.db.postgresql.branches import end_prepared, list_prepared
+from txnstore.db.postgresql.branches import connect_participant, end_prepared, list_prepared
 from txnstore.db.postgresql.exchange import AnswerKind, ServerAnswer, exchange
 from txnstore.db.schema import transaction_branches, transactions
 from txnstore.db.url import parse_url
@@ -642,7 +642,7 @@ def test_what_has_ended_otherwise_is_told_though_a_database_of_the_cluster_refus
     store: Any = SimpleNamespace(read=lambda _: True)
     cluster: Any = SimpleNamespace(is_alone=False, stores=stores)
     once = BranchEndedOtherwise("told once")
-    monkeypatch.setattr(recovery, "recover_branches", lambda *_: RecoveredBranches("a", failed=[once]))
+    monkeypatch.setattr(recovery, "_recover_member", lambda *_: RecoveredBranches("a", failed=[once]))
     with pytest.raises(BranchEndedOtherwise, match="told once"):
         recover_in_cluster(store, cluster)
 
@@ -656,7 +656,7 @@ def test_a_database_of_the_cluster_that_is_away_is_still_to_be_recovered(monkeyp
 
     store: Any = SimpleNamespace(read=lambda _: True)
     cluster: Any = SimpleNamespace(is_alone=False, stores=stores)
-    monkeypatch.setattr(recovery, "recover_branches", lambda *_: RecoveredBranches("a"))
+    monkeypatch.setattr(recovery, "_recover_member", lambda *_: RecoveredBranches("a"))
     with pytest.raises(StoreUnavailable, match="it is away"):
         recover_in_cluster(store, cluster)
 
@@ -664,10 +664,18 @@ def test_a_database_of_the_cluster_that_is_away_is_still_to_be_recovered(monkeyp
 def test_a_database_of_the_cluster_that_refuses_is_told_unless_it_can_prepare_nothing(
     monkeypatch, tables, no_vote_server
 ):
-    def refuse(*_):
+    connected = []
+
+    def connect(url):
+        connected.append(url)
+        return connect_participant(url)
+
+    def refuse(_):
         raise InvalidRequest("GRANT EXECUTE")
 
-    monkeypatch.setattr(recovery, "recover_branches", refuse)
+    monkeypatch.setattr(recovery, "connect_participant", connect)
+    monkeypatch.setattr(recovery, "look_at_database", refuse)
+    monkeypatch.setattr(recovery, "check_original", lambda _: None)
     store: Any = SimpleNamespace(read=lambda _: True)
 
     def cluster_of(url) -> Any:
@@ -675,9 +683,12 @@ def test_a_database_of_the_cluster_that_refuses_is_told_unless_it_can_prepare_no
         return SimpleNamespace(is_alone=False, stores=lambda _: [member])
 
     assert recover_in_cluster(store, cluster_of(no_vote_server.url)) == 0
-    for url in (tables[0].url, "postgresql://bank:secret@127.0.0.1:1/bank"):
-        with pytest.raises(InvalidRequest, match="GRANT EXECUTE"):
-            recover_in_cluster(store, cluster_of(url))
+    with pytest.raises(InvalidRequest, match="GRANT EXECUTE"):
+        recover_in_cluster(store, cluster_of(tables[0].url))
+    # Each is asked on one connection.
+    assert len(connected) == 2
+    with pytest.raises(StoreUnavailable):
+        recover_in_cluster(store, cluster_of("postgresql://bank:secret@127.0.0.1:1/bank"))
 
 
 def test_every_state_of_a_branch_has_its_moves_and_its_end():

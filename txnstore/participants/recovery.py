@@ -9,6 +9,7 @@ Gids of others are never touched.  May be run at any time, by several at once, a
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -102,11 +103,8 @@ def recover_branches(store: Store, participant: str | DatabaseUrl, cluster: Clus
     """
     check_original(store)
     url = parse_url(participant) if isinstance(participant, str) else participant
-    driver = connect_participant(url)
-    try:
+    with contextlib.closing(connect_participant(url)) as driver:
         return _DatabaseRecovery(store, cluster, driver).run()
-    finally:
-        driver.close()
 
 
 def recover_in_cluster(store: Store, cluster: Cluster | None) -> int:
@@ -125,11 +123,9 @@ def recover_in_cluster(store: Store, cluster: Cluster | None) -> int:
         if not member.backend.keeps_prepared:
             continue
         try:
-            recovered = recover_branches(store, member.url, others)
+            recovered = _recover_member(store, member.url, others)
         except TxnStoreError as error:
-            # What cannot prepare anything has nothing prepared; a standby may, or one that refuses this role.
-            if not isinstance(error, InvalidRequest) or _may_have_prepared(member.url):
-                failed.append(error)
+            failed.append(error)
         else:
             ended_count += recovered.ended_count
             failed += recovered.failed
@@ -230,17 +226,11 @@ def _database_of_prepared(url: DatabaseUrl, gid: str) -> str | None:
         driver.close()
 
 
-def _may_have_prepared(url: DatabaseUrl) -> bool:
-    try:
-        driver = connect_participant(url)
-    except TxnStoreError:
-        return True
-    try:
-        return can_prepare(driver)
-    except TxnStoreError:
-        return True
-    finally:
-        driver.close()
+def _recover_member(store: Store, url: DatabaseUrl, cluster: Cluster) -> RecoveredBranches:
+    check_original(store)
+    with contextlib.closing(connect_participant(url)) as driver:
+        # Where nothing can be prepared nothing is; of a standby, or where this role is refused, that is not known.
+        return _DatabaseRecovery(store, cluster, driver).run() if can_prepare(driver) else RecoveredBranches("")
 
 
 def raise_failed(recovered: RecoveredBranches) -> None:
