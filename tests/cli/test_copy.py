@@ -8,6 +8,7 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import text, update
 
+from tests.copies import copy_file
 from txnstore.db import closing
 from txnstore.db.closing import read_move
 from txnstore.db.opening import open_store
@@ -25,6 +26,23 @@ def urls(request, url):
     with open_store(url) as store:
         store.write(lambda connection: create_topic(connection, "orders", partition_count=2))
     return url, request.getfixturevalue(f"txnstore_{kind}_url")
+
+
+def stop_at(txnstore, urls, monkeypatch, step):
+    """Begin to copy, and die at this step."""
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(moving, step, stop)
+        assert txnstore("copy", *urls).code == 130
+
+
+def give_identity(url, identity):
+    """Let the store have been made in this place; None: nobody knows where."""
+    with open_store(url, create=False, moving=True) as store:
+        store.write(lambda connection: connection.execute(update(stores).values(database_identity=identity)))
 
 
 @pytest.mark.slow
@@ -137,30 +155,56 @@ def test_what_stops_it_behind_its_end_says_nothing_of_what_is_closed(txnstore, u
 
 @pytest.mark.parametrize("side", [0, 1], ids=["from", "to"])
 @pytest.mark.parametrize("step", ["_leave", "_open"], ids=["closed", "gone"])
-def test_a_store_whose_place_has_another_name_since_a_start_goes_on_to_move(txnstore, urls, monkeypatch, step, side):
-    def stop(*_):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(moving, step, stop)
-        assert txnstore("copy", *urls).code == 130
-    moved = urls[side]
-    with open_store(moved, create=False, moving=True) as store:
-        store.write(lambda connection: connection.execute(update(stores).values(database_identity="before:1")))
+def test_a_store_that_moves_and_seems_to_be_in_another_place_is_adopted_by_nobody(
+    txnstore, urls, monkeypatch, step, side
+):
+    stop_at(txnstore, urls, monkeypatch, step)
+    give_identity(urls[side], "before:1")
+    for arguments in ((), ("--force",), ("--same",)):
+        ended = txnstore("adopt", urls[side], *arguments)
+        assert (ended.code, "is closed" in ended.err) == (1, True), ended
+    ended = txnstore("copy", *urls)
     if (step, side) == ("_open", 0):
         # Nothing opens what has gone, wherever it is.
-        ended = txnstore("adopt", "--same", moved)
-        assert (ended.code, "it has moved to" in ended.err) == (1, True), ended
+        assert ended.code == 0
     else:
-        ended = txnstore("copy", *urls)
-        assert (ended.code, "`txnstore adopt --same`" in ended.err) == (1, True), ended
-        for arguments in ((), ("--force",)):
-            ended = txnstore("adopt", moved, *arguments)
-            assert (ended.code, "is closed" in ended.err) == (1, True), ended
-        assert txnstore("adopt", "--same", moved).code == 0
-    assert "lives in" in txnstore("copy", *urls).out
+        told = (ended.code, "only from there" in ended.err, "only there" in ended.err, "the same command" in ended.err)
+        assert told == (1, side == 0, side == 1, False), ended
+        if step == "_leave":
+            assert txnstore("copy", "--cancel", urls[0]).out.endswith(": open again\n")
+            assert txnstore("adopt", "--same", urls[0]).code == 0
+            assert txnstore("topics", "list", "--url", urls[0]).out.splitlines()[1].split()[0] == "orders"
+            return
+        give_identity(urls[side], None)
+        assert txnstore("copy", *urls).code == 0
     assert txnstore("topics", "list", "--url", urls[1]).out.splitlines()[1].split()[0] == "orders"
     assert "has moved to" in txnstore("topics", "list", "--url", urls[0]).err
+
+
+def test_a_backup_of_a_store_that_moves_never_lives_beside_it(txnstore, tmp_path, monkeypatch):
+    first, second, backup = (f"sqlite:///{tmp_path / name}.db" for name in ("first", "second", "backup"))
+    with open_store(first) as store:
+        store.write(lambda connection: create_topic(connection, "orders", partition_count=2))
+    open_store(second).close()
+    stop_at(txnstore, (first, second), monkeypatch, "_leave")
+    copy_file(first, backup)
+    assert txnstore("copy", backup, second).code == 1
+    assert txnstore("adopt", "--same", backup).code == 1
+    ended = txnstore("copy", backup, second)
+    assert (ended.code, "was closed there for a copy" in ended.err) == (1, True), ended
+    copy_file(second, backup)
+    ended = txnstore("copy", backup, second)
+    assert (ended.code, "is being filled by a copy of" in ended.err) == (1, True), ended
+    # What is filled from the first one is opened for that alone.
+    stop_at(txnstore, (first, second), monkeypatch, "_open")
+    copy_file(second, backup)
+    assert "lives in" in txnstore("copy", first, second).out
+    assert txnstore("copy", first, backup).code == 1
+    assert txnstore("adopt", "--same", backup).code == 1
+    ended = txnstore("copy", first, backup)
+    assert (ended.code, "only there it is opened" in ended.err) == (1, True), ended
+    living = [url for url in (first, second, backup) if txnstore("topics", "list", "--url", url).code == 0]
+    assert living == [second]
 
 
 @pytest.mark.slow

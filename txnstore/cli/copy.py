@@ -18,7 +18,7 @@ from txnstore.db.opening import open_store
 from txnstore.db.roles.grants import list_grants
 from txnstore.db.roles.rights import Kind
 from txnstore.db.store import Store
-from txnstore.errors import TxnStoreError
+from txnstore.errors import StoreCopied, TxnStoreError
 from txnstore.moving.move import Moved, cancel, move, name_of
 
 EXAMPLES: Final = examples(
@@ -89,6 +89,9 @@ def _told_how_far(source: Store, target: Store) -> Iterator[None]:
     """Say of what stops the copy which side is closed by then, and what to do: the error itself knows of neither."""
     try:
         yield
+    except StoreCopied:
+        # The same command does not go on with it, and what else does depends on which one it is a copy of.
+        raise
     except (KeyboardInterrupt, TxnStoreError) as error:
         told = _how_far(source, target)
         if told is None:

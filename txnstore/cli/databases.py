@@ -114,9 +114,8 @@ def adopt(
     if same and force:
         raise typer.BadParameter("an original that has moved is not a copy: give either --same or --force")
     with ExitStack() as stack:
-        # A store that moves is found elsewhere as well, by a start of its machine: the move can only go on with it.
         stores = [
-            stack.enter_context(open_store(each, schema=schema, limits=patient_limits(), create=False, moving=same))
+            stack.enter_context(open_store(each, schema=schema, limits=patient_limits(), create=False))
             for each in split_urls(one_url(context, url, url_option))
         ]
         for adopted in adoption.adopt(stores, same=same, force=force):

@@ -25,6 +25,11 @@ _READ: Final = select(stores.c.store_uuid, stores.c.database_identity)
 _SHARE: Final = select(stores.c.store_uuid).with_for_update(read=True, key_share=True)
 _SAME: Final = HotStatement(select(stores.c.store_uuid, stores.c.next_producer_id, stores.c.oldest_writer_version))
 _RECORD: Final = update(stores).where(stores.c.database_identity.is_(None))
+#: What becomes of a copy that is in use.
+_ADOPT: Final = (
+    "Run `txnstore adopt` on it, or, if the original is gone for good and this is what became of it,"
+    " `txnstore adopt --same`"
+)
 _log = logging.getLogger(__name__)
 
 
@@ -35,8 +40,10 @@ def record_identity(store: Store, connection: Connection) -> None:
         connection.execute(_RECORD.values(database_identity=identity))
 
 
-def check_original(store: Store) -> None:
+def check_original(store: Store, remedy: str = _ADOPT) -> None:
     """Refuse to go on if the store's tables are a copy; those that were not asked before are taken for the original.
+
+    `remedy` is a sentence without its end: what to do about a copy.
 
     Raises:
         StoreCopied: they are a copy, or were moved, or nobody can tell.
@@ -46,7 +53,7 @@ def check_original(store: Store) -> None:
     def is_recorded(connection: Connection) -> bool:
         store_uuid, recorded = connection.execute(_READ).one()
         _check_uuid(store, store_uuid)
-        _check(store, store.backend.identity(connection), recorded)
+        _check(store, store.backend.identity(connection), recorded, remedy)
         return recorded is not None
 
     if not store.read(is_recorded):
@@ -155,7 +162,7 @@ def _check_uuid(store: Store, store_uuid: str | None) -> None:
         )
 
 
-def _check(store: Store, actual: str | None, recorded: str | None) -> None:
+def _check(store: Store, actual: str | None, recorded: str | None, remedy: str) -> None:
     if actual is None:
         raise StoreCopied(
             f"this role may not call pg_control_system() in {store.url}, which tells whether its tables are a copy:"
@@ -164,6 +171,5 @@ def _check(store: Store, actual: str | None, recorded: str | None) -> None:
     if recorded is not None and actual != recorded:
         raise StoreCopied(
             f"the tables in {store.url} were made in another place ({recorded}, this is {actual}): a copy must not"
-            " act for its original on other databases. Run `txnstore adopt` on it, or, if the original is gone for"
-            " good and this is what became of it, `txnstore adopt --same`"
+            f" act for its original on other databases. {remedy}"
         )

@@ -147,7 +147,7 @@ def move(source: Store, target: Store, *, told: Told | None = None, even_if_dama
     _check_source(source, found)
     # As it is called since another call has filled it.
     target.store_uuid = _uuid(target)
-    check_original(target)
+    _check_target(target, arriving)
     if found is None:
         # First: of a database alone the verification finds the logs missing that live in the others.
         source.read(partial(_refuse_member, source))
@@ -187,9 +187,32 @@ def _check_lasting(*both: Store) -> None:
 
 
 def _check_source(source: Store, found: Move | None) -> None:
-    """Refuse a copy, unless it has gone: nothing of that is read or opened, and any copy of it says the same."""
-    if found is None or found.state is not MoveState.GONE:
+    """Refuse what is filled itself, and a copy unless it has gone: any copy of that says the same, nothing opens it."""
+    if found is None:
         check_original(source)
+    elif found.state is MoveState.ARRIVING:
+        # A copy of the target has the same name: it says nothing of whether the source has gone.
+        raise refuse(source.url, found)
+    elif found.state is MoveState.CLOSED:
+        check_original(
+            source,
+            f"It was closed there for a copy to {found.peer}: only from there that goes on. Of what is a backup,"
+            " `txnstore copy --cancel` and `txnstore adopt` make a store of its own. Only if the original is gone, and"
+            " the copy that it was closed for was never opened, `--cancel` and `txnstore adopt --same` make this"
+            " one the original",
+        )
+
+
+def _check_target(target: Store, arriving: Move | None) -> None:
+    """Refuse a copy; of one that is filled no word of anybody makes the original: both would be opened."""
+    if arriving is None:
+        check_original(target)
+    else:
+        check_original(
+            target,
+            f"It was filled there from {arriving.peer}, and only there it is opened. If FROM is closed and not gone,"
+            " `txnstore copy --cancel` opens it again, and it moves to a fresh database",
+        )
 
 
 def _check_shown(store: Store) -> None:

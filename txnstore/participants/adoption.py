@@ -15,7 +15,7 @@ from typing import Final
 
 from sqlalchemy import Connection, bindparam, delete, select, update
 
-from txnstore.db.closing import MoveState, read_move, refuse
+from txnstore.db.closing import read_move, refuse
 from txnstore.db.cluster.membership import Database, read_databases
 from txnstore.db.schema import databases, stores, transaction_branches
 from txnstore.db.store import Store
@@ -66,11 +66,10 @@ def adopt(given: Sequence[Store], *, same: bool = False, force: bool = False) ->
     Their clients are to be stopped before.  A copy forgets the branches that its original has registered in other
     databases, and aborts their open transactions: they are the original's to end.  Records, offsets, producers and
     what waits in the outbox stay.  May be repeated after a crash in the middle.  With `force`, also what seems to be
-    where it was made: a physical copy of a whole server, or of a disk.  With `same`, also one that is opened with
-    `moving`: its move goes on.
+    where it was made: a physical copy of a whole server, or of a disk.
 
     Raises:
-        StoreMoved: it has gone to another database.
+        StoreMoved: a copy has closed it, or fills it: of two that say so of themselves, each would go on with the copy.
         InvalidRequest: it is where its tables were made, so nothing shows that it is a copy.
         WrongCluster: of several databases not all were given, or one of them is not a copy.
         PermissionDenied: this role may not ask which database it is.
@@ -108,13 +107,12 @@ def _confirm(standing: _FoundStore) -> Adopted:
     def work(connection: Connection) -> None:
         connection.execute(_LOCK)
         move = read_move(connection)
-        if move is not None and move.state is MoveState.GONE:
+        if move is not None:
+            # It was opened before. Taken for the original by a word, a copy of either side would open beside it.
             raise refuse(standing.store.url, move)
-        if move is None:
-            lock_outbox(connection, waits=True)
-            tell_callers_apart(connection)
-        # Else what opens it tells them apart; until then nobody can write to the outbox.
+        lock_outbox(connection, waits=True)
         connection.execute(update(stores).values(database_identity=standing.actual))
+        tell_callers_apart(connection)
 
     standing.store.write(work)
     return Adopted(standing.store, standing.store.store_uuid, standing.store.store_uuid)
