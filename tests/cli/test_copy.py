@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import text, update
 
 from tests.copies import copy_file
+from txnstore.cli import copy as command
 from txnstore.db import closing
 from txnstore.db.closing import read_move
 from txnstore.db.opening import open_store
@@ -263,6 +264,30 @@ def test_roles_that_may_not_use_the_target_yet_are_named(txnstore, txnstore_post
         assert (ended.code, named, bool(ended.err)) == (0, told, told), ended
         if "nothing was changed" in ended.out:
             assert txnstore(*grant, "--schema", "second").code == 0
+
+
+def test_the_owner_of_the_source_is_named_where_the_targets_is_another_one(txnstore, txnstore_postgresql_url):
+    url = txnstore_postgresql_url
+    owner = parse_url(url).url.username
+    assert txnstore("migrate", url, "--schema", "second").code == 0
+    to_another = ("roles", "grant", "owner", "pg_monitor", "--apply", "--url", url, "--schema", "second")
+    assert txnstore(*to_another).code == 0
+    ended = txnstore("copy", url, url, "--to-schema", "second")
+    assert (ended.code, ended.err.endswith(f"(`txnstore roles grant`): {owner}, the owner\n")) == (0, True), ended
+
+
+def test_a_copy_that_cannot_ask_for_roles_has_moved_the_store_all_the_same(
+    txnstore, txnstore_postgresql_url, monkeypatch
+):
+    def fail(_store):
+        raise StoreUnavailable("no server")
+
+    url = txnstore_postgresql_url
+    monkeypatch.setattr(command, "list_grants", fail)
+    ended = txnstore("copy", url, url, "--to-schema", "second")
+    assert (ended.code, "lives in" in ended.out, ended.err.endswith("is not known: no server\n")) == (0, True, True), (
+        ended
+    )
 
 
 @pytest.mark.parametrize("memory", ["sqlite://", "sqlite:///:memory:"])

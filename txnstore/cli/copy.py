@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import typer
 
 from txnstore.cli.options import Json, Schema, examples, patient_limits
-from txnstore.cli.output import Column, CommandFailed, exit_code, hint, say, show_json, show_rows
+from txnstore.cli.output import Column, CommandFailed, error_text, exit_code, hint, say, show_json, show_rows
 from txnstore.cli.progress import progress_bar
 from txnstore.db.closing import Move, MoveState, read_move
 from txnstore.db.cluster.membership import split_urls
@@ -151,11 +151,17 @@ def _tell_of_roles(source: Store, target: Store) -> None:
     """Say which roles may use the source and not yet the target: they are the server's, and their rights no rows."""
     if source.backend.name != "postgresql" or target.backend.name != "postgresql":
         return
-    there = list_grants(target)
-    missing = [grant for grant in list_grants(source) if grant.kind is not Kind.OWNER and grant not in there]
+    try:
+        there, here = list_grants(target), list_grants(source)
+    except TxnStoreError as error:
+        # The store has moved all the same.
+        hint(f"roles of {source.url} do not go along, and which of them lack rights is not known: {error_text(error)}")
+        return
+    missing = [grant for grant in here if grant not in there]
     if missing:
         named = "; ".join(
-            f"{grant.role}, a {grant.kind}" + (f" limited to {grant.bounds}" if grant.bounds else "")
+            f"{grant.role}, {'the owner' if grant.kind is Kind.OWNER else f'a {grant.kind}'}"
+            + (f" limited to {grant.bounds}" if grant.bounds else "")
             for grant in missing
         )
         hint(f"roles of {source.url} do not go along, grant them there (`txnstore roles grant`): {named}")
