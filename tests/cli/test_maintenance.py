@@ -19,6 +19,7 @@ from sqlalchemy.engine import make_url
 
 from tests.tools.readmes import block_of
 from txnstore.cli import maintenance as command
+from txnstore.db.closing import Move, MoveState, refuse
 from txnstore.db.cluster.cluster import Cluster, open_cluster
 from txnstore.db.opening import open_store
 from txnstore.db.schema import stores
@@ -327,6 +328,31 @@ def test_it_ends_once_the_store_has_moved(txnstore, txnstore_sqlite_url, tmp_pat
     open_store(txnstore_sqlite_url).close()
     ended = txnstore("maintain", "--url", txnstore_sqlite_url)
     assert (ended.code, "it has moved to" in ended.err) == (1, True), ended
+
+
+def test_a_database_that_a_copy_has_closed_is_looked_after_once_it_is_open_again(url, monkeypatch):
+    own, looks, stop = Cluster.own, [], threading.Event()
+
+    def find(cluster, database_id):
+        looks.append(database_id)
+        if len(looks) == 1:
+            raise refuse("that database", Move(MoveState.CLOSED, "", "sqlite:///other.db"))
+        if len(looks) == 3:
+            stop.set()
+        return own(cluster, database_id)
+
+    monkeypatch.setattr(command, "_LOOK_AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr(command, "LONG_DUTIES", ())
+    open_store(url).close()
+    # If nobody looks again, this is not to go on for ever.
+    timer = threading.Timer(60, stop.set)
+    timer.start()
+    with open_cluster(url) as cluster:
+        monkeypatch.setattr(Cluster, "own", find)
+        command._run_all(cluster, (), stop)
+    timer.cancel()
+    # One for each of both threads, and another one for the one that was refused.
+    assert len(looks) == 3
 
 
 #: Duties that take much longer than anybody waits for, in both threads: Python 3.11 waits at its end for no thread

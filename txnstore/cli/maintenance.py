@@ -26,6 +26,7 @@ from txnstore.cli.options import (
 from txnstore.cli.output import FAILED, CommandFailed, exit_code, report, say
 from txnstore.db.cluster.cluster import Cluster, open_cluster
 from txnstore.db.names import DEFAULT_SCHEMA
+from txnstore.db.store import Store
 from txnstore.errors import MissingMember, StoreMoved, StoreUnavailable, TxnStoreError
 from txnstore.maintenance.duties import DUTIES, LONG_DUTIES, branch_duties
 from txnstore.maintenance.loop import Maintenance
@@ -194,14 +195,16 @@ def _run_one(
 ) -> None:
     label, failures = cluster.label_of(database_id), RepeatedFailures()
     while not stop.is_set():
+        store: Store | None = None
         try:
             store = cluster.own(database_id)
             Maintenance(store, cluster, duties=duties, observer=observer).run(stop)
-        except StoreMoved as error:
-            # Nothing is left to do here, ever.
-            moved.append(error)
-            stop.set()
         except TxnStoreError as error:
+            if isinstance(error, StoreMoved) and store is not None:
+                # Nothing is left to do here, ever. One that cannot be opened may only be closed.
+                moved.append(error)
+                stop.set()
+                return
             if isinstance(error, StoreUnavailable | MissingMember):
                 _log.log(
                     failures.level_of(label, error),
