@@ -97,6 +97,21 @@ def test_a_new_topic_that_keeps_old_records_for_ever_is_told_of(run, filled, tmp
     assert (ended.code, "txnstore topics alter old --config retention.ms=-1" in ended.err) == (1, True)
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), KafkaException(KafkaError(KafkaError._TRANSPORT))])
+def test_a_load_that_is_broken_off_says_as_well_what_its_new_topic_keeps(run, filled, tmp_path, monkeypatch, error):
+    def fail(*_):
+        raise error
+
+    path = tmp_path / "old.parquet"
+    with Producer({"bootstrap.servers": filled}) as producer:
+        producer.produce("old", b"v", timestamp=1)
+    run("export", "old", "--parquet", path)
+    monkeypatch.setattr(loading._Loading, "load", fail)
+    ended = run("load", path, "--topic", "again")
+    assert ended.code != 0
+    assert "again was made with retention.ms=-1: some records are older than 7 d" in ended.err
+
+
 @pytest.mark.slow
 def test_a_new_topic_whose_size_is_not_limited_any_more_is_told_of(run, done, filled, tmp_path):
     path = tmp_path / "sized.parquet"

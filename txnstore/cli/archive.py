@@ -139,22 +139,26 @@ def load(
     """
     loading = _needing_pyarrow("loading")
     settings = {"bootstrap.servers": url, "txnstore.schema": schema}
-    with opened(url, schema) as cluster, progress_bar("loading") as bar:
-        try:
-            name = topic or loading.topic_in(file)
-            done = loading.load(cluster, file, settings, name, told=bar.show)
-        except OSError as error:
-            raise CommandFailed(f"{file}: {error.strerror or error}") from None
-        except KafkaException as error:
-            raise CommandFailed(f"{error_text(error)}; {_way_on(error, name)}", code=exit_code(error)) from None
-    before = f"; {done.record_count_before} by earlier calls" if done.record_count_before else ""
-    hint(f"{records_were(done.record_count)} written to {done.topic}{before}")
-    for limit, value in done.lifted.items():
-        if limit == "retention.ms":
-            why = f"some records are older than {duration_text(value)}"
-        else:
-            why = f"its records may take more than {value} bytes"
-        hint(f"{done.topic} was made with {limit}=-1: {why}, the {limit} of the archive")
+    lifted: dict[str, int] = {}
+    try:
+        with opened(url, schema) as cluster, progress_bar("loading") as bar:
+            try:
+                name = topic or loading.topic_in(file)
+                done = loading.load(cluster, file, settings, name, told=bar.show, told_of_limit=lifted.__setitem__)
+            except OSError as error:
+                raise CommandFailed(f"{file}: {error.strerror or error}") from None
+            except KafkaException as error:
+                raise CommandFailed(f"{error_text(error)}; {_way_on(error, name)}", code=exit_code(error)) from None
+        before = f"; {done.record_count_before} by earlier calls" if done.record_count_before else ""
+        hint(f"{records_were(done.record_count)} written to {done.topic}{before}")
+    finally:
+        # Whatever has stopped it: the next call finds the topic there.
+        for limit, value in lifted.items():
+            if limit == "retention.ms":
+                why = f"some records are older than {duration_text(value)}"
+            else:
+                why = f"its records may take more than {value} bytes"
+            hint(f"{name} was made with {limit}=-1: {why}, the {limit} of the archive")
 
 
 def _way_on(error: KafkaException, topic: str) -> str:

@@ -57,10 +57,6 @@ class Loaded:
     record_count_before: int
     """How many earlier calls had written."""
 
-    lifted: Mapping[str, int]
-    """By name, which limits of the archive's topic the one that was made for it does not have, for they would take some
-    of its records: retention.ms, retention.bytes."""
-
 
 def load(
     cluster: Cluster,
@@ -69,12 +65,13 @@ def load(
     topic_name: str | None = None,
     *,
     told: Callable[[int, int], None] | None = None,
+    told_of_limit: Callable[[str, int], None] | None = None,
 ) -> Loaded:
     """Produce what is in an archive to a topic; by default to that of its name.
 
     A topic that is not there is made, with the archive's partitions and settings, but for limits that would delete some
-    of the records.  `settings` are those of a client: where the database is.  `told` hears how many records are done,
-    and of how many.
+    of the records: `told_of_limit` hears of each by its name and its value in the archive, before anything is loaded.
+    `settings` are those of a client: where the database is.  `told` hears how many records are done, and of how many.
 
     Raises:
         OSError: the file cannot be read.
@@ -87,6 +84,9 @@ def load(
         name = topic_name or contents.topic
         now_ms: int = cluster.controller.read(lambda connection: connection.execute(_NOW).scalar_one())
         topic, lifted = _topic(cluster, name, contents, file, now_ms)
+        if told_of_limit is not None:
+            for limit, value in lifted.items():
+                told_of_limit(limit, value)
         needed = max((number for number, (start, end) in contents.ranges.items() if start < end), default=-1) + 1
         if len(topic.partition_ids) < needed:
             raise InvalidRequest(
@@ -108,7 +108,7 @@ def load(
                 loading.load(file, number)
                 if told is not None:
                     told(sum(rows[: number + 1]), sum(rows))
-    return Loaded(contents, name, sum(rows[done:]), sum(rows[:done]), lifted)
+    return Loaded(contents, name, sum(rows[done:]), sum(rows[:done]))
 
 
 def topic_in(path: Path) -> str:
