@@ -172,7 +172,10 @@ def _topic(
 
 
 def _usable(codec: str) -> str:
-    """Return the codec, or where its package is missing, one that comes with Python: no batch may be too large now."""
+    """Return the codec, or where its package is missing, one that comes with Python.
+
+    A batch may become larger by that one, and too large for its topic; without any it would be larger still.
+    """
     try:
         require_codec(Codec.named(codec))
     except UnsupportedCompression:
