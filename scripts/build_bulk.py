@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import subprocess
 import sysconfig
 import tempfile
+import time
 import zlib
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +27,10 @@ FINGERPRINT: Final = zlib.crc32(b"".join(path.read_bytes() for path in sorted(PA
 #: Of what the Python files know of it, which lies beside them in an installation, too.
 INTERFACE: Final = zlib.crc32((PACKAGE / "_bulk.pyi").read_bytes())
 BUILT: Final = f"_bulk{sysconfig.get_config_var('EXT_SUFFIX')}"
+
+_PREFIX: Final = ".bulk-"
+#: No compiler takes so long: who has made a folder before that was killed.
+_LEFT_SECONDS: Final = 3_600
 
 
 def compile_to(target: Path) -> str | None:
@@ -52,8 +58,9 @@ def _compile(target: Path) -> str | None:
     compiler = shlex.split(os.environ.get("CC", "")) or words[:1]
     known = [f"-DTXNSTORE_SOURCES={FINGERPRINT}UL", f"-DTXNSTORE_INTERFACE={INTERFACE}UL"]
     command = [*compiler, *words[1:], f"-I{sysconfig.get_path('include')}", *known]
+    _remove_left(target.parent)
     # Elsewhere first: a process that uses the file must not see it change, nor another build what is half written.
-    with tempfile.TemporaryDirectory(prefix=".bulk-", dir=target.parent) as folder:
+    with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=target.parent) as folder:
         unfinished = Path(folder, target.name)
         built = subprocess.run(
             [*command, *map(str, SOURCES), "-o", str(unfinished)],
@@ -66,6 +73,14 @@ def _compile(target: Path) -> str | None:
             return next((line for line in built.stderr.splitlines() if "error" in line), "the compiler failed")
         unfinished.replace(target)
     return None
+
+
+def _remove_left(folder: Path) -> None:
+    """Remove what builds have left there that were killed."""
+    for left in folder.glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            if left.lstat().st_mtime < time.time() - _LEFT_SECONDS:
+                shutil.rmtree(left, ignore_errors=True)
 
 
 class BulkBuild(BuildHookInterface[Any]):

@@ -168,6 +168,19 @@ def test_two_builds_at_once_are_in_nobodys_way(tmp_path, monkeypatch, compiler, 
     assert list(target.parent.iterdir()) == [target]
 
 
+def test_what_a_killed_build_has_left_is_removed_by_a_later_one(monkeypatch, compiler, target):
+    monkeypatch.setenv("CC", str(compiler(BUILDS)))
+    old, new, other = (target.parent / name for name in (".bulk-old", ".bulk-new", "other"))
+    for folder in (old, new, other):
+        folder.mkdir()
+        (folder / "half").write_text("half")
+    for folder in (old, other):
+        os.utime(folder, (1, 1))
+    assert build_bulk.compile_to(target) is None
+    # The new one may be of a build that is still at work.
+    assert sorted(target.parent.iterdir()) == sorted([target, new, other])
+
+
 def test_an_empty_choice_of_a_compiler_is_none(monkeypatch, compiler, python_is, target):
     monkeypatch.setenv("CC", "")
     python_is(LDSHARED=f"{compiler(BUILDS)} -shared", CCSHARED="-fPIC")
