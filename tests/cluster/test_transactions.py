@@ -516,8 +516,7 @@ def test_offsets_that_were_announced_and_come_after_the_end_are_refused(bench: B
 
 
 @pytest.mark.parametrize("damage", ["not noted", "noted with a newer epoch"])
-def test_the_checker_sees_offsets_that_nothing_guards(sqlite_bench: Bench, damage: str):
-    bench = sqlite_bench
+def test_the_checker_sees_offsets_that_nothing_guards(bench: Bench, damage: str):
     producer = bench.producer_at(1)
     group = bench.name_at(2, "group")
     producer.send_offsets(group, {bench.partition_at(1): 1})
