@@ -31,7 +31,7 @@ from txnstore.db.store import ROWS_AT_ONCE
 from txnstore.errors import CorruptBatch, StoreBusy, StoreUnavailable, WriteConflict
 from txnstore.log.topics import create_topic
 from txnstore.maintenance import leases
-from txnstore.maintenance.duties import ABORT_INTERVAL, COMPACTION_INTERVAL, DUTIES, REMOVE_INTERVAL
+from txnstore.maintenance.duties import ABORT_INTERVAL, COMPACTION_INTERVAL, DUTIES, LONG_DUTIES, REMOVE_INTERVAL
 from txnstore.maintenance.leases import FORGOTTEN_AFTER_MS, LEASE_MS, PAUSE_MS_MAX
 from txnstore.maintenance.loop import Maintenance
 from txnstore.maintenance.turns import MaintenanceDuty, look_for_due, take_turn
@@ -58,6 +58,10 @@ def journal(store, clock):
 
 def count(store, table):
     return store.read(lambda connection: connection.execute(select(func.count()).select_from(table)).scalar_one())
+
+
+def duty_names(store):
+    return set(store.read(lambda connection: connection.execute(select(maintenance_duties.c.duty)).scalars().all()))
 
 
 def duty(name, work, setting=REMOVE_INTERVAL):
@@ -307,18 +311,54 @@ def test_a_duty_that_nobody_has_been_at_for_a_month_is_forgotten_by_those_who_do
         store.write(lambda connection: connection.execute(change))
 
     def names():
-        return set(store.read(lambda c: c.execute(select(maintenance_duties.c.duty)).scalars().all()))
+        return duty_names(store)
 
     clock.advance(FORGOTTEN_AFTER_MS)
-    take_turn(store, None, known[:1], Portions(), forced=forced)
+    take_turn(store, None, known[:1], Portions(), forced=forced, known=())
     assert names() == {"often", "rare", "fails", "a", "b", "c"}
+    clock.advance(10_000)
+    # Who does not know which ones all know forgets none.
+    take_turn(store, None, known[:1], Portions(), forced=forced)
+    assert len(names()) == 6
     clock.advance(10_000)
     # One that is rare, and not due, is known all the same; of the others somebody is at one, and died at another.
     change("rare", begun_ms=clock.now_ms())
     change("a", holder="db9:1:1", held_until_ms=clock.now_ms() + 1)
     change("b", holder="db9:1:1", held_until_ms=clock.now_ms())
-    take_turn(store, None, known, Portions(), forced=forced)
+    take_turn(store, None, known[:1], Portions(), forced=forced, known=["rare"])
     assert names() == {"often", "rare", "a"}
+
+
+def test_who_does_a_part_forgets_nothing_of_what_others_do(store, clock):
+    """`txnstore maintain` has a thread for what takes long, and a client that ends does some duties alone."""
+    clock.advance(DAY_MS)
+    often, long, all_of_them = (
+        Maintenance(store, duties=duties) for duties in (DUTIES[:1], LONG_DUTIES, (*DUTIES, *LONG_DUTIES))
+    )
+    all_of_them.run_once()
+    before = duty_names(store)
+    take_turn(store, None, [duty("branches ended in db9:5432/bank", lambda _: 0)], Portions())
+    clock.advance(FORGOTTEN_AFTER_MS + 1)
+    for part in (long, often):
+        part._look(threading.Event())
+        assert duty_names(store) == before
+    all_of_them.run_once()
+    assert duty_names(store) == before
+
+
+def test_what_somebody_takes_at_this_moment_is_not_forgotten_and_nobody_waits_for_it(txnstore_postgresql_store):
+    """On SQLite there is one writer at a time."""
+    store = txnstore_postgresql_store
+    known, other = duty("known", lambda _: 0, ABORT_INTERVAL), duty("other", lambda _: 0, ABORT_INTERVAL)
+    take_turn(store, None, [known, other], Portions(), forced=True)
+    store.write(lambda connection: connection.execute(update(maintenance_duties).values(begun_ms=0, turn_ms=0)))
+
+    def beside(connection):
+        assert leases.take(connection, {"other": ABORT_INTERVAL}, "db9:1:1")
+        assert take_turn(store, None, [known], Portions(), known=()).done == {"known": 0}
+
+    store.write(beside)
+    assert duty_names(store) == {"known", "other"}
 
 
 def test_portions_grow_while_they_are_quick_and_shrink_as_soon_as_others_wait(store):

@@ -184,7 +184,7 @@ class Upkeep:
         """Have a turn in each database that is open; return whether more is due than there was time for."""
         # A client that lives for a moment only does not wait for these imports.
         from txnstore.db.portions import Portions
-        from txnstore.maintenance.duties import DUTIES
+        from txnstore.maintenance.duties import DUTIES, KNOWN
         from txnstore.maintenance.leases import LEASE_MS
         from txnstore.maintenance.turns import report, take_turn
 
@@ -193,7 +193,7 @@ class Upkeep:
         for store in cluster.opened():
             portions = Portions(seconds=seconds, stop=self._stop)
             try:
-                turn = take_turn(store, cluster, duties or DUTIES, portions, lease_ms=lease_ms)
+                turn = take_turn(store, cluster, duties or DUTIES, portions, lease_ms=lease_ms, known=KNOWN)
             except StoreClosed:
                 return False
             except (PermissionDenied, StoreReadOnly) as error:

@@ -188,6 +188,9 @@ LONG_DUTIES: Final = (
     MaintenanceDuty("tables freed of deleted rows", LOG_INTERVAL, lambda: lambda portion: portion.store.reclaim()),
 )
 
+#: What every process knows, whichever of these it does itself.
+KNOWN: Final = frozenset(duty.name for duty in (*DUTIES, *LONG_DUTIES))
+
 
 def branch_duties(participants: Sequence[str]) -> tuple[MaintenanceDuty, ...]:
     """Return a duty for each participating database, at its URL; nothing is connected to yet.

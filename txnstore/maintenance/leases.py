@@ -27,8 +27,8 @@ from txnstore.db.store import server_now_ms
 LEASE_MS: Final = 10_000
 #: The longest pause of a duty that failed.
 PAUSE_MS_MAX: Final = 300_000
-#: What nobody has been at for so long is forgotten, if whoever finds it does not know the duty: that of a participant
-#: which `txnstore maintain` was told of once.
+#: What nobody has been at for so long is forgotten, if it is not among those that every process knows: the duty of a
+#: participant of which `txnstore maintain` was told once.
 FORGOTTEN_AFTER_MS: Final = 30 * 86_400_000
 
 _NOW: Final = server_now_ms().label("now_ms")
@@ -40,11 +40,17 @@ _LOCK: Final = _ROWS.where(maintenance_duties.c.duty.in_(bindparam("duties", exp
     skip_locked=True
 )
 _BEGINNING: Final = HotStatement(select(stores.c.created_ms, _NOW))
-_FORGET: Final = delete(maintenance_duties).where(
-    maintenance_duties.c.duty.in_(bindparam("duties", expanding=True)),
-    # Whoever has taken one meanwhile keeps it; who died at it does not.
-    func.coalesce(maintenance_duties.c.held_until_ms, 0) <= bindparam("now_ms"),
+# Whoever is taking one is not waited for, and who has taken it meanwhile keeps it; who died at it does not.
+_FORGOTTEN: Final = (
+    select(maintenance_duties.c.duty)
+    .where(
+        maintenance_duties.c.duty.in_(bindparam("duties", expanding=True)),
+        maintenance_duties.c.turn_ms < bindparam("before_ms"),
+        func.coalesce(maintenance_duties.c.held_until_ms, 0) <= bindparam("now_ms"),
+    )
+    .with_for_update(skip_locked=True)
 )
+_FORGET: Final = delete(maintenance_duties).where(maintenance_duties.c.duty.in_(_FORGOTTEN))
 _ENTER: Final = upsert(maintenance_duties).on_conflict_do_nothing(index_elements=["duty"])
 _OF_DUTY: Final = maintenance_duties.c.duty == bindparam("of_duty")
 _HOLD: Final = (
@@ -166,17 +172,14 @@ def take(
     lease_ms: int = LEASE_MS,
     duties_max: int | None = None,
     forced: bool = False,
-    known: Collection[str] = (),
+    known: Collection[str] | None = None,
 ) -> list[DutyLease]:
     """Take those of these duties that are due, so many or all; with `forced` all of them, due or not, held or not.
 
     Each is returned with when its round began: now, unless it goes on without a pause.  Duties that are neither among
-    these nor `known` are forgotten if nobody has been at them for long.
+    these nor `known` are forgotten if nobody has been at them for long; None: no duty is.
     """
     leases, now_ms = _read(connection, settings_of)
-    others = leases.keys() - settings_of.keys() - set(known)
-    if left := [duty for duty in others if leases[duty].turn_ms < now_ms - FORGOTTEN_AFTER_MS]:
-        connection.execute(_FORGET, {"duties": left, "now_ms": now_ms})
     missing = [lease for lease in _of(settings_of, leases) if lease.turn_ms == _NEVER]
     if missing:
         rows = [
@@ -196,6 +199,11 @@ def take(
     held = {"new_holder": holder, "new_held_until_ms": now_ms + lease_ms}
     if taken := [{"of_duty": lease.duty, **held} for lease in wanted if lease.duty in locked]:
         connection.execute(_HOLD, taken)
+    if known is not None:
+        others = leases.keys() - settings_of.keys() - set(known)
+        before_ms = now_ms - FORGOTTEN_AFTER_MS
+        if left := [duty for duty in others if leases[duty].turn_ms < before_ms]:
+            connection.execute(_FORGET, {"duties": left, "before_ms": before_ms, "now_ms": now_ms})
     goes_on = [lease.is_unfinished and not lease.pauses for lease in wanted]
     return [lease if on else lease._replace(begun_ms=now_ms) for lease, on in zip(wanted, goes_on, strict=True)]
 

@@ -20,7 +20,7 @@ from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.portions import Portions
 from txnstore.db.store import Store
 from txnstore.errors import StoreMoved, TxnStoreError
-from txnstore.maintenance.duties import DUTIES
+from txnstore.maintenance.duties import DUTIES, KNOWN
 from txnstore.maintenance.turns import (
     NOBODY,
     MaintenanceDuty,
@@ -140,6 +140,7 @@ class Maintenance:
             portions,
             forced=forced,
             positions=positions,
+            known=KNOWN,
             observer=self._observer,
             monotonic_seconds=self._monotonic_seconds,
         )

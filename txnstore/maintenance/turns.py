@@ -9,7 +9,7 @@ import logging
 import math
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple, Protocol
@@ -140,6 +140,7 @@ def take_turn(
     lease_ms: int = LEASE_MS,
     forced: bool = False,
     positions: Mapping[str, str] | None = None,
+    known: Collection[str] | None = None,
     observer: MaintenanceObserver = NOBODY,
     monotonic_seconds: Callable[[], float] = time.monotonic,
 ) -> Turn:
@@ -148,6 +149,7 @@ def take_turn(
     Where somebody else has stopped, or failed, is nothing to go by for who is to do all of a duty: with `forced` each
     begins at its position in `positions`, or at the start.
     What fails is tried again where it was, after a pause, and keeps no other duty from being done.
+    What nobody has been at for long is forgotten, unless it is among the `known` duties, or these; None: nothing is.
 
     Raises:
         PermissionDenied: this role lacks a right, or row-level security shows it a part of the store.
@@ -168,7 +170,8 @@ def take_turn(
 
     def take(connection: Connection) -> list[DutyLease]:
         check_sees_store(store, connection, "what is old or done is still needed")
-        return leases.take(connection, settings_of, holder, lease_ms=lease_ms, forced=forced, known=by_name)
+        spared = None if known is None else {*known, *by_name}
+        return leases.take(connection, settings_of, holder, lease_ms=lease_ms, forced=forced, known=spared)
 
     taken = store.write(take, retry_timeout_ms=retry_timeout_ms)
     if forced:
