@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final
+
+_log = logging.getLogger(__name__)
 
 #: For how long a program that ends waits for what its threads do last.
 ENDING_SECONDS: Final = 0.25
@@ -73,9 +77,22 @@ class BackgroundThread:
         try:
             run()
         finally:
-            while (work := self._next_of_last()) is not None:
-                work()
-            _ending.discard(self)
+            try:
+                while (work := self._next_of_last()) is not None:
+                    self._do(work)
+            finally:
+                _ending.discard(self)
+
+    def _do(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except BaseException:  # noqa: BLE001 - whatever it was, the rest is done all the same
+            with contextlib.suppress(Exception):
+                _log.exception(
+                    "%s failed at what it was to do last",
+                    self.name,
+                    extra={"event": "background_work_failed", "client": self.name},
+                )
 
     def _next_of_last(self) -> Callable[[], object] | None:
         with self._lock:

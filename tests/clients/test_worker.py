@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import threading
 import weakref
 from concurrent.futures import CancelledError, Future, wait
@@ -12,6 +13,7 @@ import pytest
 
 from tests.clients.consumer.log_writer import eventually
 from tests.clients.moments import attempt, every_interrupt, is_no_moment_for_signals
+from txnstore import background_thread
 from txnstore.background_thread import BackgroundThread
 from txnstore.clients.worker import Worker
 
@@ -315,3 +317,33 @@ def test_a_thread_does_last_what_it_is_given_unless_it_has_ended_or_never_began(
     assert thread.close(PATIENCE_SECONDS)
     assert done == ["run", "first", True, "last"]
     assert not thread.do_last(lambda: done.append("too late"))
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError(), SystemExit()])
+def test_what_fails_at_the_end_of_a_thread_is_logged_and_the_rest_is_done(caplog, monkeypatch, error):
+    thread, goes_on = BackgroundThread("ending"), threading.Event()
+    done: list[str] = []
+
+    def run():
+        assert goes_on.wait(PATIENCE_SECONDS)
+
+    def fail():
+        raise error
+
+    def log(record):
+        if not done:
+            raise OSError("no room for logs")
+        return record
+
+    # A log that fails as well keeps nothing from being done.
+    monkeypatch.setattr(logging.getLogger("txnstore.background_thread"), "filter", log)
+    thread.start(run)
+    for work in (fail, lambda: done.append("second"), fail, lambda: done.append("last")):
+        assert thread.do_last(work)
+    goes_on.set()
+    assert thread.close(PATIENCE_SECONDS)
+    assert done == ["second", "last"]
+    assert [record.getMessage() for record in caplog.records] == ["ending failed at what it was to do last"]
+    # It has ended: the program does not wait for it, and nobody leaves anything to it.
+    assert thread not in background_thread._ending
+    assert not thread.do_last(fail)
