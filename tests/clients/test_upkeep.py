@@ -266,6 +266,17 @@ def test_a_process_looks_once_in_a_while_however_many_clients_it_has(
     assert len(looks) > before
 
 
+def test_a_client_that_is_dropped_without_a_thread_leaves_the_look_to_the_next_one(store, configuration, patient):
+    """One that has only asked what there is, say."""
+    consumer = Consumer({**configuration, "group.id": "g"})
+    consumer.list_topics()
+    del consumer
+    gc.collect()
+    assert count(store, transaction_log) == ENTRIES
+    write_one(configuration)
+    assert count(store, transaction_log) == 0
+
+
 @pytest.mark.parametrize("off", [False, "false"])
 def test_the_clients_part_can_be_turned_off(store, configuration, patient, off):
     write_one(configuration, **{"txnstore.maintenance": off})

@@ -231,7 +231,10 @@ class StoreConnection:
             finally:
                 self.close()
 
-        return do_last(end)
+        if not do_last(end):
+            self.upkeep.leave_to_others()
+            return False
+        return True
 
     def _refuse_if_closed(self) -> None:
         if self._closed:

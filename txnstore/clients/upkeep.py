@@ -125,6 +125,12 @@ class Upkeep:
             return None
         return partial(self._have_last_turn, cluster, do or _here)
 
+    def leave_to_others(self) -> None:
+        """Let the next client of this process look: there is no thread for the last turn that was asked for."""
+        cluster = self._opened()
+        if cluster is not None:
+            _next_looks.pop(self._key(cluster), None)
+
     # --- inside -------------------------------------------------------------------------------------------------------
 
     def _worker(self) -> Worker:
