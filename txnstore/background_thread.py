@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import logging
 import threading
 import time
@@ -13,7 +14,7 @@ from typing import Final
 
 _log = logging.getLogger(__name__)
 
-#: For how long a program that ends waits for what its threads do last.
+#: For how long a program that ends waits for what its threads do last, for all of them together.
 ENDING_SECONDS: Final = 0.25
 
 
@@ -104,11 +105,20 @@ class BackgroundThread:
 _ending: Final[set[BackgroundThread]] = set()
 
 
+def ending_left_seconds() -> float:
+    """Return for how long a program that ends still waits for what its threads do last, from the first call on."""
+    return max(0.0, _ends_at_seconds() - time.monotonic())
+
+
+@functools.cache
+def _ends_at_seconds() -> float:
+    return time.monotonic() + ENDING_SECONDS
+
+
 def _await_last() -> None:
-    until_seconds = time.monotonic() + ENDING_SECONDS
     # In a forked child none of its parent's runs, and none is waited for.
     for thread in _ending.copy():
-        thread.close(until_seconds - time.monotonic())
+        thread.close(ending_left_seconds())
 
 
 atexit.register(_await_last)

@@ -163,11 +163,10 @@ PROGRAM = """
 import os, sys, threading
 from txnstore import Producer, background_thread
 from txnstore.clients import upkeep
-from txnstore.clients.producer import thread
 from txnstore.maintenance import turns
 
 def wait_for(seconds):
-    upkeep.PARTING_TURN_SECONDS = thread.ENDING_SECONDS = background_thread.ENDING_SECONDS = seconds
+    upkeep.PARTING_TURN_SECONDS = background_thread.ENDING_SECONDS = seconds
 
 def write():
     producer = Producer({"bootstrap.servers": sys.argv[1]})
@@ -211,6 +210,33 @@ def test_so_do_programs_that_end_without_closing_theirs(url, of_old, program):
 @pytest.mark.parametrize("program", list(PROGRAMS.values())[:2], ids=list(PROGRAMS)[:2])
 def test_a_program_that_ends_waits_a_moment_whatever_the_database_does(url, of_old, program):
     run_program(url, f"turns.look_for_due = lambda *_: threading.Event().wait({2 * PATIENCE_SECONDS}); {program}")
+    assert count(of_old, transaction_log) == ENTRIES
+
+
+#: A program tells on its standard error if it waits for longer than for one.
+WAITS_FOR_ALL_TOGETHER = """
+close, waits = background_thread.BackgroundThread.close, []
+
+def note(thread, timeout_seconds):
+    # What tells readers of commits has a time of its own.
+    if thread.name.startswith("txnstore-producer-"):
+        waits.append(timeout_seconds)
+    if sum(waits) > 1.5 * background_thread.ENDING_SECONDS:
+        print("waits", waits, file=sys.stderr)
+    return close(thread, timeout_seconds)
+
+# Each as if it had a store of its own.
+upkeep.Upkeep._claim = lambda *_: True
+held = [write() for _ in range(3)]
+for _ in range(2):
+    write()
+background_thread.BackgroundThread.close = note
+"""
+
+
+def test_a_program_that_ends_waits_for_all_of_its_producers_together(url, of_old):
+    hang = f"turns.look_for_due = lambda *_: threading.Event().wait({2 * PATIENCE_SECONDS})\n"
+    run_program(url, hang + WAITS_FOR_ALL_TOGETHER)
     assert count(of_old, transaction_log) == ENTRIES
 
 

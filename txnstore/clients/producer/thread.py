@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from txnstore.background_thread import ENDING_SECONDS, BackgroundThread
+from txnstore.background_thread import BackgroundThread, ending_left_seconds
 from txnstore.backoff import Backoff
 from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_error_of, kafka_exception_of
 from txnstore.clients.overdue_help import end_overdue
@@ -499,7 +499,7 @@ def abandon(producer: Callable[[], object], thread: SenderThread, connection: St
     if count and is_collected:
         thread.do_last(partial(_tell, count))
     is_left = not count and connection.leave_to(partial(thread.do_last, is_awaited=is_collected))
-    thread.stop(ENDING_SECONDS if is_left and not is_collected else 0.0)
+    thread.stop(ending_left_seconds() if is_left and not is_collected else 0.0)
     if not (is_left and is_collected):
         connection.close(ABANDONED_SECONDS)
     if count and not is_collected:
