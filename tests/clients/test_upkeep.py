@@ -240,10 +240,22 @@ def test_a_program_that_ends_waits_for_all_of_its_producers_together(url, of_old
     assert count(of_old, transaction_log) == ENTRIES
 
 
+#: The turn of the one that was dropped goes on in the parent while the child ends.
+DURING_A_LAST_TURN = f"""
+looks = threading.Event()
+turns.look_for_due = lambda *_: looks.set() or threading.Event().wait({2 * PATIENCE_SECONDS})
+write()
+assert looks.wait({PATIENCE_SECONDS})
+assert background_thread._ending
+"""
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_child_of_a_fork_that_ends_leaves_that_to_its_parent(url, of_old):
-    program = "held = write()\nchild = os.fork()\nif child:\n    os._exit(os.waitpid(child, 0)[1])"
-    run_program(url, f"wait_for({PATIENCE_SECONDS})\n{program}")
+@pytest.mark.parametrize("before", ["held = write()", DURING_A_LAST_TURN], ids=["held", "during a last turn"])
+def test_a_child_of_a_fork_that_ends_leaves_that_to_its_parent(url, of_old, before):
+    program = f"{before}\nchild = os.fork()\nif child:\n    os._exit(os.waitpid(child, 0)[1])"
+    # A child that waits for its parent's threads does so for longer than anybody waits here for it.
+    run_program(url, f"wait_for({2 * PATIENCE_SECONDS})\n{program}")
     assert count(of_old, transaction_log) == ENTRIES
 
 
