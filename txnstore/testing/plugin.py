@@ -7,7 +7,6 @@ Fixtures begin with `txnstore_`, so that they meet no fixture of yours.
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import math
 import shutil
@@ -51,7 +50,9 @@ def pytest_configure() -> None:
     Before the tests are imported: each `@freeze_time` among them keeps the list of when it was made.
     """
     with suppress(ImportError, AttributeError):
-        importlib.import_module("freezegun").configure(extend_ignore_list=["txnstore."])
+        import freezegun
+
+        freezegun.configure(extend_ignore_list=["txnstore."])
 
 
 def pytest_report_header() -> str:

@@ -148,16 +148,25 @@ def test_no_call_of_the_next_transaction_outlives_a_refused_commit(
 
 @pytest.mark.parametrize("call", ["send_offsets_to_transaction", "transaction_token"])
 def test_a_call_that_waits_behind_a_refused_commit_fails_as_it_does(
-    ready, make_refused, hold_database, url, topic, call
+    ready, make_refused, hold_database, monkeypatch, url, topic, call
 ):
     refused = make_refused(ready, "passing")
+    submit, is_submitted = ready._thread.submit, threading.Event()
+
+    def submit_and_tell(job):
+        try:
+            return submit(job)
+        finally:
+            is_submitted.set()
+
     arguments = [[TopicPartition(topic, 0, 1)], NO_MEMBER] if call.startswith("send") else []
     with ThreadPoolExecutor() as threads:
         with hold_database(url):
             future = left(ready, refused, b"at fault")
             begun(ready, topic, b"next")
+            monkeypatch.setattr(ready._thread, "submit", submit_and_tell)
             calling = threads.submit(error_of, getattr(ready, call), *arguments)
-            eventually(lambda: calling.done() or not ready._thread.is_idle)
+            assert is_submitted.wait(PATIENCE_SECONDS)
         failure_of(future)
         assert calling.result(PATIENCE_SECONDS).code() == KafkaError.UNKNOWN_TOPIC_OR_PART
     ready.abort_transaction(PATIENCE_SECONDS)
