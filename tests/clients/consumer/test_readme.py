@@ -1,8 +1,9 @@
-"""The workers of the consumer's README take nothing twice and leave nothing out, also where a transaction fails."""
+"""The workers of the consumer's README take nothing twice and leave nothing out: after an error they are started again."""
 
 from __future__ import annotations
 
 import contextlib
+import threading
 from typing import Any
 
 import pytest
@@ -13,13 +14,25 @@ from tests.tools.readmes import TOP, blocks
 from txnstore import Consumer, KafkaError, KafkaException, Producer
 
 
-def run(heading, url):
+#: How long the server is at a commit whose connection is lost: the worker ends and is started again meanwhile.
+LATE_SECONDS = 1.0
+WORKER = "\nwith Consumer("
+"""Where the worker itself begins, behind what is made for it."""
+
+
+def run(heading, url, error):
+    """Run the program, which ends with the error, and start its worker again; return what it prints in all."""
     (program,) = (block for block in blocks(TOP / "txnstore/clients/consumer/README.md") if block.heading == heading)
     (line,) = (line for line in program.text.splitlines() if line.startswith("URL = "))
+    text = program.text.replace(line, f"URL = {url!r}")
     names: dict[str, Any] = {}
-    exec(compile(program.text.replace(line, f"URL = {url!r}"), "README.md", "exec"), names)
-    if "engine" in names:
-        names["engine"].dispose()
+    try:
+        with pytest.raises(error, match="tried"):
+            exec(compile(text, "README.md", "exec"), names)
+        exec(compile(text[text.index(WORKER) :], "README.md", "exec"), names)
+    finally:
+        if "engine" in names:
+            names["engine"].dispose()
     return program.printed
 
 
@@ -47,7 +60,7 @@ def fails(monkeypatch):
 def test_an_order_whose_transaction_is_aborted_is_invoiced_once(url, fails, capsys, call):
     refused = KafkaException(KafkaError(KafkaError.TRANSACTION_ABORTABLE, "tried", txn_requires_abort=True))
     calls = fails(Producer, call, refused)
-    printed = run("An exactly-once worker", url)
+    printed = run("An exactly-once worker", url, KafkaException)
     assert len(calls) == 4
     assert capsys.readouterr().out == printed
     assert values(read_to_end(url, "invoices")) == [b"3.00 EUR", b"4.50 EUR", b"2.50 EUR"]
@@ -56,22 +69,29 @@ def test_an_order_whose_transaction_is_aborted_is_invoiced_once(url, fails, caps
 def test_a_payment_whose_rows_are_rolled_back_is_added_once(url, fails, capsys):
     refused = KafkaException(KafkaError(KafkaError._TIMED_OUT, "tried"))
     calls = fails(Consumer, "commit", refused)
-    printed = run("A worker with tables of its own", url)
+    printed = run("A worker with tables of its own", url, KafkaException)
     assert len(calls) == 4
     assert capsys.readouterr().out == printed
 
 
 def test_a_payment_of_which_nobody_knows_whether_its_commit_came_about_is_added_once(url, capsys, monkeypatch):
-    begun = []
+    """Its connection is lost in the commit, which the server goes on with: the worker that comes next waits for it."""
+    begun, late = [], []
 
     class LosesAnAnswer(sqlalchemy.Engine):
         @contextlib.contextmanager
         def begin(self):
-            with super().begin() as connection:
-                yield connection
-            begun.append(connection)
-            if len(begun) == 3:
-                raise sqlalchemy.exc.OperationalError("COMMIT", {}, Exception("tried"))
+            begun.append(self)
+            if len(begun) != 3:
+                with super().begin() as connection:
+                    yield connection
+                return
+            connection = self.connect()
+            connection.begin()
+            yield connection
+            late.append(threading.Timer(LATE_SECONDS, lambda: (connection.commit(), connection.close())))
+            late[0].start()
+            raise sqlalchemy.exc.OperationalError("COMMIT", {}, Exception("tried"))
 
     def create_engine(address):
         engine = made(address)
@@ -80,6 +100,10 @@ def test_a_payment_of_which_nobody_knows_whether_its_commit_came_about_is_added_
 
     made = sqlalchemy.create_engine
     monkeypatch.setattr(sqlalchemy, "create_engine", create_engine)
-    printed = run("A worker with tables of its own", url)
+    try:
+        printed = run("A worker with tables of its own", url, sqlalchemy.exc.OperationalError)
+    finally:
+        for timer in late:
+            timer.join()
     assert len(begun) == 4
     assert capsys.readouterr().out == printed

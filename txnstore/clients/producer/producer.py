@@ -430,8 +430,9 @@ class Producer(OfOneProcess):
     def abort_transaction(self, timeout: float = -1) -> None:
         """Abort: records that wait are given up (`_PURGE_QUEUE`), and nobody sees the others as committed.
 
-        A consumer whose offsets the transaction held does not go back: `seek()` it to what its group has committed, or
-        the next transaction's offsets pass over what was aborted.
+        A consumer whose offsets the transaction held does not go back, and the next transaction's offsets would pass
+        over what was aborted: close it and open another, or, in offset order, `seek()` to the first record of each
+        partition that was handed out in the transaction, and nowhere else.
 
         Raises:
             KafkaException: `_TIMED_OUT` (retriable: call again to resume), or fatal.
