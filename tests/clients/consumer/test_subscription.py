@@ -461,6 +461,54 @@ def test_what_is_given_back_comes_again_or_the_partition_made_anew_from_where_it
         assert [position.position for position in subscription.to_read(0.0)] == [5]
 
 
+@pytest.mark.parametrize("call", ["poll", "consume"])
+@pytest.mark.parametrize("comes_again", [False, True])
+def test_what_is_given_back_of_a_deleted_partition_passes_over_nothing_of_the_one_made_anew(make, call, comes_again):
+    """It has begun anew already, and its offsets are low; a record of its own may have gone back a moment before."""
+    subscription = make()
+    subscription.add("t", 0, 3)
+    subscription.resolved(subscription.to_resolve(0.0)[0], 3, partition_id=1)
+    fill(subscription, 0, chunk(3, 9), next_offset=10)
+    gathered = []
+    if call == "consume":
+        subscription.withhold(gathered)
+        subscription.take(gathered, 2)
+    else:
+        gathered.append(subscription.next_message())
+    (position,) = subscription.to_read(0.0)
+    subscription.recreated(position)
+    subscription.resolved(subscription.to_resolve(0.0)[0], 0, partition_id=2)
+    if comes_again and call == "consume":
+        fill(subscription, 0, chunk(0, 2), next_offset=3)
+        subscription.take(gathered, 1)
+        assert offsets(gathered) == [0]
+    subscription.give_back(gathered)
+    positions = [*subscription.to_read(0.0), *subscription.to_resolve(0.0)]
+    assert [position.position for position in positions] == [0]
+    assert subscription.find("t", 0).stored <= 0
+
+
+def test_what_goes_back_in_a_partition_made_anew_does_so_however_often_that_is_interrupted(make, monkeypatch):
+    subscription = make(0)
+    partition = subscription.find("t", 0)
+    subscription._begin_anew(partition)
+    subscription.resolved(subscription.to_resolve(0.0)[0], 0)
+    fill(subscription, 0, chunk(0, 2), next_offset=3)
+    message = subscription.next_message()
+    assert partition.stored == 1
+
+    def interrupted(partition):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subscription, "_forgive", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            subscription.give_back([message])
+    subscription.give_back([message])
+    assert [position.position for position in subscription.to_resolve(0.0)] == [0]
+    assert partition.stored == 0
+
+
 def test_what_is_paused_keeps_no_more_than_its_first_records_once_all_is_twice_as_much_as_is_read_ahead(make):
     subscription = make(0, 1, 2, records_low=10, reports_eof=True)
     fill(subscription, 0, chunk(0, 3), chunk(4, 7, next_offset=9), next_offset=9)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -143,6 +143,18 @@ class AssignedPartition:
             # Where it goes on, or has gone back, it is told anew; an interrupt may come twice.
             if is_so and self.chunk is None and all(waiting is not event for waiting in self.waiting):
                 self.waiting.appendleft(event)
+
+    def drop_from(self, gathered: Iterable[tuple[list[Message], dict[AssignedPartition, int]]]) -> None:
+        """Drop its records from what calls under way have gathered: they are not stored, nor given back.
+
+        They are its next owner's, or of a partition that was deleted.
+        """
+        for messages, begins in gathered:
+            if begins.pop(self, None) is not None:
+                # Another thread adds what it is told meanwhile.
+                end = len(messages)
+                kept = [it for it in messages[:end] if (it.topic(), it.partition()) != (self.topic, self.number)]
+                messages[:end] = kept
 
     @property
     def head(self) -> Chunk | None:

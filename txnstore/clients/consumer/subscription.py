@@ -130,11 +130,7 @@ class Subscription:
             del self._partitions[topic, number]
             self._arrange(partition)
             self.withheld.discard(partition)
-            for messages, begins in self.gathered.values():
-                if begins.pop(partition, None) is not None:
-                    # Its next owner gets them: they are not stored. Another thread adds what it is told meanwhile.
-                    end = len(messages)
-                    messages[:end] = [it for it in messages[:end] if (it.topic(), it.partition()) != (topic, number)]
+            partition.drop_from(self.gathered.values())
         return partition
 
     def clear(self) -> list[AssignedPartition]:
@@ -148,13 +144,13 @@ class Subscription:
         partition.is_recreated = False
         self._seek(partition, position)
 
-    def _seek(self, partition: AssignedPartition, position: int) -> None:
+    def _seek(self, partition: AssignedPartition, position: int, *, goes_back: bool = False) -> None:
         self._announced = None
         self._order.start_over()
         self._drop_buffer(partition)
         # No interrupt comes between these: what was dropped is read again, or left for good.
         partition.start = position
-        partition.has_fallen_behind = False
+        partition.has_fallen_behind = goes_back
         partition.stored_offset = partition.last_commit = partition.eof_reported_at = None
         partition.known_position = OFFSET_INVALID
         partition.is_unknown = True
@@ -345,14 +341,15 @@ class Subscription:
 
     def _go_back_to(self, begins: Mapping[AssignedPartition, int]) -> None:
         for partition, position in begins.items():
-            self._go_back(partition, position)
+            # Else it is of the deleted one: the one made anew, where it has begun, has handed out nothing yet.
+            if partition.has_fallen_behind or not partition.is_unread:
+                self._go_back(partition, position)
         for partition in self:
             # An interrupt may have come before it had its next turn.
             self._arrange(partition)
 
     def _go_back(self, partition: AssignedPartition, position: int) -> None:
-        self._seek(partition, position)
-        partition.has_fallen_behind = True
+        self._seek(partition, position, goes_back=True)
         if self._stores_offsets:
             partition.stored = min(partition.stored, position)
         # One that was made anew is unread until it hands something out again.
@@ -596,6 +593,7 @@ class Subscription:
 
     def _begin_anew(self, partition: AssignedPartition) -> None:
         self.seek(partition, OFFSET_STORED)
+        partition.drop_from(self.gathered.values())
         partition.partition_id = partition.bounds = None
         partition.is_recreated = True
         partition.stored = partition.committed = OFFSET_INVALID
