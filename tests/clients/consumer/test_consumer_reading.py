@@ -252,25 +252,6 @@ def with_records(log, count, *changes):
 
 
 @pytest.mark.parametrize("reset", ["earliest", "latest"])
-def test_that_latest_passes_over_records_of_an_added_partition_is_logged(log, make_consumer, resets, reset):
-    log.topic("t", 1)
-    log.write("t", 0, b"old")
-    ends = {"enable.partition.eof": True, "fetch.wait.max.ms": 10, "auto.offset.reset": reset}
-    consumer = make_consumer({"topic.metadata.refresh.interval.ms": 100, "enable.auto.commit": False, **ends})
-    consumer.subscribe(["t"])
-    until_end(consumer, 0, 1)
-    # At first that is what `latest` is for, as often as the partition comes.
-    with_records(log, 2, lambda connection: grow_topic(connection, "t", partition_count=2))
-    until_end(consumer, 1, 2)
-    expected = [("WARNING", "readers", "t", 1, 0, 2)] if reset == "latest" else []
-    assert resets() == expected
-    # Where nothing is passed over there is nothing to tell.
-    log.grow("t", 3)
-    until_end(consumer, 2, 0)
-    assert resets() == expected
-
-
-@pytest.mark.parametrize("reset", ["earliest", "latest"])
 def test_that_latest_passes_over_records_of_a_partition_made_anew_is_logged(log, assigned, resets, reset):
     log.topic()
     log.write("t", 0, b"old")

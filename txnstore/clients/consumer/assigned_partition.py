@@ -46,7 +46,6 @@ class AssignedPartition:
         "eof_reported_at",
         "fetch_position",
         "has_fallen_behind",
-        "is_additional",
         "is_at_end",
         "is_hungry",
         "is_ready",
@@ -88,10 +87,8 @@ class AssignedPartition:
         """The number of the database that holds it; None: not looked up, or not needed because there is only one."""
         self.partition_id: int | None = None
         """What these offsets belong to; None: not looked up. A topic that is recreated gets other partitions."""
-        self.is_recreated = self.is_additional = False
-        """Whether it replaces one that was deleted, and the application has not said since where to read it.
-
-        And whether it is the first time that it is assigned, and others of its topic were before."""
+        self.is_recreated = False
+        """Whether it replaces one that was deleted, and the application has not said since where to read it."""
         self.version = 0
         self.paused_by = frozenset[str]()
         self.fetch_position = self.committed = OFFSET_INVALID

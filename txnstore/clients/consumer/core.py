@@ -165,8 +165,8 @@ class ConsumerCore:
         """Whether it has changed the assignment in the callback that is served, so that nothing else has to."""
         self.is_assigned_alone = False
         """Whether the assignment was made after unsubscribe(): what the group takes back is no longer there."""
-        self._ever_assigned: dict[str, set[int]] = {}
-        """The partitions that were ever assigned, by topic."""
+        self._assigned_topics: set[str] = set()
+        """The topics of which a partition was ever assigned."""
         self._assigned_alone: set[PartitionName] = set()
         """What the application has assigned since the consumer was last given something by its group."""
         self.is_losing = False
@@ -223,19 +223,16 @@ class ConsumerCore:
 
     def code_of_unassigned(self, partition: TopicPartition) -> int:
         """Return why nothing is done with a partition that is not assigned, or not the one any more that was read."""
-        is_in_use = partition.topic in self._ever_assigned and self.find(partition) is None
+        is_in_use = partition.topic in self._assigned_topics and self.find(partition) is None
         return KafkaError._STATE if is_in_use else KafkaError._UNKNOWN_PARTITION
 
     def add(self, partitions: Iterable[TopicPartition]) -> None:
         """Read these partitions as well, from their offsets on; from committed ones once own commits are done."""
         committing, waiting = self.commits.under_way, list[AssignedPartition]()
-        known = {topic: frozenset(numbers) for topic, numbers in self._ever_assigned.items()}
         for partition in partitions:
-            self._ever_assigned.setdefault(partition.topic, set()).add(partition.partition)
+            self._assigned_topics.add(partition.topic)
             self.subscription.add(partition.topic, partition.partition, self.options.positions.of(partition))
             added = self.find(partition)
-            if added is not None:
-                added.is_additional = partition.partition not in known.get(partition.topic, {partition.partition})
             if committing is not None and added is not None and added.start == OFFSET_STORED:
                 added.retry_at = math.inf
                 waiting.append(added)

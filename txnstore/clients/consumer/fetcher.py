@@ -635,12 +635,11 @@ class OutboxHelp:
 
 
 def _is_reset(outcome: StartResolved) -> bool:
-    """Return whether the partition, which waits for it, goes on elsewhere than it was to, or is new and begins late."""
+    """Return whether the partition, which waits for it, goes on elsewhere than it was to, or is another and begins late."""
     partition = outcome.position.partition
     if not partition.is_current(outcome.position) or partition.start is None:
         return False
-    begins_late = outcome.passed_over_from is not None and (partition.is_additional or partition.is_recreated)
-    return outcome.reset_from is not None or begins_late
+    return outcome.reset_from is not None or (outcome.passed_over_from is not None and partition.is_recreated)
 
 
 def _look(store: Store) -> None:
