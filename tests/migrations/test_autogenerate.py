@@ -135,6 +135,19 @@ def test_the_hook_knows_a_store_among_the_tables_of_the_application(txnstore_pos
         server.drop_database("hook_public")
 
 
+@pytest.mark.slow_but_first
+@pytest.mark.parametrize("txnstore_empty_url", ["postgresql"], indirect=True)  # SQLite has no schemas.
+def test_the_hook_hides_what_a_newer_version_has_in_its_schema(txnstore_empty_url, engine, application):
+    application.create_all(engine)
+    open_store(txnstore_empty_url).close()
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE txnstore.of_a_newer_version (id integer)"))
+    options = {"include_schemas": True}
+    assert proposals(engine, application, include_name=include_name, **options) == []
+    shared = functools.partial(include_name, is_shared=True)
+    assert proposals(engine, application, include_name=shared, **options) == ["remove_table of_a_newer_version"]
+
+
 @pytest.mark.slow
 def test_the_hook_knows_a_schema_of_another_name(txnstore_postgres_server, application):
     server = txnstore_postgres_server
@@ -161,7 +174,7 @@ def test_the_hook_shows_the_changes_of_an_application_whose_tables_are_in_the_sc
     application = MetaData(schema="shop")
     Table("orders", application, Column("id", Integer, primary_key=True), Column("name", Text, index=True))
     config = environment(tmp_path, server.url("hook_own"), application)
-    config.attributes["include_name"] = functools.partial(include_name, schema="shop")
+    config.attributes["include_name"] = functools.partial(include_name, schema="shop", is_shared=True)
     engine = create_engine(server.url("hook_own"))
     try:
         open_store(server.url("hook_own"), schema="shop").close()

@@ -93,20 +93,25 @@ def upgrade_sql(*, kind: str, schema: str = DEFAULT_SCHEMA, from_version: int = 
 
 
 def include_name(
-    name: str | None, type_: str, parent_names: dict[str, str | None], *, schema: str = DEFAULT_SCHEMA
+    name: str | None,
+    type_: str,
+    parent_names: dict[str, str | None],
+    *,
+    schema: str = DEFAULT_SCHEMA,
+    is_shared: bool = False,
 ) -> bool:
     """Tell the application's own Alembic which names are its own: pass this as `include_name` to `configure`.
 
     With it, autogenerate neither drops nor changes the tables of txnstore.  For a PostgreSQL schema of another name
-    use `functools.partial(include_name, schema=...)`, also if the application's own tables are in that schema, or the
-    search_path leads there.
+    use `functools.partial(include_name, schema=...)`, also if the search_path leads there.  The schema is hidden as a
+    whole unless it `is_shared`, which says that the application's own tables are in it as well: then all is the
+    application's that this version of txnstore does not know, also what a newer one has made.
     """
     if type_ == "schema":
-        # The application's own tables may be in ours as well.
-        return True
+        return is_shared or name != schema
     table = name if type_ == "table" else parent_names.get("table_name")
     if parent_names.get("schema_name") == schema:
-        return table not in _our_tables()
+        return is_shared and table not in _our_tables()
     if table is not None and parent_names.get("schema_name") is None and table in _our_tables():
         # Alembic names no schema of what the connection finds by its search_path: it may be the application's as well.
         return _schema_by_path(table) != schema
