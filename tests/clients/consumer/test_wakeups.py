@@ -16,6 +16,7 @@ from tests.clients.consumer.log_writer import PATIENCE_SECONDS, eventually
 from tests.clients.membership.steps import RARE_HEARTBEATS
 from txnstore import TopicPartition
 from txnstore.clients.consumer import core, fetcher, subscription
+from txnstore.clients.consumer.assigned_partition import RETRY_FIRST_SECONDS, FetchPosition
 from txnstore.clients.consumer.reader import PartitionFailed, PartitionReader
 from txnstore.db.postgresql import connections as postgresql_connections
 from txnstore.db.sqlite import waiter as sqlite_waiter
@@ -219,9 +220,14 @@ def order(monkeypatch):
     return happened
 
 
-def test_a_call_that_waits_takes_what_has_come_before_the_thread_goes_on(log, waiting, order):
-    log.topic()
-    consumer = waiting()
+@pytest.mark.parametrize("has_failed", [False, True])
+def test_a_call_that_waits_takes_what_has_come_before_the_thread_goes_on(log, waiting, order, has_failed):
+    """Of what cannot be read, and is not tried for now, there is no more to read."""
+    log.topic("t", 2)
+    consumer = waiting(numbers=(0, 1))
+    if has_failed:
+        failed = consumer._core.subscription.find("t", 1)
+        failed.retry_at, failed.is_at_end = math.inf, False
     with ThreadPoolExecutor(1) as pool:
         for _ in range(5):
             call = pool.submit(consumer.poll, PATIENCE_SECONDS)
@@ -232,6 +238,21 @@ def test_a_call_that_waits_takes_what_has_come_before_the_thread_goes_on(log, wa
             assert "call" in order
             last_found = len(order) - order[::-1].index("found")
             assert order[last_found] == "call"
+
+
+def test_where_trouble_lasts_that_is_not_told_of_the_partition_it_is_tried_ever_more_rarely(log, waiting):
+    log.topic()
+    fetching = SimpleNamespace(_subscription=waiting()._core.subscription)
+    (partition,) = fetching._subscription
+    for trouble, pauses in ((StoreUnavailable("away"), [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]), (None, [0.1, 0.1])):
+        partition.retry_seconds = RETRY_FIRST_SECONDS
+        found = []
+        for _ in pauses:
+            position = FetchPosition(partition, partition.version, 1)
+            failed = PartitionFailed(position, None, trouble=trouble)
+            fetcher.FetchThread._apply_one(fetching, failed, 0.0, brought_nothing=True)
+            found.append(partition.retry_at)
+        assert found == pauses
 
 
 def test_a_thread_that_nobody_waits_for_goes_on(log, waiting, order):

@@ -16,6 +16,8 @@ from txnstore.log.bounds import Bounds
 
 #: The first pause before a partition that cannot be read is tried again; the time is the caller's: it is no `Backoff`.
 RETRY_FIRST_SECONDS: Final = 0.1
+#: The longest one.
+RETRY_LAST_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,10 @@ class AssignedPartition:
     def is_current(self, position: FetchPosition) -> bool:
         """Return whether what was read at the position still counts."""
         return self.version == position.version
+
+    def wait_longer(self) -> None:
+        """Let the pause after the next failure be twice as long, up to the longest one."""
+        self.retry_seconds = min(self.retry_seconds * 2, RETRY_LAST_SECONDS)
 
     def put_back(self, events: Sequence[Message]) -> None:
         """Tell again what did not reach the application of this partition, if it is so still."""

@@ -527,7 +527,9 @@ class FetchThread:
 
         What this thread does next would keep the interpreter from it.
         """
-        if self._fetcher.is_awaited() and all(partition.is_at_end for partition in self._subscription):
+        # What has failed is not read before its time.
+        now = time.monotonic()
+        if self._fetcher.is_awaited() and all(one.is_at_end or one.retry_at > now for one in self._subscription):
             self._wanted.wait(LET_GO_FIRST_SECONDS)
 
     def _apply_one(self, outcome: ReadOutcome, now: float, *, brought_nothing: bool) -> None:
@@ -550,6 +552,8 @@ class FetchThread:
             subscription.stop(position, outcome.error, now, offset=outcome.offset)
         else:
             subscription.fail(position, outcome.error, now, offset=outcome.offset)
+            if outcome.trouble is not None and position.partition.is_current(position):
+                position.partition.wait_longer()
 
     def _failed(self, error: Exception) -> None:
         """Tell the application, and try again after a while."""

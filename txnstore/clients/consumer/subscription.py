@@ -16,6 +16,7 @@ from typing import Final
 from txnstore import bulk
 from txnstore.clients.consumer.assigned_partition import (
     RETRY_FIRST_SECONDS,
+    RETRY_LAST_SECONDS,
     AssignedPartition,
     FetchPosition,
     Wanted,
@@ -32,8 +33,6 @@ from txnstore.deadline import to_its_end
 from txnstore.errors import CorruptBatch, TxnStoreError, UnsupportedCompression
 from txnstore.log.bounds import Bounds
 
-#: The longest pause before a partition that cannot be read is tried again.
-RETRY_LAST_SECONDS: Final = 2.0
 #: An error that persists is reported again after this long.
 REPORT_AGAIN_SECONDS: Final = 30.0
 
@@ -576,7 +575,7 @@ class Subscription:
         partition.retry_at = now + partition.retry_seconds
         partition.is_at_end = False
         if error is not None:
-            partition.retry_seconds = min(partition.retry_seconds * 2, RETRY_LAST_SECONDS)
+            partition.wait_longer()
             self._report(partition, error, now, offset)
         self._arrange(partition)
 
