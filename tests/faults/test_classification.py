@@ -302,6 +302,14 @@ def test_each_reason_for_no_connection_is_known_in_its_place(text, kind):
             f"failed: Failures:\n- host: 'b': {ASKED}Connection refused\n- host: 'b': {ASKED}timeout expired",
             "(db:5432: refused)",
         ),
+        (
+            (
+                'connection to server at "::1", port 5432 failed: Connection refused\n'
+                'connection to server at "b" (10.0.0.2), port 5433 failed: timeout expired\n'
+                'connection to server at "c", port 5434 failed: something else'
+            ),
+            "([::1]:5432: refused, b:5433: no answer in time, c:5434)",
+        ),
     ],
 )
 def test_who_gets_no_connection_is_told_where_and_why(text, told):

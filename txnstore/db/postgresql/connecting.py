@@ -100,26 +100,33 @@ def connecting_error(told: str) -> TxnStoreError:
     """
     lines = told.splitlines()
     reasons = [_reason(line) for number, line in enumerate(lines) if not number or _ASKED.match(line)]
-    where = _where(lines)
+    asked = _asked(lines)
     for pattern, kind, message in CONNECTION_ERRORS:
         if any((re.match if is_servers else re.search)(pattern, reason) for reason, is_servers in reasons):
             name = next((f" {found['name']}" for line in lines if (found := _NO_DATABASE.match(line))), " of this name")
-            return kind(message.format(name=name) + (f" ({where})" if where else ""))
-    for pattern, why in _NO_ANSWER:
-        if any(re.search(pattern, reason) for reason, is_servers in reasons if not is_servers):
-            where = f"{where}: {why}" if where else why
-            break
+            return kind(message.format(name=name) + (f" ({', '.join(asked)})" if asked else ""))
+    told_why = [f"{place}: {why}" if why else place for place, why in asked.items()]
+    where = ", ".join(told_why) or next((why for reason in reasons if (why := _no_answer(*reason))), "")
     return StoreUnavailable(_UNREACHABLE + (f" ({where})" if where else ""))
 
 
-def _where(lines: list[str]) -> str:
-    """Return who was asked, host and port or the path of a socket, each once."""
-    asked = (_ASKED.match(line) or _NOT_FOUND.match(line) for line in lines)
-    places = (found.groupdict() for found in asked if found is not None)
-    named = (
-        f"{place['host']}:{place['port']}" if place.get("port") else place["host"] for place in places if place["host"]
-    )
-    return ", ".join(dict.fromkeys(named))
+def _asked(lines: list[str]) -> dict[str, str]:
+    """Return who was asked, host and port or the path of a socket, each once, and why there was no answer, if known."""
+    asked: dict[str, str] = {}
+    for line in lines:
+        found = _ASKED.match(line) or _NOT_FOUND.match(line)
+        place = {} if found is None else found.groupdict()
+        host, port = place.get("host"), place.get("port")
+        if host and port:
+            host = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        if host:
+            asked.setdefault(host, _no_answer(*_reason(line)))
+    return asked
+
+
+def _no_answer(reason: str, is_servers: bool) -> str:
+    """Return why there was no answer, or nothing if that is not known, or the server has said it."""
+    return "" if is_servers else next((why for pattern, why in _NO_ANSWER if re.search(pattern, reason)), "")
 
 
 def _reason(line: str) -> tuple[str, bool]:
