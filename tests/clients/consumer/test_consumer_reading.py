@@ -18,7 +18,7 @@ from txnstore.log.codec import encode
 from txnstore.log.deleting import advance_log_start
 from txnstore.log.fetch import fetch
 from txnstore.log.news import read_news
-from txnstore.log.topics import create_topic, delete_topic, find_topics, grow_topic
+from txnstore.log.topics import create_topic, delete_topic, find_topics
 from txnstore.model import Record
 
 

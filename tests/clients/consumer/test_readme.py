@@ -1,4 +1,4 @@
-"""The workers of the consumer's README take nothing twice and leave nothing out: after an error they are started again."""
+"""The workers of the consumer's README take nothing twice and leave nothing out, also where an error ends them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import sqlalchemy
 from tests.clients.steps import read_to_end, values
 from tests.tools.readmes import TOP, blocks
 from txnstore import Consumer, KafkaError, KafkaException, Producer
-
 
 #: How long the server is at a commit whose connection is lost: the worker ends and is started again meanwhile.
 LATE_SECONDS = 1.0
@@ -89,7 +88,12 @@ def test_a_payment_of_which_nobody_knows_whether_its_commit_came_about_is_added_
             connection = self.connect()
             connection.begin()
             yield connection
-            late.append(threading.Timer(LATE_SECONDS, lambda: (connection.commit(), connection.close())))
+
+            def commit():
+                with connection:
+                    connection.commit()
+
+            late.append(threading.Timer(LATE_SECONDS, commit))
             late[0].start()
             raise sqlalchemy.exc.OperationalError("COMMIT", {}, Exception("tried"))
 

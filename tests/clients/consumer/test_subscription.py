@@ -464,12 +464,12 @@ def test_what_is_given_back_comes_again_or_the_partition_made_anew_from_where_it
 @pytest.mark.parametrize("call", ["poll", "consume"])
 @pytest.mark.parametrize("comes_again", [False, True])
 def test_what_is_given_back_of_a_deleted_partition_passes_over_nothing_of_the_one_made_anew(make, call, comes_again):
-    """It has begun anew already, and its offsets are low; a record of its own may have gone back a moment before."""
+    """It has begun anew already, and its offsets are low; the call may have gathered a record of it as well."""
     subscription = make()
     subscription.add("t", 0, 3)
     subscription.resolved(subscription.to_resolve(0.0)[0], 3, partition_id=1)
     fill(subscription, 0, chunk(3, 9), next_offset=10)
-    gathered = []
+    gathered: list = []
     if call == "consume":
         subscription.withhold(gathered)
         subscription.take(gathered, 2)

@@ -9,6 +9,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -242,7 +243,7 @@ def test_a_call_that_waits_takes_what_has_come_before_the_thread_goes_on(log, wa
 
 def test_where_trouble_lasts_that_is_not_told_of_the_partition_it_is_tried_ever_more_rarely(log, waiting):
     log.topic()
-    fetching = SimpleNamespace(_subscription=waiting()._core.subscription)
+    fetching: Any = SimpleNamespace(_subscription=waiting()._core.subscription)
     (partition,) = fetching._subscription
     for trouble, pauses in ((StoreUnavailable("away"), [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]), (None, [0.1, 0.1])):
         partition.retry_seconds = RETRY_FIRST_SECONDS

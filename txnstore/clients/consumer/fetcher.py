@@ -639,7 +639,7 @@ class OutboxHelp:
 
 
 def _is_reset(outcome: StartResolved) -> bool:
-    """Return whether the partition, which waits for it, goes on elsewhere than it was to, or is another and begins late."""
+    """Return whether the partition, which waits for it, goes on elsewhere than it was to, or another begins late."""
     partition = outcome.position.partition
     if not partition.is_current(outcome.position) or partition.start is None:
         return False
