@@ -39,7 +39,14 @@ class TimestampType(enum.IntEnum):
     """The store's clock at the append."""
 
 
-class IsolationLevel(enum.Enum):
+class OrderedEnum(enum.Enum):
+    """An enumeration whose members are ordered by their numbers, which are Kafka's."""
+
+    def __lt__(self, other: object) -> bool:
+        return bool(self.value < other.value) if isinstance(other, type(self)) else NotImplemented
+
+
+class IsolationLevel(OrderedEnum):
     """What a reader may see; Kafka's numbers."""
 
     READ_UNCOMMITTED = 0
@@ -47,10 +54,6 @@ class IsolationLevel(enum.Enum):
 
     READ_COMMITTED = 1
     """Only what was committed, up to the last stable offset."""
-
-    def __lt__(self, other: object) -> bool:
-        """Order them by their numbers, as confluent_kafka's are."""
-        return bool(self.value < other.value) if isinstance(other, IsolationLevel) else NotImplemented
 
 
 class ControlType(enum.IntEnum):

@@ -13,8 +13,9 @@ from typing import Any, Final, TypeVar
 from txnstore.clients.admin.configs import ResourceType
 from txnstore.clients.admin.groups import member_of
 from txnstore.clients.model.errors import KafkaError, KafkaException
-from txnstore.clients.model.metadata import ElectionType, OrderedEnum
+from txnstore.clients.model.metadata import ElectionType
 from txnstore.clients.model.topic_partition import TopicPartition
+from txnstore.model import OrderedEnum
 
 Item = TypeVar("Item")
 

@@ -6,14 +6,13 @@ The database plays the whole cluster: there is one broker, number 0, which leads
 from __future__ import annotations
 
 import base64
-import enum
 import operator
 from collections.abc import Sequence
 from typing import Final, SupportsIndex
 
 from txnstore.clients.model.errors import KafkaError
 from txnstore.clients.model.topic_partition import TopicPartition
-from txnstore.model import IsolationLevel
+from txnstore.model import IsolationLevel, OrderedEnum
 
 __all__ = [
     "BrokerMetadata",
@@ -242,13 +241,6 @@ class Uuid:
         if not isinstance(other, Uuid):
             return NotImplemented
         return (self._most, self._least) == (other._most, other._least)
-
-
-class OrderedEnum(enum.Enum):
-    """An enumeration whose members are ordered by their numbers, which are Kafka's."""
-
-    def __lt__(self, other: object) -> bool:
-        return bool(self.value < other.value) if isinstance(other, type(self)) else NotImplemented
 
 
 class ConsumerGroupState(OrderedEnum):
