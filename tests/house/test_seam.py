@@ -12,11 +12,12 @@ from tests.tools.readmes import TOP
 PACKAGE = TOP / "txnstore"
 BEHIND_THE_SEAM = {"db/sqlite", "db/postgresql"}
 KINDS = {"sqlite", "postgresql"}
+NAMES_A_KIND = re.compile("|".join(f"[\"']{kind}[\"']" for kind in sorted(KINDS)))
 
 
 def asks_for_the_kind(source: str) -> bool:
     """Return whether something is compared with the name of a kind of database, or is for one dialect alone."""
-    return any(
+    return NAMES_A_KIND.search(source) is not None and any(
         isinstance(value, ast.Constant) and value.value in KINDS
         for node in ast.walk(ast.parse(source))
         for value in compared(node)
