@@ -36,6 +36,7 @@ def test_a_topic_goes_into_a_file_and_back(run, filled, tmp_path):
     assert run("consume", "again").out == "a\nb\nc\n"
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("kind", ["fifo", "link", "dangling link", "folder"])
 def test_what_is_no_regular_file_is_not_replaced(run, filled, tmp_path, kind):
     path, target = tmp_path / "there", tmp_path / "target"
@@ -57,6 +58,7 @@ def test_what_is_no_regular_file_is_not_replaced(run, filled, tmp_path, kind):
     assert list(tmp_path.glob(".*.part")) == []
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("has_links", [True, False])
 @pytest.mark.parametrize("force", [True, False])
 def test_a_file_that_appears_meanwhile_is_replaced_only_if_that_was_asked_for(
@@ -97,6 +99,7 @@ def test_a_new_topic_that_keeps_old_records_for_ever_is_told_of(run, filled, tmp
     assert (ended.code, "txnstore topics alter old --config retention.ms=-1" in ended.err) == (1, True)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), KafkaException(KafkaError(KafkaError._TRANSPORT))])
 def test_a_load_that_is_broken_off_says_as_well_what_its_new_topic_keeps(run, filled, tmp_path, monkeypatch, error):
     def fail(*_):

@@ -154,6 +154,7 @@ def test_what_stops_it_behind_its_end_says_nothing_of_what_is_closed(txnstore, u
     assert (ended.code, "open yet" in ended.err) == (130, False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", [0, 1], ids=["from", "to"])
 @pytest.mark.parametrize("step", ["_leave", "_open"], ids=["closed", "gone"])
 def test_a_store_that_moves_and_seems_to_be_in_another_place_is_adopted_by_nobody(
@@ -234,6 +235,7 @@ def test_who_cannot_ask_the_target_says_that_it_is_perhaps_not_open(txnstore, ur
     assert (ended.code, f"{parse_url(urls[1])} is perhaps not open yet" in ended.err) == (75, True), ended.err
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(("schema", "options"), [("txnstore", ""), ("ours", ""), ("txnstore", "?application_name=us")])
 def test_what_opens_the_source_again_is_named_whole(
     txnstore, txnstore_empty_url, tmp_path, monkeypatch, schema, options
@@ -254,6 +256,7 @@ def test_what_opens_the_source_again_is_named_whole(
     assert txnstore("copy", "--cancel", url, "--schema", schema).out.endswith(": open again\n")
 
 
+@pytest.mark.slow
 def test_roles_that_may_not_use_the_target_yet_are_named(txnstore, txnstore_postgresql_url):
     url = txnstore_postgresql_url
     grant = ("roles", "grant", "producer", "pg_monitor", "--topic", "orders*", "--apply", "--url", url)
@@ -266,6 +269,7 @@ def test_roles_that_may_not_use_the_target_yet_are_named(txnstore, txnstore_post
             assert txnstore(*grant, "--schema", "second").code == 0
 
 
+@pytest.mark.slow
 def test_the_owner_of_the_source_is_named_where_the_targets_is_another_one(txnstore, txnstore_postgresql_url):
     url = txnstore_postgresql_url
     owner = parse_url(url).url.username

@@ -312,6 +312,7 @@ def test_a_mistake_of_ours_ends_no_thread_of_the_maintenance(url, monkeypatch, c
     assert all("it goes on" in record.getMessage() for record in failed)
 
 
+@pytest.mark.slow
 def test_it_ends_once_the_store_has_moved(txnstore, txnstore_sqlite_url, tmp_path, monkeypatch):
     """In the middle of its work: afterwards it does not begin."""
     moves = iter([lambda: txnstore("copy", txnstore_sqlite_url, f"sqlite:///{tmp_path / 'new.db'}")])

@@ -36,6 +36,7 @@ def lines(done):
     return lambda *arguments: sorted(done("consume", "orders", *arguments).splitlines())
 
 
+@pytest.mark.slow
 def test_lines_become_records(run, done, lines):
     done("topics", "create", "orders")
     ended = run("produce", "orders", stdin=b"one\n\n two \nlast")
@@ -157,6 +158,7 @@ def test_a_partition_that_is_not_there_is_told_with_those_that_are_and_what_was_
     )
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("error", "failing", "code", "told"),
     [
@@ -211,6 +213,7 @@ def test_blank_lines_between_json_are_none(done, run):
     assert done("consume", "orders") == "a\nb\n"
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("is_lost", [True, False])
 def test_a_commit_that_may_have_been_made_is_not_asked_for_again(done, run, monkeypatch, is_lost):
     def fail(*_):
@@ -309,6 +312,7 @@ def test_a_bar_shows_how_far_a_file_was_read(done, tmp_path, monkeypatch):
     assert len(done("consume", "orders").splitlines()) == 1000
 
 
+@pytest.mark.slow
 def test_a_group_goes_on_where_it_was(run, done, lines):
     done("produce", "orders", stdin=b"a\nb\nc\n")
     assert lines("-g", "billing", "-c", "2") == ["a", "b"]
@@ -319,6 +323,7 @@ def test_a_group_goes_on_where_it_was(run, done, lines):
     assert lines() == ["a", "b", "c"]
 
 
+@pytest.mark.slow
 def test_a_member_begins_where_it_was_told_to_once_in_each_partition(url, start, done):
     """And goes on where the group is after each of the assignments that follow."""
 
@@ -370,6 +375,7 @@ def test_following_ends_with_ctrl_c(start, done):
     assert (process.returncode, out, err) == (130, "", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["consume", "produce", "produce -t"])
 def test_sigterm_ends_a_command_in_good_order(start, done, answer, command, tmp_path):
     """The group has no member left that others wait for, and no transaction stays open."""
@@ -507,6 +513,7 @@ def test_a_number_that_is_a_time_is_milliseconds():
     assert parse_time("0") == 0
 
 
+@pytest.mark.slow
 def test_what_the_store_refuses_is_one_line(run, done, answer):
     done("topics", "create", "orders")
     for arguments, what in (

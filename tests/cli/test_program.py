@@ -24,6 +24,7 @@ SECRET = "Hunter2SecretWord"
 PROGRAM = "from txnstore.cli import main; main()"
 
 
+@pytest.mark.slow
 def test_python_runs_the_package_as_the_program():
     command = [sys.executable, "-m", "txnstore", "no such command"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
@@ -50,6 +51,7 @@ def in_shell(text, url, **environment):
 NO_OUTPUT = "txnstore: the output cannot be written: Bad file descriptor\n"
 
 
+@pytest.mark.slow
 def test_a_closed_output_takes_no_records_and_what_is_said_beside_them_goes_nowhere(txnstore_sqlite_url):
     ended = in_shell("$TXN topics create orders >&-", txnstore_sqlite_url)
     assert (ended.returncode, ended.stderr) == (1, NO_OUTPUT)
@@ -66,6 +68,7 @@ def test_a_closed_output_takes_no_records_and_what_is_said_beside_them_goes_nowh
     assert in_shell("$TXN consume orders", txnstore_sqlite_url).stdout == "a\n"
 
 
+@pytest.mark.slow
 def test_what_the_encoding_of_the_output_lacks_is_shown_by_its_number(txnstore_sqlite_url):
     in_shell("$TXN topics create orders", txnstore_sqlite_url)
     line = "echo 'k\u00e9' | $TXN produce orders -t '\u00e9' && $TXN transactions list && $TXN timeline orders"
@@ -122,6 +125,7 @@ def test_the_help_of_the_program_is_the_same_before_its_commands_are_imported(tx
     assert all(name in shown for name in NAMES)
 
 
+@pytest.mark.slow
 def test_help_imports_no_command_and_no_database():
     program = f"import atexit, sys; atexit.register(lambda: print(*sys.modules)); {PROGRAM}"
     answer = subprocess.run([sys.executable, "-c", program, "--help"], capture_output=True, text=True, check=True)

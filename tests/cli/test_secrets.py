@@ -95,7 +95,7 @@ def test_no_command_repeats_the_password_of_a_malformed_url(command, caplog, cap
             assert SECRET not in shown_by(program, arguments, environment, capsys, caplog), url
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("command", PLACES, ids=lambda command: " ".join(word or "URL" for word in command))
 def test_no_command_repeats_the_password_of_a_malformed_url_in_another_place(command, caplog, capsys):
     open_store("sqlite:///store.db").close()

@@ -51,6 +51,7 @@ def test_a_partition_is_drawn(drawn, done):
     ]
 
 
+@pytest.mark.slow
 def test_a_group_in_commit_order_is_at_a_place_and_within_a_transaction(url, drawn, done, answer):
     """Its place is the marker's, from where it reads the second record of the transaction on."""
     done("produce", "other", "-t", "load", stdin=b"a\nb\nc\n")

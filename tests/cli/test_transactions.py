@@ -86,6 +86,7 @@ def test_a_transaction_is_aborted_by_its_id(opened, run, done, answer):
     assert done("consume", "orders") == ""
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("by", ["id", "producer"])
 @pytest.mark.parametrize("goes_on", [False, True])
 @pytest.mark.parametrize("outcome", ["committed", "aborted"])

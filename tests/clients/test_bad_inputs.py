@@ -208,12 +208,14 @@ class TestProduce:
         error = refused(told, KafkaException, producer.produce, TOPIC, PAYLOAD, partition=partition)
         assert error.code() == KafkaError._UNKNOWN_PARTITION
 
+    @pytest.mark.slow_but_first
     @pytest.mark.parametrize("timestamp", [-1, -(2**62), -62_135_596_800_000, 253_402_300_799_999, 2**63 - 1])
     def test_times_that_the_store_does_not_take_fail_their_delivery_alone(self, producer, told, timestamp):
         error = delivered(producer, TOPIC, value=PAYLOAD, timestamp=timestamp)
         assert error.code() == KafkaError.INVALID_TIMESTAMP
         told.append(error.str())
 
+    @pytest.mark.slow_but_first
     @on_sqlite_alone
     @pytest.mark.parametrize("case", BAD_HEADERS)
     def test_headers(self, producer, told, case):
@@ -238,6 +240,7 @@ class TestProduce:
             error = refused(told, KafkaException, producer.produce, TOPIC, **arguments)
             assert error.code() == KafkaError.MSG_SIZE_TOO_LARGE
 
+    @pytest.mark.slow_but_first
     @on_sqlite_alone
     @pytest.mark.parametrize("messages", [None, "x", {"value": b"v"}, [None], [b"v"], [{"value": 1}], [{"key": []}]])
     def test_batches(self, producer, told, messages):
@@ -249,6 +252,7 @@ class TestProduce:
         refused(told, TypeError, producer.produce, TOPIC, PAYLOAD, on_delivery=callback)
         refused(told, TypeError, producer.produce_batch, TOPIC, [{"value": PAYLOAD, "callback": callback}])
 
+    @pytest.mark.slow_but_first
     @pytest.mark.parametrize("call", ["poll", "flush", "list_topics", "cluster_id"])
     def test_timeouts(self, producer, told, call):
         method = getattr(producer, call)
@@ -375,6 +379,7 @@ class TestConsume:
     def test_subscriptions_of_another_type(self, consumer, told, topics):
         refused(told, TypeError, consumer.subscribe, topics)
 
+    @pytest.mark.slow_but_first
     @on_sqlite_alone
     @pytest.mark.parametrize("topics", [[], [""], ["a", "a"], ["^["], ["^("]])
     def test_subscriptions_that_cannot_be(self, consumer, told, topics):

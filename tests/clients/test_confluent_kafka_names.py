@@ -132,6 +132,7 @@ def test_the_module_itself_under_that_name_was_not_the_real_one():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("confluent_kafka") is None, reason="confluent-kafka is not installed")
 def test_the_parts_of_the_real_one_work():
     printed = run(

@@ -155,6 +155,7 @@ def test_two_clients_of_one_process_share_the_store_in_memory(url):
     other.close()
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a system with fork")
 @pytest.mark.parametrize("used_before", [False, True])
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")

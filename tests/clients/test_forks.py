@@ -175,7 +175,7 @@ def test_every_public_method_is_tried():
         assert public - calls.keys() == {"close"}
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.variants_on_sqlite
 @pytest.mark.parametrize("is_held", [False, True], ids=["idle", "in use"])
 @pytest.mark.parametrize("kind", ["plain", "transactional"])
@@ -240,6 +240,7 @@ def expected_of(name):
     return [name + b" plain", name + b" in a transaction"]
 
 
+@pytest.mark.slow
 def test_clients_made_in_a_forked_child_work_beside_those_of_the_parent(make_producer, topic, url):
     mine = make_producer({"linger.ms": 0})
     mine.produce(topic, b"parent")
@@ -289,6 +290,7 @@ def test_processes_of_multiprocessing_work_at_the_same_time(make_producer, topic
     assert values(read_to_end(url, topic)) == [b"parent", b"parent again"]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     "kind", [Producer, SerializingProducer, Consumer, AdminClient, AIOProducer, AIOConsumer, Outbox]
 )
@@ -309,6 +311,7 @@ def test_a_client_is_neither_sent_to_another_process_nor_copied(url, kind, way):
     asyncio.run(on_a_loop())
 
 
+@pytest.mark.slow
 def test_a_child_that_ends_as_programs_do_leaves_the_parents_sessions_alone(url, make_producer, make_consumer, topic):
     """Its finalizers run: none of them may end what is the parent's."""
     producer, consumer = make_producer({"linger.ms": 0}), make_consumer()

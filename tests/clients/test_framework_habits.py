@@ -353,6 +353,7 @@ REFUSED_BY_A_CONSUMER = {
 
 
 class TestExceptionTypes:
+    @pytest.mark.slow_but_first
     @pytest.mark.parametrize(("error", "call"), REFUSED_BY_A_PRODUCER.values(), ids=REFUSED_BY_A_PRODUCER)
     def test_of_a_producer(self, url, error, call):
         with Producer({"bootstrap.servers": url}) as producer, pytest.raises(error) as caught:
@@ -360,6 +361,7 @@ class TestExceptionTypes:
         assert type(caught.value) is error
         assert len(producer) == 0
 
+    @pytest.mark.slow_but_first
     @pytest.mark.parametrize(("error", "call"), REFUSED_BY_A_CONSUMER.values(), ids=REFUSED_BY_A_CONSUMER)
     def test_of_a_consumer(self, url, error, call):
         with Consumer({"bootstrap.servers": url, "group.id": "g"}) as consumer, pytest.raises(error) as caught:

@@ -187,6 +187,7 @@ def test_a_start_that_is_interrupted_anywhere_can_be_made_again(bank):
             producer.begin_transaction()
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("name", ["commit", "abort"])
 def test_an_interrupt_as_the_work_is_handed_over_leaves_it_to_the_next_call_while_it_is_under_way(
     bank, name, monkeypatch

@@ -227,6 +227,7 @@ class EndsTheTransaction(dict[str, bytes]):
         return super().items()
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("end", ["commit_transaction", "abort_transaction"])
 def test_a_record_whose_transaction_ends_while_it_is_being_produced_is_refused(make_producer, topic, url, end):
     """It would wait for the next transaction, or open one in the store of which the producer knows nothing."""

@@ -145,6 +145,7 @@ def noted_looks(monkeypatch):
     return looks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
 def test_producers_that_live_a_moment_look_after_their_store(store, clock, configuration, patient, end):
     end(configuration)
@@ -201,12 +202,14 @@ def of_old(store):
     return store
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 def test_so_do_programs_that_end_without_closing_theirs(url, of_old, program):
     run_program(url, f"wait_for({PATIENCE_SECONDS}); {program}")
     assert count(of_old, transaction_log) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", list(PROGRAMS.values())[:2], ids=list(PROGRAMS)[:2])
 def test_a_program_that_ends_waits_a_moment_whatever_the_database_does(url, of_old, program):
     run_program(url, f"turns.look_for_due = lambda *_: threading.Event().wait({2 * PATIENCE_SECONDS}); {program}")
@@ -234,6 +237,7 @@ background_thread.BackgroundThread.close = note
 """
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_waits_for_all_of_its_producers_together(url, of_old):
     hang = f"turns.look_for_due = lambda *_: threading.Event().wait({2 * PATIENCE_SECONDS})\n"
     run_program(url, hang + WAITS_FOR_ALL_TOGETHER)
@@ -250,6 +254,7 @@ assert background_thread._ending
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("before", ["held = write()", DURING_A_LAST_TURN], ids=["held", "during a last turn"])
 def test_a_child_of_a_fork_that_ends_leaves_that_to_its_parent(url, of_old, before):
@@ -282,6 +287,7 @@ def test_so_do_those_that_have_no_time_a_portion_each(store, clock, configuratio
     assert count(store, transaction_log) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", [write_one, drop_one])
 def test_a_process_looks_once_in_a_while_however_many_clients_it_has(
     store, clock, configuration, patient, monkeypatch, end
@@ -315,6 +321,7 @@ def test_a_client_that_is_dropped_without_a_thread_leaves_the_look_to_the_next_o
     assert count(store, transaction_log) == 0
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("off", [False, "false"])
 def test_the_clients_part_can_be_turned_off(store, configuration, patient, off):
     write_one(configuration, **{"txnstore.maintenance": off})
@@ -327,6 +334,7 @@ def test_the_clients_part_can_be_turned_off(store, configuration, patient, off):
     assert count(store, maintenance_duties) == 0
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("kind", ["producer", "consumer"])
 def test_a_client_that_stays_has_its_turns_beside_its_work(store, configuration, patient, monkeypatch, kind):
     """It is asked to look by the thread that is awake anyway, for the first time soon."""

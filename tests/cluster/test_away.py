@@ -31,7 +31,7 @@ from txnstore.transactions.transaction import complete_decided
 S = TransactionState
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
 def test_everything_else_is_delivered_and_the_rest_when_it_is_back(bench: Bench, commit: bool):
     producer = bench.producer_at(1)
@@ -104,6 +104,7 @@ def test_what_waits_for_a_database_stands_before_nothing_else_however_little_tim
     assert complete_all_decided(store, bench.cluster) == (stuck.transactional_id,)
 
 
+@pytest.mark.slow
 def test_a_repeated_end_catches_up_by_itself(bench: Bench):
     producer = bench.producer_at(1)
     began = producer.identity
@@ -116,6 +117,7 @@ def test_a_repeated_end_catches_up_by_itself(bench: Bench):
     assert_cluster_sound(bench.cluster, at_rest=True)
 
 
+@pytest.mark.slow
 def test_a_start_waits_for_what_it_aborts_in_a_database_that_is_away(bench: Bench):
     producer = bench.producer_at(1)
     producer.send(bench.partition_at(2), b"a")
@@ -130,7 +132,7 @@ def test_a_start_waits_for_what_it_aborts_in_a_database_that_is_away(bench: Benc
     assert_cluster_sound(bench.cluster, at_rest=True)
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["age", "administrator"])
 def test_a_commit_is_told_who_aborted_before_and_after_the_last_marker_is_written(bench: Bench, by: str):
     producer = bench.producer_at(1)
@@ -235,6 +237,7 @@ def let_many_wait(bench: Bench, count: int) -> None:
         assert bench.row(overdue.transactional_id).state is S.COMPLETE_ABORT
 
 
+@pytest.mark.slow
 def test_a_page_of_transactions_that_wait_for_a_database_keeps_no_other_one_waiting(bench: Bench, monkeypatch):
     monkeypatch.setattr(recovery, "_DECIDED", recovery._DECIDED.limit(3))
     let_many_wait(bench, 7)
@@ -247,6 +250,7 @@ def test_nor_do_as_many_as_a_page_really_holds(sqlite_bench: Bench):
     let_many_wait(sqlite_bench, FOUND_MAX)
 
 
+@pytest.mark.slow
 def test_the_controller_away_keeps_nobody_from_what_lives_elsewhere(bench: Bench):
     producer = bench.producer_at(2)
     for number in (2, 3):

@@ -218,7 +218,7 @@ def test_records_for_a_database_that_stays_away_expire_and_their_producer_goes_o
     assert reports.delivered[SECOND][-1] == b"back"
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 def test_a_purge_and_the_end_of_a_producer_wait_for_no_database_that_is_away(make, topic, place):
     producer, reports = produced_to_both(make, topic)
     with Outage(place, producer):
@@ -298,7 +298,7 @@ def test_a_consumer_reads_on_from_the_others_and_catches_up(make, topic, place):
     assert [each.offset for each in consumer.committed(partitions, PATIENCE_SECONDS)] == [21, 21]
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 def test_a_partition_that_waits_for_its_committed_offset_holds_up_no_other(make, topic, place):
     """Both are in the first database, and the group is in the second one."""
     other = request_topic(place)
@@ -417,7 +417,7 @@ def test_a_member_keeps_its_place_though_its_new_topics_cannot_be_looked_up(make
     assert consumer.memberid() == member_id
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 def test_a_topic_that_cannot_be_looked_up_holds_up_nothing_that_is_read_elsewhere(make, topic, place):
     """The controller is away, which knows the topics; group and partitions are in the second database."""
     other = request_topic(place)

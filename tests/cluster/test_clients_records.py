@@ -116,6 +116,7 @@ def ids_at_each_leader(client, prefix):
     raise AssertionError
 
 
+@pytest.mark.slow
 def test_plain_records_are_delivered_and_read_in_order_wherever_they_live(make, topic):
     producer, reports = make(Producer, linger_ms=1), []
     for number in range(600):
@@ -416,6 +417,7 @@ def test_a_reader_ends_what_would_move_the_offset_of_a_group_that_lives_elsewher
     assert [message.value() for message in found] == [b"first"]
 
 
+@pytest.mark.slow
 def test_in_commit_order_each_partition_has_whole_transactions_and_nothing_waits_for_an_open_one(make, topic):
     """The group is coordinated in one of three databases; what it commits is a position within a transaction."""
     slow, quick = (make(Producer, transactional_id=name) for name in ("slow", "quick"))

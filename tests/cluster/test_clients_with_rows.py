@@ -26,6 +26,7 @@ def records(urls, topic, count):
         return sorted(message.value() for message in consumer.consume(count, PATIENCE_SECONDS))
 
 
+@pytest.mark.slow
 def test_a_consumer_helps_the_outbox_of_each_database_that_it_reads(site):
     urls = ", ".join(site.urls)
     create_topic(urls, "orders", 3, txnstore_placement="roundrobin")
@@ -58,7 +59,7 @@ def name_at(site, coordinator_id):
         return next(name for name in map(str, range(1_000)) if cluster.coordinator_id_of(name) == coordinator_id)
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("coordinator_id", [1, 2, 3])
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
 def test_the_controller_and_members_vote_like_any_other_database(postgresql_site, ledgers, commit, coordinator_id):
@@ -82,6 +83,7 @@ def test_the_controller_and_members_vote_like_any_other_database(postgresql_site
         assert records(urls, "orders", 3) == [b"0", b"1", b"2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [0, 1])
 def test_a_role_that_may_not_read_the_log_votes_from_the_controller_and_from_members(
     postgresql_site, ledgers, txnstore_postgres_server, place

@@ -52,6 +52,7 @@ def both(bench: Bench) -> list[set[str]]:
     return [seen(url) for url in bench.site.urls[:2]]
 
 
+@pytest.mark.slow
 def test_who_takes_part_elsewhere_what_is_written_there_and_the_decision_are_lasting(risky: Bench):
     producer = opened(risky)
     assert both(risky) == [{"on"}, {"on"}]
@@ -75,6 +76,7 @@ def test_so_is_that_it_is_aborted_for_its_age(risky: Bench, how: str):
     assert both(risky) == [{"on"}, {"on"}]
 
 
+@pytest.mark.slow
 def test_so_is_what_a_further_writer_writes_there(risky: Bench):
     producer = risky.producer_at(1)
     store = risky.cluster.own(1)
@@ -85,6 +87,7 @@ def test_so_is_what_a_further_writer_writes_there(risky: Bench):
     assert both(risky) == [{"on"}, {"on"}]
 
 
+@pytest.mark.slow
 def test_what_is_all_in_one_database_takes_the_risk(risky: Bench):
     watch_also(risky.site.urls[0], "txnstore.partition_heads")
     producer = risky.producer_at(1)

@@ -21,7 +21,7 @@ from txnstore.transactions.distributed import RemoteTransaction
 from txnstore.transactions.recovery import complete_all_decided
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("changed_since", [0, 1])
 @pytest.mark.parametrize("is_copied", [True, False])
 def test_a_decision_comes_to_a_partition_that_the_controller_has_lost(
@@ -78,6 +78,7 @@ def test_a_decision_waits_for_nobody_where_the_topic_was_deleted(bench: Bench):
     assert bench.queued(producer.transactional_id) == set()
 
 
+@pytest.mark.slow
 def test_of_what_one_database_is_to_write_only_what_was_deleted_is_left_out(bench: Bench):
     gone, producer = topic_at(bench.cluster, 3, "gone"), bench.producer_at(2)
     backup = back_up(bench.cluster)
@@ -119,6 +120,7 @@ def test_a_decision_for_a_lost_partition_that_never_came_to_be_hangs_for_nobody(
     assert number not in bench.cluster.own(3).read(lambda connection: connection.execute(heads).scalars().all())
 
 
+@pytest.mark.slow
 def test_a_partition_that_was_added_and_not_written_to_makes_nobody_a_condition(bench: Bench):
     producer, number = bench.producer_at(2), bench.partition_at(3)
     remote = RemoteTransaction(bench.cluster.own(2), bench.cluster, producer.transactional_id, producer.identity, None)
@@ -129,6 +131,7 @@ def test_a_partition_that_was_added_and_not_written_to_makes_nobody_a_condition(
     assert_cluster_sound(bench.cluster, at_rest=True)
 
 
+@pytest.mark.slow
 def test_a_database_whose_registration_was_lost_holds_up_no_decision_of_others(bench: Bench):
     number, kept = bench.partition_at(3), bench.partition_at(1)
     held, free = bench.producer_at(2), bench.producer_at(2)
@@ -152,6 +155,7 @@ def test_a_database_whose_registration_was_lost_holds_up_no_decision_of_others(b
     assert bench.read(kept) == [b"b"]
 
 
+@pytest.mark.slow
 def test_a_decision_waits_also_for_a_database_that_its_client_has_not_heard_of(site: Site):
     with site.open(*site.urls[:2]) as old, site.open() as cluster:
         assert len(old.databases) == 2
@@ -176,6 +180,7 @@ def test_a_decision_waits_also_for_a_database_that_its_client_has_not_heard_of(s
         assert records(cluster.own(3), lost.partition_ids[0]) == [b"a"]
 
 
+@pytest.mark.slow
 def test_a_sound_cluster_is_asked_nothing_more_to_deliver_a_decision(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     def refuse(*_: object, **__: object) -> NoReturn:
         raise AssertionError("looked for what is known")

@@ -74,7 +74,7 @@ def test_a_producer_commits_no_half_of_what_its_coordinator_has_lost(bench: Benc
     assert bench.committed(group_id) == ({bench.topic.partition_ids[0]: 5} if lost == "nothing" else {})
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("with_offsets", [False, True])
 @pytest.mark.parametrize("is_decided", [False, True])
 def test_who_has_gone_on_elsewhere_commits_no_half_of_a_transaction(bench: Bench, is_decided: bool, with_offsets: bool):
@@ -154,6 +154,7 @@ def test_who_takes_over_a_prepared_transaction_ends_nothing_that_came_after_it(b
     assert bench.offsets(group_id).unstable == set()
 
 
+@pytest.mark.slow
 def test_a_commit_lacks_nothing_where_a_topic_was_deleted(bench: Bench):
     producer, kept = bench.producer_at(2), bench.partition_at(3)
     topic = create_topic(bench.cluster, "short-lived", partition_count=6, config={"txnstore.placement": "roundrobin"})

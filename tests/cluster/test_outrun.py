@@ -145,7 +145,7 @@ def test_what_is_aborted_for_its_age_is_over_where_it_was_outrun(
         assert_cluster_sound(bench.cluster, at_rest=True)
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("is_decided", [False, True])
 def test_who_has_gone_on_is_fenced_by_the_end_of_what_it_has_outrun(
     bench: Bench, is_decided: bool, caplog: pytest.LogCaptureFixture
@@ -181,6 +181,7 @@ def test_who_has_gone_on_is_fenced_by_the_end_of_what_it_has_outrun(
     assert survivor.read() == [b"old", b"new"]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("answer", ["refused", "lost"])
 @pytest.mark.parametrize("completion", [transaction, together])
 def test_it_is_told_once_it_stands_however_often_that_was_tried(

@@ -72,7 +72,7 @@ def commits_of(engine: Engine) -> Iterator[list[str]]:
         event.remove(engine, "before_cursor_execute", note)
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
 @pytest.mark.parametrize("coordinator_id", [1, 2])
 def test_a_transaction_ends_the_same_in_every_database(bench: Bench, commit: bool, coordinator_id: int):
@@ -100,7 +100,7 @@ def test_a_transaction_ends_the_same_in_every_database(bench: Bench, commit: boo
     assert_cluster_sound(bench.cluster, at_rest=True)
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_the_coordinator_commits_no_more_often_however_many_databases_take_part(sqlite_bench: Bench, count: int):
     bench = sqlite_bench
@@ -141,6 +141,7 @@ def test_what_one_database_holds_all_of_costs_what_it_costs_without_a_cluster(sq
     assert others == []
 
 
+@pytest.mark.slow
 def test_what_is_still_buffered_is_sent_with_the_end(bench: Bench):
     producer = bench.producer_at(2)
     group = bench.name_at(1, "group")
@@ -249,7 +250,7 @@ def test_nothing_is_appended_elsewhere_before_its_partition_takes_part(sqlite_be
 # --- fencing ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("ended_by", ["commit", "abort", "newer producer", "timeout", "administrator"])
 def test_what_comes_late_is_refused_in_every_database(bench: Bench, ended_by: str):
     producer = bench.producer_at(1)
@@ -291,6 +292,7 @@ def test_what_comes_late_is_refused_in_every_database(bench: Bench, ended_by: st
     assert_cluster_sound(bench.cluster, at_rest=True)
 
 
+@pytest.mark.slow
 def test_a_start_aborts_what_is_open_in_other_databases_first(bench: Bench):
     producer = bench.producer_at(2)
     before = producer.identity
@@ -341,6 +343,7 @@ def test_an_outcome_that_is_asked_for_is_final_in_every_database(bench: Bench):
 # --- further writers -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_writers_write_to_every_database_and_count_only_if_named(bench: Bench):
     producer = bench.producer_at(1)
     store = bench.cluster.own(1)
@@ -515,6 +518,7 @@ def test_offsets_that_were_announced_and_come_after_the_end_are_refused(bench: B
     assert_cluster_sound(bench.cluster, at_rest=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["not noted", "noted with a newer epoch"])
 def test_the_checker_sees_offsets_that_nothing_guards(bench: Bench, damage: str):
     producer = bench.producer_at(1)
@@ -554,6 +558,7 @@ def test_producers_of_other_databases_are_forgotten_with_age(sqlite_bench: Bench
     assert store.read(lambda connection: connection.execute(known).scalars().all()) == []
 
 
+@pytest.mark.slow
 def test_a_partition_deleted_under_a_transaction_is_no_part_of_it_any_more(sqlite_bench: Bench):
     bench = sqlite_bench
     producer = bench.producer_at(2)
@@ -707,6 +712,7 @@ def test_who_is_held_back_ends_what_another_database_coordinates(bench: Bench):
     assert_cluster_sound(bench.cluster, at_rest=True)
 
 
+@pytest.mark.slow
 def test_what_comes_after_the_deadline_is_refused_for_other_databases_too(bench: Bench):
     group_id = bench.name_at(3, "group")
     calls: dict[str, Callable[[Producer], object]] = {

@@ -24,6 +24,7 @@ def upgrade(*urls: str) -> None:
             opening.upgrade(store)
 
 
+@pytest.mark.slow
 def test_newer_code_uses_the_members_of_its_version_and_refuses_the_others_by_name(
     bench: Bench, code_of_version: Become
 ):
@@ -58,6 +59,7 @@ def test_newer_code_uses_the_members_of_its_version_and_refuses_the_others_by_na
         assert_cluster_sound(cluster, at_rest=True)
 
 
+@pytest.mark.slow
 def test_older_code_refuses_the_members_that_are_newer(bench: Bench, code_of_version: Become):
     site, name = bench.site, bench.name_at(1, "id")
     (mine, other) = (bench.partition_at(number) for number in (1, 2))

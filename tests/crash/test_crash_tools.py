@@ -291,6 +291,7 @@ def test_a_child_that_is_not_killed_comes_to_its_end(place: Place):
     assert kill_at(100, When.BEFORE, children.use_first, place.url) is None
 
 
+@pytest.mark.slow
 def test_an_error_in_a_child_comes_out_with_its_traceback(place: Place):
     with pytest.raises(ChildFailedError, match="ZeroDivisionError: on purpose"):
         kill_at(100, When.BEFORE, children.fail, place.url)

@@ -79,6 +79,7 @@ def test_a_session_is_cut_at_its_turn_and_where_the_server_has_ended_it_there_is
         assert new.info.backend_pid != number
 
 
+@pytest.mark.slow
 @pytest.mark.crashes
 def test_most_crashes_leave_the_session_to_the_next_process_and_some_are_cuts(txnstore_postgresql_url):
     sessions = []

@@ -241,6 +241,7 @@ class Waits:
         self._meanwhile()
 
 
+@pytest.mark.slow
 def test_readers_that_overlap_without_a_pause_do_not_let_the_log_grow(store, path, monkeypatch):
     with closing(Reader(path)) as one, closing(Reader(path)) as another:
         waits = Waits(lambda: (one.go_on(), another.go_on()))

@@ -225,6 +225,7 @@ def synchronous(connection):
     return connection.exec_driver_sql("PRAGMA synchronous").scalar_one()
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("end", ["as usual", "by an error", "by an interrupt"])
 def test_who_need_not_wait_for_the_disk_leaves_the_next_one_waiting(txnstore_sqlite_url, monkeypatch, end):
     """Also on the same connection, whatever became of it."""

@@ -128,6 +128,7 @@ def test_a_store_that_is_in_no_list_of_databases_is_refused(store, url):
         open_cluster(url)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("table", ["record_batches", "transactions", "stores", "store_version", "outbox"])
 def test_a_half_set_of_tables_is_refused(store, url, table):
     run(

@@ -135,6 +135,7 @@ def test_a_new_database_gets_its_tables_through_it(new_database, bouncer_port, c
         client_path(store)
 
 
+@pytest.mark.slow_but_first
 def test_writers_of_one_partition_leave_no_gap_and_no_duplicate(through):
     stores = [open_store(through) for _ in range(4)]
     topic = stores[0].write(lambda connection: create_topic(connection, "orders"))
@@ -171,6 +172,7 @@ def test_a_waiting_reader_looks_by_itself_for_its_notification_may_be_lost(throu
         waiter.close()
 
 
+@pytest.mark.slow_but_first
 def test_nothing_of_ours_stays_behind_in_a_server_connection(through, client_path):
     shown = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "search_path")
     with psycopg.connect(connection_string(through), autocommit=True) as stranger:

@@ -115,6 +115,7 @@ def test_a_right_that_is_missing_is_told_when_it_is_needed(
         client_path(store)
 
 
+@pytest.mark.slow
 def test_who_may_use_the_tables_may_not_migrate_them(kept, database, role, role_url, granted, code_of_version):
     granted(database, role, *READ, *WRITE)
     code_of_version(SCHEMA_VERSION + 1)

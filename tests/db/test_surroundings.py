@@ -134,7 +134,7 @@ def test_settings_of_the_role_change_nothing(new_database, new_role, granted, tx
         store.read(lambda connection: connection.exec_driver_sql("SELECT pg_sleep(0.2)"))
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("strings", ["on", "off"])
 def test_what_sqlalchemy_would_ask_a_new_connection_it_has_been_told_already(
     strings, new_database, txnstore_postgres_server
@@ -244,7 +244,7 @@ def test_a_database_of_an_encoding_that_does_not_hold_all_text_is_refused(
         assert connection.execute("SELECT to_regnamespace('txnstore')").fetchone() == (None,)
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("collation", ["C", "C.UTF-8", "builtin"])
 def test_the_collation_of_the_database_changes_nothing(collation, new_database, txnstore_postgres_server, client_path):
     if collation == "builtin":

@@ -330,6 +330,7 @@ def test_a_unix_socket_is_reached_by_its_folder(txnstore_postgres_server, new_da
         waiter.close()
 
 
+@pytest.mark.slow
 def test_the_second_of_several_hosts_answers_for_the_first(txnstore_postgres_server, new_database, client_path):
     parsed = make_url(txnstore_postgres_server.url(new_database()))
     host = f"{parsed.host}:{parsed.port}"

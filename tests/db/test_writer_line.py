@@ -259,6 +259,7 @@ def test_a_forked_child_and_its_parent_stand_in_the_same_line(path, start):
     assert served(path) == ["parent", "child", "1"]
 
 
+@pytest.mark.slow
 def test_a_store_that_is_closed_keeps_nothing_of_its_line(path):
     with open_store(f"sqlite:///{path}") as store:
         store.write(lambda connection: None)
@@ -267,6 +268,7 @@ def test_a_store_that_is_closed_keeps_nothing_of_its_line(path):
     assert f"{path}-line" not in Path("/proc/self/maps").read_text()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_stands_in_line_too(path, start, monkeypatch):
     def told(word, operation, *arguments):
         if operation == shared_words.FUTEX_WAIT:

@@ -430,6 +430,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(("setting", "value", "check", "text"), SETTINGS, ids=[row[0] for row in SETTINGS])
 def test_what_the_role_or_the_database_has_set_is_found(store_url, setting, value, check, text):
     name = make_url(store_url).database
@@ -449,7 +450,7 @@ def test_another_isolation_costs_commits_and_that_is_said():
     assert "a commit then takes several requests" in check.consequence
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", ["statement", "transaction"])
 def test_a_time_limit_that_ends_a_question_is_a_problem(store_url, limit, monkeypatch):
     """So short a one ends the question for limits as well."""

@@ -115,6 +115,7 @@ def test_a_right_to_single_columns_is_looked_for_column_by_column(granted, looke
     assert looked()[0] == ["this role, a producer, has no right to UPDATE (next_offset) on partition_heads"]
 
 
+@pytest.mark.slow
 def test_a_role_of_two_kinds_needs_what_either_of_them_does(granted, looked, superuser, role):
     granted(Kind.PRODUCER)
     granted(Kind.CONSUMER)
@@ -140,6 +141,7 @@ def test_who_has_the_rights_of_another_role_is_of_its_kind(
         txnstore_postgres_server.drop_role(group)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("is_direct", [True, False], ids=["the owner", "a role with the owner's rights"])
 def test_an_owner_is_of_no_kind_whatever_other_rights_he_has(
     store_url, superuser, role, looked, txnstore_postgres_server, is_direct

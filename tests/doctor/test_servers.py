@@ -32,6 +32,7 @@ def test_the_age_of_a_server_goes_by_its_own_clock(txnstore_postgresql_url, monk
     assert abs((facts.server_ms or 0) - now_ms) < HOUR_MS
 
 
+@pytest.mark.slow
 def test_a_standby_is_a_problem_and_nothing_else_of_it_is():
     """One that follows another server, which is not there."""
     with PrivateCluster(fsync=False) as cluster:

@@ -129,7 +129,7 @@ def test_an_end_of_a_transaction_cut_at_any_message_is_resolved_to_what_is_true(
     check_few(unknown)
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("at_once", [True, False], ids=["by the function", "by statements"])
 def test_a_small_transaction_in_one_commit_cut_at_any_message_is_all_or_nothing(direct, proxied, proxy, at_once):
     proxied.store.commits_whole = at_once

@@ -180,6 +180,7 @@ def test_a_commit_that_nobody_could_see_can_come_back_from_the_dead(txnstore_sql
         assert orders_of(store).committed() == [b"a book"]
 
 
+@pytest.mark.slow
 def test_an_outcome_once_told_stands_whatever_comes_back_from_the_dead(txnstore_sqlite_url, start_child, orders_of):
     child = start_child("die_after_failed_sync", txnstore_sqlite_url, "resolve")
     kind, producer_id, epoch = child.read().split()

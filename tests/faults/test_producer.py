@@ -183,6 +183,7 @@ def test_a_record_that_is_not_delivered_in_its_time_is_reported(make_producer, p
     assert direct.values() == delivered.values == [b"in time"]
 
 
+@pytest.mark.slow
 def test_calls_keep_their_time_while_the_network_swallows_everything(make_producer, proxy, topic, monkeypatch, until):
     monkeypatch.setattr(producer_module, "CLOSE_TIMEOUT_SECONDS", 0.5)
     monkeypatch.setattr(producer_module, "STOP_TIMEOUT_SECONDS", 0.5)

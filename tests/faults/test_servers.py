@@ -202,6 +202,7 @@ def as_standby(cluster):
         promote()
 
 
+@pytest.mark.slow
 def test_a_standby_is_read_and_not_written_until_it_is_promoted(cluster, orders, monkeypatch):
     monkeypatch.setattr("txnstore.db.store.STANDBY_SECONDS", 0.0)
     orders.add(b"a book")
@@ -231,7 +232,7 @@ def add_by_one_message(store, orders):
     store.write_at_once([(statement, {})], NOTHING)
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("add", [add_generally, add_by_function, add_by_one_message])
 def test_what_a_standby_refuses_is_tried_on_new_connections_until_it_is_promoted(
     cluster, url, orders, orders_of, in_background, until, add
@@ -253,6 +254,7 @@ def test_what_a_standby_refuses_is_tried_on_new_connections_until_it_is_promoted
             assert "nothing was changed: the server is a standby" in str(error)
 
 
+@pytest.mark.slow
 def test_a_producer_goes_on_after_the_standby_that_answers_is_promoted(cluster, url, orders, until):
     settings = {"bootstrap.servers": url, "transactional.id": "failover"}
     heard: list[KafkaError] = []
@@ -273,6 +275,7 @@ def test_a_producer_goes_on_after_the_standby_that_answers_is_promoted(cluster, 
     assert orders.committed() == [b"a book", b"a pen"]
 
 
+@pytest.mark.slow
 def test_a_producer_of_a_server_that_stays_a_standby_is_told_so(cluster, url, orders, monkeypatch):
     monkeypatch.setattr("txnstore.db.store.STANDBY_SECONDS", 0.5)
     failed = []

@@ -129,6 +129,7 @@ def after(members, assigned):
     return [Subscriber(m.member_id, m.topics, m.group_instance_id, assigned[m.member_id]) for m in members]
 
 
+@pytest.mark.slow
 @given(members=groups(), counts=COUNTS)
 def test_sticky_leaves_a_balanced_group_alone(members, counts):
     assigned = assign_cooperative_sticky(members, counts)

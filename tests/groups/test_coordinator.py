@@ -283,6 +283,7 @@ def test_a_member_commits_what_it_keeps_while_others_come_and_go(server, topic, 
     commit(server, second.membership, moved)
 
 
+@pytest.mark.slow_but_first
 @COMMITS
 def test_what_a_member_has_lost_and_got_back_it_commits_only_once_it_has_heard_of_that(server, topic, member, commit):
     """What it kept from before is older than what others have committed meanwhile."""
@@ -304,6 +305,7 @@ def test_what_a_member_has_lost_and_got_back_it_commits_only_once_it_has_heard_o
         commit(server, first.membership, partition)
 
 
+@pytest.mark.slow_but_first
 @COMMITS
 def test_that_holds_too_if_the_topic_was_recreated_since(server, topic, member, commit):
     first, second = settled(member(), member())

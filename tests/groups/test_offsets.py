@@ -187,6 +187,7 @@ def test_what_is_no_group_id_is_refused(group: Group, group_id: str) -> None:
         group.pend({0: 1})
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     "name",
     [" ", "x" * 1000, "ä", "a\u0308", "\u202eevil", "😀", "'; DROP TABLE groups; --", "%s {} $1 :name ?"],

@@ -71,6 +71,7 @@ def test_a_producer_that_comes_during_the_commit_of_another_finds_it_committed_o
     assert orders >= 10 if writes_elsewhere else orders == 3
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("commit", [True, False])
 def test_an_end_that_comes_late_ends_no_other_transaction_than_its_own(world, in_turn, commit):
     def make():

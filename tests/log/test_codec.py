@@ -77,6 +77,7 @@ def test_rows_are_the_fields_of_the_records(batch: list[Record]) -> None:
     assert [StoredRecord(*row) for row in read.rows()] == list(read.records())
 
 
+@pytest.mark.slow
 @given(batches, st.sampled_from(Codec))
 def test_the_columns_hold_flat_arrays_and_nothing_twice(batch: list[Record], codec: Codec) -> None:
     columns = encode(batch, codec=codec).columns()

@@ -539,6 +539,7 @@ def test_a_size_that_a_compaction_has_made_smaller_meanwhile_lets_less_go(log, b
     log.assert_storage_is_true()
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(("reset", "expected"), [("earliest", b"b"), ("error", KafkaError._AUTO_OFFSET_RESET)])
 def test_a_group_that_fell_behind_goes_on_where_its_reset_says(log, clock, url, reset, expected):
     log.configure(retention_ms=1_000)

@@ -155,6 +155,7 @@ def test_names_that_differ_in_case_are_different_topics(shared_store: Store) -> 
     assert make(shared_store, name).topic_id != make(shared_store, name.upper()).topic_id
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("first", "second", "collide"),
     [
@@ -199,6 +200,7 @@ def test_a_partition_that_the_topic_does_not_have_is_refused(shared_store: Store
         topic.partition_id(number)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("count", [0, -1, 100_001, 2**63, 1.5, True, None, "2"], ids=str)
 def test_a_number_of_partitions_that_is_none_is_refused(shared_store: Store, count: Any) -> None:
     name = unique()

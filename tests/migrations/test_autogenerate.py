@@ -79,6 +79,7 @@ def proposals(engine, metadata, **options):
         ]
 
 
+@pytest.mark.slow
 def test_autogenerate_would_drop_our_tables_without_the_hook(txnstore_empty_url, engine, application):
     application.create_all(engine)
     open_store(txnstore_empty_url).close()
@@ -117,7 +118,7 @@ def test_the_hook_shows_tables_of_the_application_that_are_called_as_if_they_wer
     assert proposals(engine, application, include_name=include_name) == ["remove_table txnstore_settings"]
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("include_schemas", [False, True])
 def test_the_hook_knows_a_store_among_the_tables_of_the_application(txnstore_postgres_server, include_schemas):
     server = txnstore_postgres_server
@@ -135,7 +136,7 @@ def test_the_hook_knows_a_store_among_the_tables_of_the_application(txnstore_pos
         server.drop_database("hook_public")
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("txnstore_empty_url", ["postgresql"], indirect=True)  # SQLite has no schemas.
 def test_the_hook_hides_what_a_newer_version_has_in_its_schema(txnstore_empty_url, engine, application):
     application.create_all(engine)
@@ -164,7 +165,7 @@ def test_the_hook_knows_a_schema_of_another_name(txnstore_postgres_server, appli
         server.drop_database("hook_schema")
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 def test_the_hook_shows_the_changes_of_an_application_whose_tables_are_in_the_schema_of_the_store(
     txnstore_postgres_server, tmp_path
 ):

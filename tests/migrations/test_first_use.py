@@ -85,6 +85,7 @@ def test_another_thread_may_be_the_first_to_use_the_store_in_the_middle_of_one(t
         assert store.store_uuid
 
 
+@pytest.mark.slow
 def test_its_version_is_where_and_as_alembic_writes_it(txnstore_empty_url):
     """The next migration finds it there: Alembic's own table, to the constraint's name."""
     (place, options) = elsewhere(txnstore_empty_url)

@@ -221,6 +221,7 @@ def test_a_group_in_commit_order_goes_on_within_its_transaction_and_one_that_is_
             assert texts(consumer.consume(len(values), PATIENCE_SECONDS)) == values
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("commit", [True, False])
 def test_a_prepared_transaction_is_ended_where_the_store_went_and_only_there(urls_across, opened, commit) -> None:
     """KIP-939: nobody but its producer decides, however long that takes."""
@@ -560,7 +561,7 @@ def test_none_of_several_copies_that_were_cancelled_is_taken_up_again(
     assert opened(last_url).read(read_cancelled_moves) == []
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 def test_of_two_calls_at_once_one_gives_up_and_nothing_is_there_twice(urls_across, opened, monkeypatch) -> None:
     source, target = opened(filled(urls_across[0])), opened(urls_across[1])
     write_page = moving._Filling._write_page
@@ -647,6 +648,7 @@ def test_a_page_whose_commit_is_unknown_is_there_once(urls_up, opened, monkeypat
     assert all_rows(target) == before
 
 
+@pytest.mark.slow
 def test_a_copy_of_a_store_does_not_move_in_its_originals_name(urls_up, fresh_url, opened) -> None:
     filled(urls_up[0])
     with open_store(urls_up[0]) as original:

@@ -75,6 +75,7 @@ def test_the_calls_are_found(fields_of_calls):
     assert len(fields_of_calls) > 35
 
 
+@pytest.mark.slow
 def test_each_call_has_an_event_and_no_field_that_logging_has(fields_of_calls):
     taken = vars(logging.makeLogRecord({})).keys() | {"message", "asctime"}
     for place, fields in fields_of_calls.items():

@@ -379,6 +379,7 @@ class FailingPropagator(TextMapPropagator):
         return set()
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("moment", ["on_start", "on_end", "inject", "extract"])
 def test_what_fails_beside_the_clients_changes_nothing_that_the_application_is_told(make, caplog, moment):
     provider, propagator = TracerProvider(), None

@@ -188,6 +188,7 @@ def test_a_savepoint_that_no_begin_was_sent_before_is_refused(store, outbox, eng
     assert values(store) == [b"kept", b"kept within"]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("recipe", ["begin", "begin only", "autocommit", "postgresql"])
 def test_a_savepoint_that_is_protected_is_its_sessions_own(store, outbox, engine, recipe, url):
     """As SQLAlchemy has one set sqlite3's transaction control; PostgreSQL has begun by then anyway."""
@@ -228,6 +229,7 @@ def test_a_begin_of_the_applications_own_protects_a_savepoint(store, outbox, eng
     assert waiting(store) == 0
 
 
+@pytest.mark.slow_but_first
 @only_postgresql  # a SQLite file has no other clock than the caller's
 def test_a_clock_of_the_caller_that_is_wrong_refuses_nothing(store, outbox, kind, monkeypatch):
     ahead = SimpleNamespace(time_ns=lambda: time.time_ns() + 2 * 3_600 * 1_000_000_000)

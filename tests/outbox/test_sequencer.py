@@ -273,6 +273,7 @@ def test_a_row_that_is_no_more_found_ends_the_round(store, caller, monkeypatch):
     assert values(store) == [b"a", b"b", b"c"]
 
 
+@pytest.mark.slow_but_first
 @only_postgresql
 @pytest.mark.parametrize(
     ("how", "moved"),
@@ -556,6 +557,7 @@ def test_text_that_is_no_utf8_is_marked_and_stops_nobody(store, caller, column, 
     assert re.search(why, told)
 
 
+@pytest.mark.slow_but_first
 @only_postgresql
 @pytest.mark.parametrize("rows_after", [1, 5], ids=["in one page", "in several"])
 def test_with_a_row_all_of_its_callers_database_transaction_is_refused(store, caller, small_pages, rows_after):
@@ -610,6 +612,7 @@ def test_a_row_refused_for_its_time_says_what_makes_it_a_record(store, caller, l
     assert (record.value, abs(record.timestamp_ms - now_ms) < 60_000) == (b"v", True)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(("older_ms", "is_taken"), [(0, True), (1_000, True), (1_001, False)])
 def test_how_old_a_row_is_is_judged_by_when_it_was_inserted(store, caller, older_ms, is_taken):
     """However long nothing has moved rows."""

@@ -169,6 +169,7 @@ def test_rows_of_plain_sql_go_with_those_before_them_and_after_them_until_a_plac
     assert rounds(store, 1) == [4, 3, 2]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("order", sorted(set(itertools.permutations(("plain", "plain", "produced", "produced")))))
 def test_plain_sql_and_produce_in_one_database_transaction_are_not_torn_apart(store, outbox, connect, order):
     connection = connect()

@@ -261,6 +261,7 @@ def test_a_vote_whose_answer_is_lost_is_rolled_back_with_the_abort_and_not_left_
     sqlite_bank.assert_whole(transfer.name, committed=False)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("is_answered", [True, False])
 def test_a_vote_that_is_interrupted_is_rolled_back_with_the_abort(sqlite_bank, monkeypatch, is_answered):
     """Ctrl-C on the thread that asks: the answers may have come, or are still on their way."""
@@ -325,6 +326,7 @@ def test_a_connection_is_its_owners_again_wherever_an_exchange_on_it_is_interrup
             driver.lock.release()
 
 
+@pytest.mark.slow
 def test_no_room_for_another_prepared_transaction_is_a_vote_against_it(sqlite_bank, small_server):
     table = small_server
     other = sqlite_bank.transfer()
@@ -372,6 +374,7 @@ def of_sqlite(table):
     return sqlite3.connect(":memory:")
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("make", "told"),
     [
@@ -466,6 +469,7 @@ def test_whoever_aborts_the_transaction_decides_its_branches(bank, fence):
     bank.assert_whole(transfer.name, committed=False)
 
 
+@pytest.mark.slow
 def test_a_fenced_producer_registers_nothing_and_prepares_nothing(bank):
     transfer = bank.written()
     TransactionCoordinator(bank.store).init_producer_id(transfer.name)
@@ -559,7 +563,7 @@ def test_a_branch_is_not_taken_for_ended_because_another_database_answers_in_its
     bank.assert_whole(transfer.name, committed=True)
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("is_broken", [False, True])
 @pytest.mark.parametrize("commit", [False, True])
 def test_an_administrator_who_ends_a_branch_the_other_way_is_told_of(bank, commit, is_broken):

@@ -81,6 +81,7 @@ def test_a_connection_that_another_producer_has_enlisted_is_refused(url, produce
     assert_nowhere(tables)
 
 
+@pytest.mark.slow
 def test_a_consumer_s_offsets_are_not_locked_by_a_database_that_votes(producer, other_server, name):
     """The group's row would be locked until the transaction is decided, and nobody could join or leave the group."""
     other_server.create_database(name)
@@ -103,6 +104,7 @@ def test_a_consumer_s_offsets_are_not_locked_by_a_database_that_votes(producer, 
         assert consumer.committed(offsets, TIMEOUT)[0].offset == 1
 
 
+@pytest.mark.slow
 def test_a_connection_on_which_offsets_were_committed_does_not_vote_before_they_stand(producer, other_server, name):
     other_server.create_database(name)
     log = Table(other_server.url(name))
@@ -331,6 +333,7 @@ def test_what_a_session_cannot_write_aborts_it_all(producer, engines, drivers, t
     assert_nowhere(tables)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("ending", ["commit", "rollback"])
 def test_endings_of_the_owner_are_refused_within_and_not_afterwards(producer, drivers, engines, tables, name, ending):
     with engines[1].connect() as connection, producer.transaction():
@@ -439,6 +442,7 @@ def test_a_producer_that_is_closed_rolls_back(producer, drivers, tables, name):
     assert all(driver.info.transaction_status == psycopg.pq.TransactionStatus.IDLE for driver in drivers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["commit", "abort"])
 def test_who_ends_a_prepared_branch_the_other_way_is_told_of_and_the_producer_goes_on(
     producer, drivers, tables, name, monkeypatch, end
@@ -472,6 +476,7 @@ def test_who_ends_a_prepared_branch_the_other_way_is_told_of_and_the_producer_go
     assert [table.balances().get("later") for table in tables] == [1, 1]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("end", ["commit_transaction", "abort_transaction"])
 def test_a_callback_that_raises_leaves_no_branch_behind(producer, drivers, tables, name, end):
     def fail(*_):
@@ -584,6 +589,7 @@ def error_once_decided(producer) -> KafkaError:
             return error
 
 
+@pytest.mark.slow
 def test_a_branch_that_is_away_delays_nothing_but_itself(url, producer, drivers, tables, name, monkeypatch):
     transfer(producer, drivers, name)
     branches = producer._transactions._branches._branches
@@ -652,6 +658,7 @@ def test_a_commit_that_ran_out_of_time_is_taken_up_by_the_same_call(producer, dr
     assert_everywhere(tables, name)
 
 
+@pytest.mark.slow
 def test_what_cannot_take_part_is_refused_at_once_and_the_transaction_goes_on(
     producer, drivers, tables, name, no_vote_server, tmp_path
 ):

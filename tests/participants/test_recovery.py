@@ -215,6 +215,7 @@ def told(caplog):
     return [(fields["event"], fields["transactional_id"]) for fields in found]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("how", ["an administrator", "a failover", "so long ago that its server forgot"])
 @pytest.mark.parametrize("commit", [False, True])
 def test_a_branch_that_has_not_ended_as_was_decided_is_told_of_once_and_kept_if_it_is_a_commit(
@@ -261,6 +262,7 @@ def test_a_branch_that_somebody_ends_otherwise_at_the_same_moment_is_told_of(sql
     bank.recover()
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("is_past", [False, True])
 def test_a_copy_of_the_database_that_voted_loses_no_decision_to_commit(bank, monkeypatch, is_past):
     """As the same server has copied it before the vote: with its identity, and nothing prepared."""
@@ -462,6 +464,7 @@ def test_what_somebody_else_is_ending_this_moment_is_waited_for(sqlite_bank, mon
     bank.assert_whole(transfer.name, committed=True)
 
 
+@pytest.mark.slow
 def test_what_stays_busy_is_left_as_it_is(sqlite_bank, monkeypatch):
     bank, transfer = sqlite_bank, left_decided(sqlite_bank)
     busy = ServerAnswer(AnswerKind.REFUSED, "55000", "prepared transaction with this identifier is busy")
@@ -553,6 +556,7 @@ def test_a_member_of_the_role_that_prepared_it_may_end_it(sqlite_bank, other_ser
             admin.execute("DROP ROLE owner_of_branches, operator")
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("commit", [False, True])
 def test_a_branch_whose_role_has_been_dropped_is_left_to_a_superuser(bank, other_server, commit):
     """DROP ROLE does not mind what the role has prepared, and nobody is its member afterwards."""
@@ -584,6 +588,7 @@ def test_a_branch_whose_role_has_been_dropped_is_left_to_a_superuser(bank, other
         other_server.drop_role("upkeep")
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("commit", [False, True])
 def test_what_is_in_progress_by_its_number_has_not_ended(sqlite_bank, monkeypatch, commit):
     bank, transfer = sqlite_bank, sqlite_bank.prepared()
@@ -661,6 +666,7 @@ def test_a_database_of_the_cluster_that_is_away_is_still_to_be_recovered(monkeyp
         recover_in_cluster(store, cluster)
 
 
+@pytest.mark.slow
 def test_a_database_of_the_cluster_that_refuses_is_told_unless_it_can_prepare_nothing(
     monkeypatch, tables, no_vote_server
 ):

@@ -220,6 +220,7 @@ def test_an_address_where_nobody_is_is_said_and_may_pass(
     assert f"the Kafka cluster at {address}" in err
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("direction", ["--to", "--from"])
 @pytest.mark.parametrize(
     ("settings", "to_others", "code", "said"),

@@ -88,6 +88,7 @@ def test_what_a_relay_to_kafka_is_about_to_ship_is_not_copied_back(store, stand_
     assert read(store, "shop") == {0: numbered(3)} == stand_in.side.read("shop")
 
 
+@pytest.mark.slow
 def test_what_a_relay_to_kafka_begins_to_ship_meanwhile_is_not_copied_back(store, stand_in, monkeypatch):
     stand_in.side.create("shop", 1)
     make_topic(store, "shop")
@@ -165,6 +166,7 @@ def test_a_death_at_each_statement_loses_nothing_and_repeats_nothing(url, store,
     assert crashes > 20
 
 
+@pytest.mark.slow
 def test_two_relays_at_once_copy_everything_once(store, stand_in):
     stand_in.side.create("shop", 2)
     make_topic(store, "shop", 2)
@@ -297,6 +299,7 @@ def test_a_topic_made_anew_is_copied_by_a_relay_of_its_own_beside_the_one_before
         assert read(store, "other") == {0: numbered(3)}
 
 
+@pytest.mark.slow
 def test_a_topic_deleted_meanwhile_is_told_of_and_the_others_are_copied_to_their_ends(
     store, stand_in, monkeypatch, caplog
 ):
@@ -367,7 +370,7 @@ def test_nothing_is_read_at_the_position_in_a_topic_that_was_made_anew_meanwhile
     assert positions(store) == [2]
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("left_in", ["Kafka", "store", "nowhere"])
 def test_a_position_is_forgotten_once_its_topic_is_nowhere(store, stand_in, delete_topic, left_in):
     side = stand_in.side
@@ -419,7 +422,7 @@ def test_a_relay_that_is_forgotten_while_it_runs_copies_nothing_twice(store, sta
     assert copy(store, stand_in.cluster()) == 3
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("is_once", [True, False])
 def test_a_topic_that_is_gone_and_forgotten_by_another_relay_ends_nobody(
     store, stand_in, delete_topic, monkeypatch, caplog, is_once
@@ -491,7 +494,7 @@ def test_batches_are_as_small_as_their_topic_wants_them(store, stand_in):
     assert read(store, "shop") == {0: large}
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "refused"),
     [
@@ -601,7 +604,7 @@ def leaderless(stand_in, monkeypatch):
     return _Leaderless(stand_in, monkeypatch)
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("is_known", [False, True])
 def test_a_partition_without_a_leader_is_in_the_way_of_no_other_and_copied_once_it_has_one(
     store, stand_in, leaderless, caplog, is_known
@@ -683,6 +686,7 @@ def test_a_partition_that_has_just_lost_its_leader_ends_nobody(store, stand_in, 
     assert copy(store, stand_in.cluster()) == 2
 
 
+@pytest.mark.slow
 def test_a_latest_one_goes_on_with_the_others_and_begins_at_its_first_look_where_it_could_be_told_the_end(
     store, stand_in, leaderless, monkeypatch
 ):

@@ -84,6 +84,7 @@ def _without_leader(sick, stand_in):
     sick.not_listed["bad"] = txnstore.KafkaError.LEADER_NOT_AVAILABLE
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("make_sick", [_not_created, _unanswered, _not_listed, _without_leader])
 @pytest.mark.parametrize("is_there_first", [True, False])
 def test_a_topic_that_kafka_does_not_take_is_in_the_way_of_no_other_and_shipped_once_it_does(
@@ -160,6 +161,7 @@ def test_a_kafka_that_does_not_tell_its_topics_is_in_the_way_of_no_partition(sto
         wait_until(lambda: relay.shipped_count == 5)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(("code", "stays"), [(_REFUSED, True), (_AWAY, False)])
 def test_a_single_run_ships_the_others_before_it_fails(store, stand_in, sick, code, stays):
     for topic in ("bad", "shop", "worse"):
@@ -195,6 +197,7 @@ def test_a_topic_that_somebody_else_creates_meanwhile_is_there(store, stand_in, 
     assert ship(store, stand_in.cluster()) == 2
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("topics", [[], ["bad", "shop"]])
 def test_a_topic_whose_settings_in_the_store_cannot_be_read_is_in_the_way_of_no_other(store, stand_in, topics):
     for topic in ("bad", "shop"):

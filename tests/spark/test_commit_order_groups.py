@@ -180,6 +180,7 @@ def test_a_batch_that_began_within_a_transaction_begins_there_again(log, killed)
     assert all("$commit_order" in json.loads(offset) for offset in pipeline.written)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("limit", [None, "1"])
 def test_a_batch_reads_the_transaction_to_its_end_in_which_it_begins(log, limit):
     """Even where its query is to end before: no batch ends within a transaction, so no checkpoint has to say that."""
@@ -207,6 +208,7 @@ def test_a_batch_ends_where_the_group_has_come_to_or_before_the_transaction_ther
     assert pipeline.batch() == FIGURE[4:]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(("own", "other"), [("commit", (1,)), ("offset", (1, 0))], ids=["commit", "offset"])
 def test_a_group_that_reads_in_the_other_order_is_told_what_to_do(log, own, other):
     """A place is no offset: where one is taken for the other, records are lost."""

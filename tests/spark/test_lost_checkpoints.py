@@ -322,6 +322,7 @@ def test_what_lies_before_a_group_that_another_transactional_id_has_moved_is_nei
     assert new.batch() == [b"b"]
 
 
+@pytest.mark.slow_but_first
 def test_what_is_committed_by_itself_takes_nothing_from_a_batch_that_is_planned(log, driver):
     """A consumer of the group has read it, or it was set by hand: the batch was written down before."""
     log.plain(0, b"a", b"b")

@@ -160,6 +160,7 @@ def test_where_a_batch_read_begins_and_ends(log, options, values):
     assert values_of(reader(log, **options)) == values
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [

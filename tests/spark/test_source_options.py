@@ -171,6 +171,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("given", "streaming", "text"), REFUSED, ids=[f"{index}_{case[2]}" for index, case in enumerate(REFUSED)]
 )

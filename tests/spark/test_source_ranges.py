@@ -73,6 +73,7 @@ def places(found):
     return {partition: position.place for partition, position in found.items()}
 
 
+@pytest.mark.slow
 @given(positions, st.randoms())
 def test_an_offset_is_the_same_text_in_whatever_order_it_came(begins, random):
     shuffled = list(begins.items())

@@ -196,6 +196,7 @@ def test_a_batch_waits_for_its_minimum_but_not_for_ever(log):
     assert query.batch(ReadAllAvailable()) == [b"e"]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("when", ["before_planning", "before_reading"])
 def test_records_that_retention_took_are_an_error(log, when):
     log.plain(0, b"a")
@@ -211,6 +212,7 @@ def test_records_that_retention_took_are_an_error(log, when):
         query.write_down() if when == "before_planning" else query.run()
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("when", ["before_planning", "before_reading"])
 def test_or_a_warning_if_the_query_can_live_with_it(log, when, caplog):
     log.plain(0, b"a")
@@ -371,6 +373,7 @@ def test_a_group_that_is_ahead_of_what_can_be_read_keeps_nobody_waiting(log):
     assert query.batch() == [b"1"]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("order", ["offset", "commit"])
 def test_a_new_query_does_not_begin_before_its_group_unless_it_says_so(log, order):
     """A checkpoint was lost, say, and the program still has `earliest`."""
@@ -496,6 +499,7 @@ def test_what_a_task_reads_is_noted_once_more_if_the_answer_was_lost(log, monkey
     assert len(tried) == 3
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("order", ["offset", "commit"])
 def test_offsets_of_the_checkpoint_say_where_another_query_begins(log, order):
     log.plain(0, b"a")
@@ -528,6 +532,7 @@ def test_what_was_read_of_an_open_transaction_is_not_read_again_at_another_isola
     assert query.batch() == [b"new"]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("job_group", [None, "", "g" * 181])
 def test_a_job_group_of_foreach_batch_is_no_run_that_decides_a_batch(log, monkeypatch, job_group):
     properties = {"sql.streaming.queryId": "query", "streaming.sql.batchId": "0", "spark.jobGroup.id": job_group}

@@ -25,6 +25,7 @@ def test_on_postgresql(txnstore_postgresql_url):
 SOURCES = ("TXNSTORE_TEST_POSTGRES", "TXNSTORE_TEST_POSTGRES_URL", "TXNSTORE_TEST_POSTGRES_PROGRAMS")
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
@@ -84,6 +85,7 @@ def test_before_the_tests_are_imported():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("files", [{"freezegun": STAND_IN, "test_it": CONFIGURED}, {"test_it": FROZEN}])
 def test_frozen_time_stands_still_for_the_tests_alone(tmp_path, files):
     if "freezegun" not in files:
@@ -102,6 +104,7 @@ def test_frozen_time_stands_still_for_the_tests_alone(tmp_path, files):
     assert (done.returncode, "1 passed" in done.stdout) == (0, True), done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_damage_is_found_under_any_optimisation(txnstore_sqlite_url):
     with Producer({"bootstrap.servers": txnstore_sqlite_url}) as producer:
         producer.produce("orders", "a book")

@@ -223,6 +223,7 @@ def test_two_clusters_run_side_by_side(cluster, shop):
             assert connection.execute("SELECT to_regclass('orders')").fetchone() == (None,)
 
 
+@pytest.mark.slow
 def test_a_folder_in_use_is_not_taken_for_an_abandoned_one(cluster):
     assert cluster.folder not in remove_abandoned_folders()
     assert cluster.folder.exists()

@@ -117,6 +117,7 @@ def test_a_commit_cut_before_it_reaches_the_server_is_aborted(cluster, proxy, co
     assert failure.value.sqlstate is None
 
 
+@pytest.mark.slow
 @ways_to_commit
 def test_a_commit_whose_acknowledgement_is_lost_is_committed(cluster, proxy, connect, commit):
     connection = connect()

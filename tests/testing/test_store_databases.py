@@ -86,6 +86,7 @@ def used_again(databases, server, change):
     return used, again, oid == oid_of(server, again)
 
 
+@pytest.mark.slow
 def test_a_database_comes_back_as_new_and_under_another_name(databases, server):
     new = databases.take()
     used, again, is_same = used_again(databases, server, lambda name: use(server, name))

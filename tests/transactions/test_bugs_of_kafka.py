@@ -67,6 +67,7 @@ def test_kafka_9666_a_fence_that_could_not_be_written_does_not_raise_the_epoch_t
     assert bench.markers(bench.partition_ids[0]) == [(1, ControlType.ABORT, 1)]
 
 
+@pytest.mark.slow_but_first
 @WAYS
 def test_kafka_14053_a_record_that_arrives_after_the_abort_joins_no_transaction(bench, writes_elsewhere: bool) -> None:
     producer = bench.started(writes_elsewhere=writes_elsewhere)
@@ -127,6 +128,7 @@ def test_kafka_18464_an_empty_abort_can_be_repeated_and_an_empty_commit_is_refus
     assert [bench.bounds(partition_id).high_watermark for partition_id in bench.partition_ids] == [0, 0]
 
 
+@pytest.mark.slow_but_first
 @WAYS
 def test_kafka_18660_when_the_epoch_overflows_the_end_returns_a_new_producer_id_and_the_next_transaction_works(
     bench, writes_elsewhere: bool

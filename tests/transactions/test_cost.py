@@ -68,6 +68,7 @@ def give_a_member_to(bench, producer, sent: SentOffsets) -> None:
     bench.store.write(lambda connection: connection.execute(insert(group_members), member))
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("with_offsets", [False, True], ids=["records", "records and offsets"])
 def test_a_small_transaction_that_is_still_buffered_costs_one_commit(
     bench, offsets_of: Callable, monkeypatch: pytest.MonkeyPatch, with_offsets: bool
@@ -149,6 +150,7 @@ def test_offsets_that_cannot_wait_and_the_commit_behind_them_read_nothing_but_th
     assert bench.offsets(bench.prefix).offsets[bench.partition_ids[1]].offset == 2
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("batches", [1, 5, 20])
 def test_more_batches_and_partitions_cost_no_more_statements(bench, offsets_of: Callable, batches: int) -> None:
     producer = bench.started()

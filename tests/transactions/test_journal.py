@@ -30,6 +30,7 @@ def test_what_is_begun_decided_and_complete_at_once_is_one_entry_of_the_journal(
     ]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("commits_whole", [True, False])
 def test_the_entry_of_a_commit_tells_which_offsets_have_taken_effect_with_it(bench, monkeypatch, commits_whole) -> None:
     monkeypatch.setattr(bench.store, "commits_whole", commits_whole)

@@ -51,6 +51,7 @@ def test_two_transactions_around_the_last_epoch(bench, writes_elsewhere: bool, c
     assert bench.markers(partition_id) == [(1, kind, 32766), (3, kind, 32767), (5, kind, 1)]
 
 
+@pytest.mark.slow_but_first
 @WAYS
 @ENDS
 def test_the_end_at_the_last_epoch_can_be_repeated(bench, writes_elsewhere: bool, commit: bool) -> None:

@@ -170,7 +170,7 @@ def test_a_statement_that_misses_one_is_an_error_and_none_is_aborted(own_bench, 
     assert bench.markers(bench.partition_ids[0]) == []
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 def test_each_producer_is_told_and_goes_on(own_bench) -> None:
     bench = own_bench
     producers = open_some(bench)

@@ -180,6 +180,7 @@ def test_a_clock_that_is_set_back_by_a_moment_changes_no_transaction(own_bench) 
     assert begin_anew(bench.store) == 1
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("meanwhile", ["it ends", "the next one begins", "the clock is set right"])
 def test_what_was_seen_to_begin_in_the_future_is_looked_at_again_under_its_lock(own_bench, meanwhile: str) -> None:
     bench = own_bench
@@ -336,6 +337,7 @@ WRITER_CALLS: dict[str, Callable] = {
 }
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("late", WRITER_CALLS.values(), ids=WRITER_CALLS)
 def test_further_writers_are_refused_after_the_deadline_too(bench, late: Callable) -> None:
     producer = bench.started(timeout_ms=60_000)

@@ -294,6 +294,7 @@ def test_the_end_of_what_was_taken_over_at_the_last_epochs_can_be_repeated_while
     assert open_bench.read(open_bench.partition_ids[0]) == ([b"a"] if commit else [])
 
 
+@pytest.mark.slow_but_first
 @ENDS
 def test_what_was_decided_of_it_is_completed_by_whoever_comes_next(open_bench, commit: bool) -> None:
     zombies, dead = taken_over_at_the_last_epoch(open_bench, writes_elsewhere=True, times=3)
@@ -329,6 +330,7 @@ def test_of_an_abort_by_an_administrator_at_the_last_epochs_hears_who_had_taken_
     assert open_bench.read(open_bench.partition_ids[0]) == [b"next"]
 
 
+@pytest.mark.slow_but_first
 @WAYS
 def test_a_start_that_keeps_nothing_aborts_what_was_taken_over_at_the_last_epochs(
     open_bench, writes_elsewhere: bool

@@ -211,6 +211,7 @@ def test_what_is_open_and_not_as_the_client_believes_goes_the_general_way(worlds
     assert_same(pair)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     "steps",
     [

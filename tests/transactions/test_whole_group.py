@@ -116,7 +116,7 @@ USUAL: list[tuple[Cells, Committers]] = [
 ]
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 def test_what_is_usual_is_committed_by_one_database_transaction(worlds: Worlds) -> None:
     pair = worlds.new_pair()
     name = pair[0].names[0]

@@ -134,6 +134,7 @@ def test_writers_that_reported_count_and_the_others_do_not(bench, separate) -> N
     assert described.writers == ()
 
 
+@pytest.mark.slow_but_first
 def test_named_writers_count_and_no_other_even_if_it_has_reported(bench, separate) -> None:
     first, _ = bench.partition_ids
     producer = begun(bench, writes_elsewhere=separate)

@@ -396,6 +396,7 @@ def test_what_another_task_has_read_and_not_got_yet_is_not_committed(configurati
     run(scenario())
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("change", ["assign", "unassign", "incremental_unassign"])
 def test_what_a_call_holds_of_partitions_that_another_task_gives_back_is_not_returned(
     configuration, fill, monkeypatch, change

@@ -111,6 +111,7 @@ def test_an_async_session_that_is_ended_outside_of_run_sync_says_so_and_stays_en
     assert values(read_to_end(url, "t"))[2:] == [b"commit_transaction"]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("is_failed", [True, False], ids=["by an error", "at its end"])
 def test_an_async_session_that_was_closed_within_the_block_is_in_the_way_of_nothing(url, async_url, is_failed):
     """Its rows are gone; where its end comes is outside of run_sync, and the producer goes on all the same."""

@@ -108,6 +108,7 @@ def test_a_call_that_is_cancelled_while_it_deserializes_loses_no_message(open_co
     assert committed(make_consumer) == read_count
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("bad", [[0], [3], [9], [0, 1, 5]])
 def test_what_is_read_with_a_message_that_cannot_be_deserialized_is_not_lost(open_consumer, fill, make_consumer, bad):
     fill(*[b"bad" if number in bad else b"%d" % number for number in range(10)])

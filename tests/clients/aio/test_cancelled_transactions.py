@@ -146,6 +146,7 @@ def test_an_abort_after_a_cancelled_commit_that_failed_aborts(url, monkeypatch, 
     assert committed_values(0) == []
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     "error",
     [KafkaException(KafkaError(KafkaError._FAIL, "why", retriable=True)), TypeError("why")],

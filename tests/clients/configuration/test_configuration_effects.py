@@ -206,6 +206,7 @@ def test_a_relative_path_is_one_in_the_folder_of_the_moment(tmp_path, monkeypatc
     assert (first.text, second.url) == ("sqlite:////x/1.db", configuration.url)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("folder", [b"caf\xe9", b"line\nbreak", b"a?b=c%41@d, x:"], ids=ascii)
 def test_a_relative_path_leads_to_its_file_in_a_folder_whatever_that_is_called(tmp_path, monkeypatch, folder):
     """Also where the folder's own name can stand in no URL."""

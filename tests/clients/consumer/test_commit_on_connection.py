@@ -105,6 +105,7 @@ def test_the_callers_rollback_takes_both_back_and_the_next_commit_has_both(worke
     assert (committed(worker), ledger_of(url)) == (3, ["row again"])
 
 
+@pytest.mark.slow_but_first
 def test_a_producer_that_has_enlisted_the_connection_commits_the_offsets(worker, make_producer, caller, url):
     producer = make_producer({"transactional.id": "x"})
     producer.init_transactions(PATIENCE_SECONDS)

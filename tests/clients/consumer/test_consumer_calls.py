@@ -80,6 +80,7 @@ def test_a_refused_call_has_the_code_and_the_text_that_were_seen(alone, method, 
     assert (found_code, found_text[: len(text)]) == (code, text)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("method", "arguments", "error", "text"),
     [

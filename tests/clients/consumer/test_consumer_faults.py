@@ -148,6 +148,7 @@ def topic_on_postgresql(txnstore_postgresql_url):
         yield log
 
 
+@pytest.mark.slow
 def test_a_consumer_goes_on_after_its_sessions_were_ended(txnstore_postgresql_url, topic_on_postgresql):
     log = topic_on_postgresql
     with new_consumer({"bootstrap.servers": txnstore_postgresql_url, "group.id": "g"}) as consumer:

@@ -386,6 +386,7 @@ def test_offsets_of_partitions_that_go_are_committed(reader):
     assert committed(consumer) == 4
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("way", ["close", "assign"])
 def test_offsets_of_a_partition_that_goes_are_not_committed_for_one_that_has_its_name_now(reader, log, way):
     consumer = reader({"enable.auto.commit": True, "auto.commit.interval.ms": 3_600_000})
@@ -444,6 +445,7 @@ def test_only_what_was_stored_is_committed(reader):
     assert committed(reader()) == 3
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("below_zero", [-5, OFFSET_INVALID])
 def test_an_offset_below_zero_takes_back_what_was_stored(reader, below_zero):
     with reader({"enable.auto.commit": True, "enable.auto.offset.store": False}) as consumer:

@@ -211,6 +211,7 @@ def resets(caplog):
     ]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(("reset", "begins_at"), [("earliest", 2), ("latest", 3)])
 def test_a_reset_of_what_was_committed_is_logged(log, assigned, resets, reset, begins_at):
     log.topic()
@@ -251,6 +252,7 @@ def with_records(log, count, *changes):
     log.store.write(work, wakes_readers=True)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("reset", ["earliest", "latest"])
 def test_that_latest_passes_over_records_of_a_partition_made_anew_is_logged(log, assigned, resets, reset):
     log.topic()
@@ -434,6 +436,7 @@ def test_a_topic_is_created_by_a_consumer_only_if_it_may(log, assigned):
     assert consumer.poll(PATIENCE_SECONDS).value() == b"there"
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("refusal", [PermissionDenied, StoreReadOnly])
 @pytest.mark.parametrize("is_member", [False, True], ids=["assigned", "member"])
 def test_a_topic_that_may_not_be_created_holds_up_no_other(log, make_consumer, monkeypatch, is_member, refusal):

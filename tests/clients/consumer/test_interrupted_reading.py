@@ -124,6 +124,7 @@ def looked_at():
         collector.close()
 
 
+@pytest.mark.slow_but_first
 @on_sqlite_alone  # As above.
 @pytest.mark.parametrize(
     ("kind", "call"),

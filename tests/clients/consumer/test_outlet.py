@@ -360,6 +360,7 @@ def test_a_record_is_handed_out_once_also_if_memory_is_collected_meanwhile():
     for step in (("add", 0, 0), ("read", 0, 0), ("poll", 0, 1)):
         run(reader, [log], step)
     kept: Any = []
+    gc.collect()  # messages of tests before this one
     before = sys.getrefcount(Message)
     with called_as_garbage_is_collected(lambda: seen.append(reader.poll().offset())):
         while len(seen) < 900:
@@ -387,6 +388,7 @@ def test_what_was_closed_while_a_message_was_made_hands_it_out_no_more(reader):
     assert reader.poll().offset() == position
 
 
+@pytest.mark.slow
 @needs_c
 def test_memory_and_counts_stay_as_they_are():
     source = RecordSource("t", 0, 1)
@@ -638,6 +640,7 @@ def test_a_consumer_of_objects_takes_the_short_way_too(url, consumer, monkeypatc
         monkeypatch.undo()
 
 
+@pytest.mark.slow
 @needs_c
 @on_sqlite_alone  # No call of these asks the database.
 def test_a_consumer_that_is_dropped_while_it_is_open_is_collected(log, url):

@@ -55,6 +55,7 @@ def fails(monkeypatch):
     return fails_
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", ["send_offsets_to_transaction", "commit_transaction"])
 def test_an_order_whose_transaction_is_aborted_is_invoiced_once(url, fails, capsys, call):
     refused = KafkaException(KafkaError(KafkaError.TRANSACTION_ABORTABLE, "tried", txn_requires_abort=True))
@@ -73,6 +74,7 @@ def test_a_payment_whose_rows_are_rolled_back_is_added_once(url, fails, capsys):
     assert capsys.readouterr().out == printed
 
 
+@pytest.mark.slow
 def test_a_payment_of_which_nobody_knows_whether_its_commit_came_about_is_added_once(url, capsys, monkeypatch):
     """Its connection is lost in the commit, which the server goes on with: the worker that comes next waits for it."""
     begun, late = [], []

@@ -221,6 +221,7 @@ def order(monkeypatch):
     return happened
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("has_failed", [False, True])
 def test_a_call_that_waits_takes_what_has_come_before_the_thread_goes_on(log, waiting, order, has_failed):
     """Of what cannot be read, and is not tried for now, there is no more to read."""
@@ -331,6 +332,7 @@ def test_what_is_heard_of_while_something_else_is_due_is_not_forgotten(log, wait
         assert due == []
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.usefixtures("nobody_looks")
 @pytest.mark.parametrize(
     ("is_member", "is_full"),
@@ -395,6 +397,7 @@ def test_what_came_before_it_began_to_listen_is_read_although_the_database_is_aw
     assert away == []
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.usefixtures("nobody_looks")
 @pytest.mark.parametrize("numbers", [(0,), (0, 1)], ids=["alone", "beside-another"])
 def test_a_partition_that_could_not_be_read_is_read_after_a_while(log, waiting, monkeypatch, numbers):

@@ -202,6 +202,7 @@ def test_a_callback_may_refuse_to_read_and_the_partitions_are_still_the_members_
     assert by_name["a"] == {0, 1, 2, 3} - by_name["b"]
 
 
+@pytest.mark.slow_but_first
 @both_strategies
 def test_a_position_may_be_sought_within_the_callback(four, crew, strategy):
     def from_the_last(consumer, partitions):
@@ -445,6 +446,7 @@ def test_a_consumer_that_leaves_gives_its_partitions_back_wherever_its_call_is_i
         assert group._stage is MemberStage.OUT, moment.where
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("kind", ["assign", "revoke"])
 def test_a_rebalance_is_told_once_and_ended_wherever_the_call_that_tells_of_it_is_interrupted(crew, monkeypatch, kind):
     consumer = crew.member("a").consumer
@@ -578,6 +580,7 @@ def test_what_a_callback_keeps_of_what_was_to_go_is_read_on(four, crew, log):
     assert (message.partition(), message.value()) == (kept, b"later")
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("configuration", [*EAGER_AND_COOPERATIVE, ATOMIC], ids=[*STRATEGY_NAMES, "atomic"])
 def test_what_the_application_says_of_pauses_while_on_revoke_runs_is_for_afterwards(four, crew, configuration):
     a = crew.member("a", configuration).subscribe()

@@ -365,7 +365,7 @@ def goes_on(producer, url, member, number, offset):
     assert values(read_to_end(url, "out")) == [b"committed"]
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @both_strategies
 @pytest.mark.parametrize("metadata", ["former", "present"])
 def test_a_former_owner_is_refused_within_a_transaction(shared, producer, url, strategy, metadata):
@@ -498,7 +498,7 @@ def test_what_was_sent_before_a_rebalance_counts_by_the_membership_of_then(
     assert committed(a, moved, kept) == [5, 2]
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @both_strategies
 @pytest.mark.parametrize("commits", [True, False], ids=["commit", "abort"])
 def test_the_next_owner_waits_for_offsets_of_an_open_transaction(four, crew, producer, strategy, commits):

@@ -202,6 +202,7 @@ def run_program(capsys, *arguments):
     return int(ended.value.code or 0), captured.out, captured.err
 
 
+@pytest.mark.slow
 def test_the_command_line_shows_who_has_what(trio, url, capsys):
     for member in trio:
         member.consumer.commit(offsets=[TP("t", number, 3) for number in member.partitions], asynchronous=False)

@@ -152,6 +152,7 @@ def test_what_it_does_not_have(name):
     assert both(lambda module: outcome(lambda: FORBIDDEN[name](module.Message()))[0]) in (TypeError, AttributeError)
 
 
+@pytest.mark.slow
 def test_subclasses_have_what_they_add():
     def work(module: Any) -> Any:
         class Own(module.Message):
@@ -175,6 +176,7 @@ def test_subclasses_have_what_they_add():
     both(work)
 
 
+@pytest.mark.slow
 def test_circles_through_a_message_are_collected():
     def work(module: Any) -> Any:
         class Owner:

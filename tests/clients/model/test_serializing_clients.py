@@ -146,6 +146,7 @@ def test_a_message_that_cannot_be_serialized_is_not_queued(make_serializing, set
     assert len(producer) == 0
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("setting", "error", "field"),
     [

@@ -214,6 +214,7 @@ def test_what_an_interrupt_fails_while_its_commit_is_gathered_is_reported_once(
     assert [value for value in values(read_to_end(url, topic)) if value] == [b"next"]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("bounds", [{"queue.buffering.max.messages": 8}, {"queue.buffering.max.kbytes": 1}])
 def test_a_callback_may_produce_though_the_queue_was_full(make_producer, url, bounds):
     topic = create_topic(url, "orders")

@@ -457,6 +457,7 @@ def test_what_a_session_cannot_flush_aborts_both(producer, url, topic, entry, en
     assert (is_there(url, entry), committed_values(url, topic)) == (False, [])
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("when", ["before", "meanwhile", "in a hook"])
 def test_a_session_that_has_begun_on_two_engines_is_refused(producer, url, topic, entry, entries, tmp_path, when):
     """It would commit them one after the other: the other one's rows could stand alone."""
@@ -519,6 +520,7 @@ def test_the_connection_of_a_session_is_refused_for_what_the_session_holds_back(
     assert (is_there(url, entry), committed_values(url, topic)) == (True, [b"1"])
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("is_flushed", [True, False], ids=["flushed", "held back"])
 def test_a_session_on_an_enlisted_connection_holds_nothing_back(producer, url, topic, entry, entries, is_flushed):
     engine = application_engine(url)
@@ -546,6 +548,7 @@ def test_a_session_on_an_enlisted_connection_holds_nothing_back(producer, url, t
     assert (is_there(url, entry), committed_values(url, topic)) == both
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("hook", ["after_insert", "after_flush", "before_commit"])
 def test_what_hooks_of_a_session_produce_goes_with_its_commit(producer, url, topic, entry, entries, hook):
     engine, seen = application_engine(url), []

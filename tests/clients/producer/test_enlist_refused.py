@@ -152,6 +152,7 @@ def test_a_failed_statement_refuses_the_commit(producer, url, topic, entry):
     assert (is_there(url, entry), committed_values(url, topic)) == (False, [])
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("autocommit", [False, True])
 @pytest.mark.parametrize("end", ["its own", "an exception"])
 def test_a_block_of_psycopgs_that_ends_before_the_commit_is_refused(producer, url, topic, entry, autocommit, end):
@@ -214,6 +215,7 @@ def test_psycopgs_own_two_phase_calls_are_refused(producer, url, topic, entry):
     assert (is_there(url, entry), committed_values(url, topic)) == (True, [b"1"])
 
 
+@pytest.mark.slow_but_first
 def test_a_constraint_that_is_deferred_to_the_commit_is_told_as_the_rows_fault(producer, any_caller, url, topic, entry):
     with calling(url, "driver") as caller:
         caller.given.execute("CREATE TABLE IF NOT EXISTS parents (id integer PRIMARY KEY)")
@@ -377,7 +379,7 @@ def test_a_connection_that_another_producer_has_enlisted(make_producer, any_call
     assert (is_there(url, f"{entry} of the second"), committed_values(url, topic)) == (True, [b"1", b"2"])
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["abort", "close", "close elsewhere", "drop"])
 def test_a_connection_is_free_for_another_producer_once_the_first_has_ended(make_producer, url, topic, entry, end):
     for kind in ("core", "orm", "driver"):
@@ -480,6 +482,7 @@ def test_another_sqlite_file(producer, tmp_path):
     producer.abort_transaction(PATIENCE_SECONDS)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("journal_mode", ["wal", "delete"])
 def test_another_file_that_is_attached_is_refused_for_it_commits_apart(
     producer, url, topic, entry, tmp_path, journal_mode
@@ -659,6 +662,7 @@ def test_closing_the_producer_gives_the_connection_back(make_producer, url, topi
     assert committed_values(url, topic) == []
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("moment", ["before_commit", "commit"])
 def test_closing_in_another_thread_does_not_part_rows_and_records(make_producer, url, topic, entry, moment):
     """While the session writes what it holds back, nothing is on its way; once it commits, all of it is."""

@@ -93,6 +93,7 @@ def on(engine):
     return {"bind_arguments": {"bind": engine}}
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
 def test_other_connections_of_a_session_that_it_only_reads_do_no_harm(producer, url, topic, entry, other, when):
     engine = application_engine(url)
@@ -110,6 +111,7 @@ def test_other_connections_of_a_session_that_it_only_reads_do_no_harm(producer, 
     assert (is_there(url, entry), committed_values(url, topic)) == (True, [b"1"])
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("mode", ["written", "each statement by itself"])
 def test_other_connections_of_a_session_that_may_have_written_are_refused(producer, url, topic, entry, other, mode):
     engine = application_engine(url)

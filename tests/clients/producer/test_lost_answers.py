@@ -72,7 +72,7 @@ def test_a_program_does_not_notice_that_the_connection_was_cut(txnstore_postgres
     assert position.offset == 7
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("side", ["before", "after"])
 def test_records_outside_of_transactions_are_there_once(txnstore_postgresql_url, proxy, side):
     url = txnstore_postgresql_url

@@ -76,6 +76,7 @@ def test_a_partition_is_one_that_there_is(key, partition_count, name):
         assert 0 <= PARTITIONERS[name](key_or_none, partition_count, random.Random(1)) < partition_count
 
 
+@pytest.mark.slow_but_first
 @given(key=st.binary(min_size=1, max_size=100), partition_count=st.integers(1, 1000))
 @pytest.mark.parametrize("name", KEYED)
 def test_a_key_always_gets_the_partition_of_its_hash(name, key, partition_count):

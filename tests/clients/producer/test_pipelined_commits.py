@@ -272,6 +272,7 @@ def test_offsets_of_a_member_that_has_been_replaced_take_all_that_follows_with_t
 # --- failures ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("is_open", [True, False], ids=["in the next transaction", "between transactions"])
 def test_a_refused_commit_takes_all_that_follow_with_it(ready, hold_database, url, topic, is_open):
     other = create_topic(url, "passing")

@@ -146,6 +146,7 @@ def test_no_call_of_the_next_transaction_outlives_a_refused_commit(
     assert values(read_to_end(url, topic)) == [b"before"]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("call", ["send_offsets_to_transaction", "transaction_token"])
 def test_a_call_that_waits_behind_a_refused_commit_fails_as_it_does(
     ready, make_refused, hold_database, monkeypatch, url, topic, call
@@ -203,6 +204,7 @@ def test_a_block_whose_earlier_commit_is_refused_meanwhile_is_aborted(ready, mak
     assert values(read_to_end(url, topic)) == [b"before", b"after"]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("is_written", [False, True], ids=["sealed", "in the background"])
 def test_a_block_that_fails_behind_its_own_commit_says_that_it_was_not_aborted(
     ready, hold_database, url, topic, is_written
@@ -299,6 +301,7 @@ def test_what_is_sealed_does_not_expire(make_transactional, hold_database, url, 
 # --- a producer that is closed before its commits are done ----------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_commits_that_close_could_not_wait_for_are_told(ready, hold_database, monkeypatch, caplog, url, topic):
     monkeypatch.setattr(producer_module, "CLOSE_TIMEOUT_SECONDS", 0.05)
     with hold_database(url):
@@ -348,6 +351,7 @@ def test_a_commit_that_was_lost_with_those_before_it_is_not_told_by_a_name_of_th
     assert not any(is_told_committed(future, url) for future in futures)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("count", [0, 1, 3], ids=["in the background", "alone", "together"])
 def test_a_commit_whose_answer_close_did_not_wait_for_is_told_by_its_name(ready, monkeypatch, url, topic, count):
     def losing(method):
@@ -443,6 +447,7 @@ def test_offsets_of_the_next_transaction_wait_for_the_commit_before_though_somet
     assert committed(consumer, topic) == 1
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("records", [(), (b"3",)], ids=["empty", "with a record"])
 def test_a_call_that_came_too_late_prepares_no_later_transaction(
     make_transactional, hold_database, url, topic, records
@@ -578,6 +583,7 @@ def test_a_mistake_of_ours_loses_no_commit_and_no_order(ready, hold_database, mo
     assert values(read_to_end(url, topic)) == [b"before", b"first", *(b"%d" % number for number in range(5))]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("at_once", [True, False])
 def test_what_stands_is_not_committed_again_though_its_reports_fail(
     ready, hold_database, monkeypatch, url, topic, at_once

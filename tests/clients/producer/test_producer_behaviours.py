@@ -119,6 +119,7 @@ def test_flush_returns_how_many_are_left_when_its_time_is_over(producer, topic, 
     assert producer.flush(PATIENCE_SECONDS) == 0
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("call", ["poll", "flush"])
 @pytest.mark.parametrize("timeout", ["soon", None, b"1"])
 def test_a_timeout_is_a_number_of_seconds(producer, call, timeout):

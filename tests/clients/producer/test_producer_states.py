@@ -111,6 +111,7 @@ def fatal(fenced, topic):
     return fenced
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("configuration", [{}, {"transactional.id": ""}, {"transactional.id": None}])
 def test_without_a_transactional_id_there_are_no_transactions(make_producer, url, topic, configuration):
     producer = make_producer(configuration)
@@ -380,6 +381,7 @@ def cause_of(call, producer):
     return cause
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", ["init", "commit", "abort"])
 def test_what_timed_out_says_why_the_database_is_tried_again(url, make_producer, topic, hold_database, call):
     producer = make_producer({"transactional.id": "anna"})
@@ -516,6 +518,7 @@ def test_no_offsets_are_not_refused_even_where_nothing_is_valid(fatal):
     fatal.send_offsets_to_transaction([], NO_MEMBER)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -531,6 +534,7 @@ def test_offsets_of_another_type_are_a_type_error_before_anything_happens(in_tra
     in_transaction.commit_transaction(PATIENCE_SECONDS)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("metadata", [b"", b"garbage", b"CGMDv2:", NO_MEMBER[:-4]])
 def test_group_metadata_that_is_none_is_refused_and_harms_nothing(in_transaction, metadata):
     error = error_of(in_transaction.send_offsets_to_transaction, [TopicPartition(TOPIC, 0, 1)], metadata)

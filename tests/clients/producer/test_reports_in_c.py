@@ -153,6 +153,7 @@ class Owner:
     held: Any
 
 
+@pytest.mark.slow
 def test_what_is_not_taken_is_collected_with_the_circle_that_it_is_part_of():
     owner = Owner()
     owner.held = deliveries(columns(RECORDS, callbacks=[owner] * 5))

@@ -200,6 +200,7 @@ def test_a_transaction_goes_on_in_the_new_topic(make_producer, make_consumer, lo
     assert everything(make_consumer, 2) == NEW[:2]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("count", [1, 3], ids=["alone", "together"])
 def test_commits_that_nobody_waits_for_go_on_in_the_new_topic(
     url, make_producer, make_consumer, log, anew, hold_database, count

@@ -187,6 +187,7 @@ def test_a_with_block_that_cannot_commit_aborts_and_says_why(producer, url):
     assert seen(url, topic)[0] == [b"committed"]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("is_held", [False, True])
 def test_a_with_block_that_has_not_waited_for_its_own_abort_ends_with_it(
     producer, url, topic, hold_database, monkeypatch, is_held

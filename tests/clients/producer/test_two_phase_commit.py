@@ -251,6 +251,7 @@ def test_nothing_begins_while_it_is_asked_what_became_of_what_is_remembered(url,
     producer.abort_transaction()
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("records", [(), (b"a", b"b")], ids=["empty", "with records"])
 def test_what_is_written_to_be_prepared_is_not_begun_once_more(url, start, monkeypatch, records):
     begun = []
@@ -299,6 +300,7 @@ def dies_with_one_prepared(url, pipe):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_the_name_of_an_empty_transaction_does_not_commit_the_next_one(url, start):
     context = fork_server()
     ours, theirs = context.Pipe()
@@ -315,6 +317,7 @@ def test_the_name_of_an_empty_transaction_does_not_commit_the_next_one(url, star
     assert (outcome(remembered, url), outcome(forgotten, url)) == (Outcome.COMMITTED, Outcome.ABORTED)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("end", ["commit_transaction", "abort_transaction"])
 def test_a_transaction_that_is_prepared_empty_is_open_until_it_is_ended_by_its_name(url, start, end):
     producer = start()
@@ -387,6 +390,7 @@ def test_what_others_may_write_to_is_not_prepared(url, start, make_producer):
     assert seen(url) == [b"a", b"b"]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
 def test_it_holds_consumed_offsets_too(url, start, make_consumer, commit):
     producer = start()
@@ -470,6 +474,7 @@ def test_forced_termination_fences_the_producer(url, start):
     assert outcome(state, url) is Outcome.ABORTED
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("who", ["an administrator", "a newer producer"])
 def test_what_somebody_else_has_aborted_is_not_prepared(url, start, who):
     producer = start()

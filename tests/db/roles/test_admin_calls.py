@@ -165,7 +165,7 @@ def test_it_is_allowed_to_those_who_need_it_and_refused_to_others_before_it_chan
         assert admin.cluster_id(PATIENCE_SECONDS) is not None
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("role", [*MANAGES, "worker", "writer", "reader", "watcher"])
 def test_who_may_write_may_abort_what_is_open_and_others_leave_it_open(shop, admins, role):
     topic = f"opened-{next(_NUMBERS)}"

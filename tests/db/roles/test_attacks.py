@@ -332,6 +332,7 @@ def test_the_short_way_to_a_commit_is_as_closed_as_the_long_one(shop, sessions, 
             call(role, places["others"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("role", "statement"), POSSIBLE)
 def test_what_is_said_to_remain_possible_is(role, statement, sessions, places):
     """A row of the README's list that is refused by now is to be taken out of it."""

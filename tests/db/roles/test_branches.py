@@ -188,6 +188,7 @@ def test_who_sees_a_transactional_id_may_say_that_it_has_no_such_branch(shop):
         assert known_branches(store, ["of nobody"]) == {}
 
 
+@pytest.mark.slow
 def test_who_may_not_read_the_logs_own_tables_is_told_so_and_is_no_branch(shop, make_producer):
     stranger = f"{shop.name}_stranger"
     shop.server.create_role(stranger, "secret")

@@ -121,6 +121,7 @@ def test_who_loses_its_rows_is_named(bare):
     ]
 
 
+@pytest.mark.slow
 def test_rights_on_the_segments_of_the_log_are_no_way_around_limits(bare):
     (partition_id,) = bare.store.write(lambda connection: create_topic(connection, "others")).partition_ids
     append_at_once(bare.store, [Append(partition_id, encode([Record(b"secret")]))], NO_PRODUCER)
@@ -172,6 +173,7 @@ def test_what_is_printed_does_the_same_in_psql(bare, sql_program):
     assert catalogue(bare) == by_psql
 
 
+@pytest.mark.slow
 def test_names_that_look_like_sql_are_names(bare):
     odd = "o'brien\\\"; DROP TABLE txnstore.topics; --%s $$"
     bare.server.create_role(odd, "secret")
@@ -192,6 +194,7 @@ def test_names_that_look_like_sql_are_names(bare):
     grants.apply(bare.store, grants.revoke(bare.store, odd))
 
 
+@pytest.mark.slow
 def test_long_names_of_roles_have_policies_of_their_own(bare):
     for letter in "ab":
         bare.roles[letter] = "r" * 62 + letter
@@ -203,7 +206,7 @@ def test_long_names_of_roles_have_policies_of_their_own(bare):
     ]
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "bounds", "why"),
     [
@@ -219,6 +222,7 @@ def test_what_cannot_be_granted_is_refused(bare, kind, bounds, why):
         grants.grant(bare.store, kind, bare.roles["writer"], bounds)
 
 
+@pytest.mark.slow
 def test_roles_for_whom_nothing_can_be_done_are_refused(bare):
     for call, otherwise in (
         (lambda role: grants.grant(bare.store, Kind.PRODUCER, role), "make it first"),

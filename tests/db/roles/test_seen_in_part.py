@@ -70,6 +70,7 @@ def assert_it_commits_as_a_whole(shop, producer, *written_to):
             assert consumer.poll(PATIENCE_SECONDS).value() == b"a", written
 
 
+@pytest.mark.slow
 def test_an_abort_by_partition_and_producer_is_refused(shop, guest, open_one):
     producer, topic, state = open_one
     spec = AbortTransactionSpec(TopicPartition(topic, 0), state.producer_id, state.producer_epoch, 0)
