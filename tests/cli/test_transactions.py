@@ -7,11 +7,13 @@ import os
 import re
 import socket
 from contextlib import closing
+from unittest.mock import ANY
 
 import psycopg
 import pytest
 from sqlalchemy import delete, insert, select, update
 
+from tests.clients.producer.transactional import allow_two_phase_commit
 from tests.transactions.bench import sent_offsets
 from txnstore.clients.model.errors import KafkaException
 from txnstore.clients.producer.producer import Producer
@@ -115,6 +117,29 @@ def test_what_has_ended_before_the_answer_is_told_of_and_what_came_after_it_is_l
     if goes_on:
         opened.commit_transaction(30)
     assert done("consume", "orders").split() == ["open"] * (outcome == "committed") + ["newer"] * goes_on
+
+
+def test_what_its_program_completes_is_aborted_by_nobody_who_did_not_say_so(url, run, done, answer):
+    """The database of the program may have committed its part already."""
+    done("topics", "create", "orders")
+    allow_two_phase_commit(url)
+    with Producer(
+        {"bootstrap.servers": url, "transactional.id": "bank", "transaction.two.phase.commit.enable": True}
+    ) as producer:
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        producer.produce("orders", b"paid")
+        producer.prepare_transaction(30)
+        (row,) = answer("transactions", "list-open")
+        assert row["freed_by"] is None
+        for by in (["bank"], ["--producer-id", row["producer_id"]]):
+            refused = run("transactions", "abort", *by, "--yes")
+            assert (refused.code, refused.out) == (1, "")
+            assert "may have committed its part already" in refused.err
+            assert "nothing was changed" in refused.err
+        assert answer("transactions", "list-open") == [row | {"open_for_ms": ANY}]
+        assert "was aborted" in done("transactions", "abort", "bank", "--even-if-prepared", "--yes")
+    assert done("consume", "orders") == ""
 
 
 def test_what_another_producer_has_taken_over_before_the_answer_is_left_open(url, opened, run, answer, monkeypatch):

@@ -15,6 +15,7 @@ import psycopg
 import pytest
 from sqlalchemy import delete, event, insert, select, text, update
 
+from tests.clients.producer.transactional import allow_two_phase_commit
 from tests.tools.crashes import is_commit
 from tests.tools.elsewhere import Elsewhere, decide
 from tests.transactions.bench import sent_offsets
@@ -177,6 +178,21 @@ def test_the_command_that_is_named_frees_readers_whatever_the_transactional_id(u
 
 
 @pytest.mark.slow
+def test_one_that_its_program_completes_is_freed_by_no_command(url):
+    """The program's database may have committed it: who aborts what is listed would lose half of it."""
+    allow_two_phase_commit(url)
+    with open_store(url) as store, open_cluster(url) as cluster:
+        partition_id = store.write(lambda connection: create_topic(connection, "orders")).partition_ids[0]
+        coordinator, producer = begin(store, partition_id, "bank", enable_two_phase_commit=True)
+        coordinator.send_offsets("bank", producer, sent_offsets("billing", {partition_id: 1}))
+        (held,) = each_held(cluster, {})
+        (one,) = each_open_in(store)
+        (row,) = rows_of_view(store)
+        (pending,) = held_of_view(store)
+        assert (one.timeout_ms, one.freed_by, row["freed_by"]) == (2**31 - 1, None, None)
+        assert (held.timeout_ms, held.freed_by, pending["freed_by"]) == (2**31 - 1, None, None)
+
+
 def test_one_that_hangs_and_one_that_is_decided_are_freed_by_what_is_named_too(url, monkeypatch):
     with open_store(url) as store:
         partition_id = store.write(lambda connection: create_topic(connection, "orders")).partition_ids[0]

@@ -62,7 +62,12 @@ from txnstore.transactions.listing import (
 )
 from txnstore.transactions.open_transactions import HeldOffsets, OpenTransaction, each_held, each_open
 from txnstore.transactions.outcome import Outcome, remembered_outcome
-from txnstore.transactions.protocol import STORED, TransactionMetadata, TransactionState
+from txnstore.transactions.protocol import (
+    STORED,
+    TIMEOUT_NEVER_MS,
+    TransactionMetadata,
+    TransactionState,
+)
 
 app: Final = typer.Typer(name="transactions", no_args_is_help=True, help="List, describe and abort transactions.")
 app.add_typer(branches.app)
@@ -264,6 +269,12 @@ def abort(
     coordinator_epoch: Annotated[
         int, typer.Option("--coordinator-epoch", min=0, max=2**31 - 1, help="Goes with --producer-id.")
     ] = 0,
+    even_if_prepared: Annotated[
+        bool,
+        typer.Option(
+            "--even-if-prepared", help="Also one of a program whose own database decides, and may have committed."
+        ),
+    ] = False,
     yes: _Yes = False,
     url: Url = None,
     schema: Schema = DEFAULT_SCHEMA,
@@ -281,10 +292,10 @@ def abort(
         raise typer.BadParameter("give a transactional id, or --topic and --partition")
     with opened(url, schema) as cluster:
         if transactional_id is not None:
-            _abort_id(cluster, transactional_id, yes=yes)
+            _abort_id(cluster, transactional_id, even_if_prepared=even_if_prepared, yes=yes)
             return
         if producer_id is not None and topic is None and partition is None and not by_offset and producer_epoch is None:
-            _abort_producer(cluster, producer_id, yes=yes)
+            _abort_producer(cluster, producer_id, even_if_prepared=even_if_prepared, yes=yes)
             return
         if topic is None or partition is None or by_offset == by_producer:
             raise typer.BadParameter(
@@ -314,7 +325,7 @@ def abort(
     name="list-open",
     epilog=examples(
         "txnstore transactions list-open orders",
-        "txnstore transactions list-open --json | jq -r '.[] | select(.open_for_ms > 3600000) | .freed_by'",
+        "txnstore transactions list-open --json | jq -r '.[] | select(.open_for_ms > 3600000) | .freed_by // empty'",
     ),
 )
 def list_open(
@@ -433,10 +444,10 @@ def _producer(state: ProducerInPartition) -> dict[str, Any]:
     }
 
 
-def _abort_producer(cluster: Cluster, producer_id: int, *, yes: bool) -> None:
+def _abort_producer(cluster: Cluster, producer_id: int, *, even_if_prepared: bool, yes: bool) -> None:
     transactional_id = _transactional_id_of(cluster, producer_id)
     if transactional_id is not None:
-        _abort_id(cluster, transactional_id, yes=yes, producer_id=producer_id)
+        _abort_id(cluster, transactional_id, even_if_prepared=even_if_prepared, yes=yes, producer_id=producer_id)
         return
     left_out: LeftOut = {}
     held = offsets_held_elsewhere(cluster, [producer_id], left_out)
@@ -469,14 +480,23 @@ def _transactional_id_of(cluster: Cluster, producer_id: int) -> str | None:
     return None
 
 
-def _abort_id(cluster: Cluster, transactional_id: str, *, yes: bool, producer_id: int | None = None) -> None:
+def _abort_id(
+    cluster: Cluster, transactional_id: str, *, even_if_prepared: bool, yes: bool, producer_id: int | None = None
+) -> None:
     check_transactional_id(transactional_id)
-    cluster.at_coordinator(
-        transactional_id, lambda store: _abort_at(store, cluster, transactional_id, producer_id, yes=yes)
-    )
+    abort_at = partial(_abort_at, even_if_prepared=even_if_prepared, yes=yes)
+    cluster.at_coordinator(transactional_id, lambda store: abort_at(store, cluster, transactional_id, producer_id))
 
 
-def _abort_at(store: Store, cluster: Cluster, transactional_id: str, producer_id: int | None, *, yes: bool) -> None:
+def _abort_at(
+    store: Store,
+    cluster: Cluster,
+    transactional_id: str,
+    producer_id: int | None,
+    *,
+    even_if_prepared: bool,
+    yes: bool,
+) -> None:
     found = store.read(lambda connection: describe_transaction(connection, transactional_id))
     if producer_id not in {None, found.row.producer_id, *(writer.producer_id for writer in found.writers)}:
         raise CommandFailed(f"{transactional_id} has another producer id than {producer_id} now; nothing was changed")
@@ -494,6 +514,12 @@ def _abort_at(store: Store, cluster: Cluster, transactional_id: str, producer_id
     if found.row.state is TransactionState.PREPARE_COMMIT:
         raise CommandFailed(
             f"the transaction of {transactional_id} is decided to commit; `txnstore maintain --once` completes it"
+        )
+    if found.row.timeout_ms == TIMEOUT_NEVER_MS and not even_if_prepared:
+        raise CommandFailed(
+            f"the transaction of {transactional_id} is for its program to complete (KIP-939): the program's own database"
+            " decides, and may have committed its part already. Only if the program never will, add --even-if-prepared;"
+            " nothing was changed"
         )
     _ask(f"the open transaction of {transactional_id}, in {list_text(found.partitions)}", yes=yes)
     if not TransactionCoordinator(store, cluster).abort_as_shown(found.row, _FENCING_TIMEOUT_MS):

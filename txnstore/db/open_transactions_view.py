@@ -60,7 +60,7 @@ OPEN_TRANSACTIONS_COLUMNS: Final[Mapping[str, str]] = MappingProxyType(
         "last_write_ms": "When its producer last wrote to the partition.",
         "prepared_gids": "What it has prepared in other databases, by the names in their pg_prepared_xacts.",
         "backend_pid": "PostgreSQL's session that works on it now and keeps its lock; NULL: no session does.",
-        "freed_by": "The command that ends it, with --url or TXNSTORE_URL for the database.",
+        "freed_by": "The command that ends it, with --url or TXNSTORE_URL; NULL: its program completes it (KIP-939).",
         "producer_id": "The producer that wrote there.",
         "producer_epoch": "The epoch of its records.",
         "coordinator_epoch": "The coordinator's epoch in the producer's last marker there; -1: there was no marker.",
@@ -84,7 +84,7 @@ PENDING_OFFSETS_COLUMNS: Final[Mapping[str, str]] = MappingProxyType(
         "timeout_ms": "Its transaction.timeout.ms, after which any client aborts it; 2147483647: never.",
         "started_ms": "When it began, in milliseconds since 1970.",
         "sent_ms": "When the offset was sent.",
-        "freed_by": "The command that ends it, with --url or TXNSTORE_URL for the database.",
+        "freed_by": "The command that ends it, with --url or TXNSTORE_URL; NULL: its program completes it (KIP-939).",
         "producer_id": "The producer of the transaction.",
         "producer_epoch": "Its epoch.",
         "coordinator_database_id": "The number of the database that coordinates it.",
@@ -166,6 +166,7 @@ SELECT
     {words.backend_pid(owner("xmax"))} AS backend_pid,
     CASE
         WHEN {owner("state")} IN (2, 3) THEN 'txnstore maintain --once'
+        WHEN {owner("timeout_ms")} = 2147483647 THEN NULL
         WHEN {words.is_plain(owner("transactional_id"))}
             THEN 'txnstore transactions abort ' || {owner("transactional_id")}
         ELSE 'txnstore transactions abort --topic ' || topics.name
@@ -221,6 +222,7 @@ SELECT
     held.commit_ms AS sent_ms,
     CASE
         WHEN own.state IN (2, 3) THEN 'txnstore maintain --once'
+        WHEN own.timeout_ms = 2147483647 THEN NULL
         WHEN {words.is_plain("own.transactional_id")} THEN 'txnstore transactions abort ' || own.transactional_id
         ELSE 'txnstore transactions abort --producer-id ' || held.producer_id
     END AS freed_by,

@@ -29,7 +29,7 @@ from txnstore.db.store import Store, pages, server_now_ms
 from txnstore.log.topics import names_of_partitions
 from txnstore.model import OFFSET_MAX, ClientProcess, PartitionName
 from txnstore.transactions.listing import COORDINATOR, PAGE_ROWS, RUNNING
-from txnstore.transactions.protocol import DECIDED, TransactionState
+from txnstore.transactions.protocol import DECIDED, TIMEOUT_NEVER_MS, TransactionState
 from txnstore.transactions.rows import CLIENT_COLUMNS, client_from_row
 
 _STATES: Final = sorted(int(state) for state in RUNNING)
@@ -169,8 +169,8 @@ class OpenTransaction:
         return self.transactional_id is None and not self.coordinator_is_away
 
     @property
-    def freed_by(self) -> str:
-        """The command that ends it, with `--url` or TXNSTORE_URL for the database."""
+    def freed_by(self) -> str | None:
+        """The command that ends it, with `--url` or TXNSTORE_URL for the database; None: its program completes it."""
         where = f"--topic {self.partition.topic} --partition {self.partition.partition}"
         return _freed_by(self, f"{where} --start-offset {self.first_offset}")
 
@@ -240,8 +240,8 @@ class HeldOffsets:
         return self.transactional_id is None and self.is_elsewhere and not self.coordinator_is_away
 
     @property
-    def freed_by(self) -> str:
-        """The command that ends it, with `--url` or TXNSTORE_URL for the database."""
+    def freed_by(self) -> str | None:
+        """The command that ends it, with `--url` or TXNSTORE_URL for the database; None: its program completes it."""
         return _freed_by(self, f"--producer-id {self.producer_id}")
 
 
@@ -347,9 +347,12 @@ def _both_have(row: Row[Any], silent_since_ms: int) -> dict[str, Any]:
     }
 
 
-def _freed_by(one: OpenTransaction | HeldOffsets, otherwise: str) -> str:
+def _freed_by(one: OpenTransaction | HeldOffsets, otherwise: str) -> str | None:
     if one.state in DECIDED:
         return "txnstore maintain --once"
+    if one.timeout_ms == TIMEOUT_NEVER_MS:
+        # The application's database may have committed it already.
+        return None
     if one.transactional_id is not None and is_plain_name(one.transactional_id):
         return f"txnstore transactions abort {one.transactional_id}"
     return f"txnstore transactions abort {otherwise}"

@@ -168,8 +168,8 @@ class OpenTransactionListing:
     is_hanging: bool
     """Whether no timeout will end it: its coordinator was asked, and lists no such transaction."""
 
-    freed_by: str
-    """The command that ends it."""
+    freed_by: str | None
+    """The command that ends it; None: its program completes it (KIP-939)."""
 
     @property
     def abort_spec(self) -> AbortTransactionSpec:
@@ -213,8 +213,8 @@ class PendingOffsetsListing:
     is_hanging: bool
     """Whether no timeout will end it: its coordinator, in another database, was asked, and has lost it."""
 
-    freed_by: str
-    """The command that ends it."""
+    freed_by: str | None
+    """The command that ends it; None: its program completes it (KIP-939)."""
 
 
 @dataclass(frozen=True, slots=True)
