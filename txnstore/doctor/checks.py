@@ -101,8 +101,8 @@ def findings(checks: Sequence[Check[F]], facts: F) -> list[Finding]:
 
 VERSION_CONSEQUENCE: Final = "Clients of this version refuse to open the store."
 VERSION_REMEDY: Final = (
-    "Older tables: run `txnstore migrate`. Newer ones: upgrade txnstore. Others of these names: use another database,"
-    " or another schema (--schema)."
+    "Older tables: run `txnstore migrate`. Newer ones: upgrade txnstore. If some are missing: restore a backup."
+    " Others of these names: use another database, or another schema (--schema)."
 )
 COPY_CONSEQUENCE: Final = "The copy would act for its original on other databases, so it refuses to."
 COPY_REMEDY: Final = (

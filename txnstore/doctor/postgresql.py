@@ -384,7 +384,8 @@ def is_remote(host: str) -> bool:
     Grade.ADVICE,
     f"pg_stat_activity: a snapshot for more than {seconds_text(LONG_SECONDS)}",
     "What was deleted or replaced since keeps its room: tables grow by all that is written; commits become slower.",
-    "SELECT pg_terminate_backend(PID); idle_in_transaction_session_timeout ends those that idle.",
+    "Find out what it is. A backup (pg_dump) or a vacuum ends by itself; of what is stuck or forgotten, SELECT"
+    " pg_terminate_backend(PID) ends the session, and idle_in_transaction_session_timeout those that idle.",
     needs=("long_sessions",),
 )
 def _snapshots(facts: PostgreSQLFacts) -> Iterator[str]:

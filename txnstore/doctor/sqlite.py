@@ -146,7 +146,8 @@ def _disk(facts: SQLiteFacts) -> Iterator[str]:
     "how many names the file has, and /proc/self/mountinfo: whether it is mounted by itself",
     "The write-ahead log lies beside the name that is used: who opens the file by another one does not see it, and"
     " damages the database. So no client opens it.",
-    "Remove all names but one; mount the folder of the file, not the file.",
+    "Of several names, keep the one with files -wal and -shm beside it, which may hold the last commits, and remove the"
+    " others; if none has them, any may stay. Mount the folder of the file, not the file.",
 )
 def _names(facts: SQLiteFacts) -> Iterator[str]:
     if facts.other_names is not None:

@@ -9,6 +9,10 @@ from typing import Final
 _RESTORE: Final = (
     "stop its writers, keep a copy of the database, and restore a backup; `txnstore dump log` shows what is readable"
 )
+_RESTORE_HERE: Final = (
+    "if a coordinator was restored from a backup, it has lost its last changes: compare what each database holds of the"
+    " transaction; else " + _RESTORE
+)
 _JOURNAL: Final = (
     "find out who wrote to the tables beside txnstore; `txnstore dump journal` and `txnstore transactions describe`"
     " show the history"
@@ -92,13 +96,13 @@ class Invariant(enum.Enum):
     )
     DECISION_STANDS = (
         "markers and committed offsets of a transaction are those that the journal decided on",
-        _RESTORE,
+        _RESTORE_HERE,
     )
     OFFSETS_TOLD = (
         "only commits tell of consumed offsets in the journal, and a group has those that its last commit tells of",
         "the group may consume records again, or miss some: compare `txnstore dump journal` with what it has done",
     )
-    ALL_OR_NOTHING = ("a transaction has the same outcome in all of its partitions", _RESTORE)
+    ALL_OR_NOTHING = ("a transaction has the same outcome in all of its partitions", _RESTORE_HERE)
     PARTICIPANTS_KNOWN = ("the partitions and groups of a transaction are those that hold something of it", _FREE)
     OUTBOX_RIGHT = ("markers are queued that a decided transaction still needs, and no others", _MAINTAIN)
     NOTHING_HANGS = (
@@ -116,16 +120,19 @@ class Invariant(enum.Enum):
     )
     OUTBOX_MOVES = (
         "what applications put into the outbox becomes records soon, and nothing is refused",
-        "create the topic, or correct the rows, then set their refusal to NULL; `txnstore maintain` moves what waits",
+        "create the topic, or correct the rows (delete one whose key has a later record already), then set their"
+        " refusal to NULL; `txnstore maintain` moves what waits",
     )
 
     PROGRESS_IN_LOG = (
         "no query of Spark has read, and no relay to Kafka begun, beyond the end of a partition",
-        "what comes next there may be left out: stop it, and go on with a checkpoint, or a name, of its own",
+        "what comes next there may be left out: stop it. A relay goes on with another `--name`, `--topic` and `--start"
+        " latest`; a query with another group and checkpoint, and startingOffsets from where its output ends",
     )
     SINKS_SOUND = (
         "what is noted of a query's last batch is of that one, and its runs write as producers that they were given",
-        "its last batch may be written twice, or left out: compare its output, and use a checkpoint of its own",
+        "its last batch may be written twice, or left out: compare its output, then go on with another checkpoint and"
+        " group, and startingOffsets from where its output ends",
     )
 
     TOPICS_COMPLETE = (

@@ -537,8 +537,9 @@ def _check_names(path: str) -> None:
     """
     if (others := other_names(Path(path))) is not None:
         raise InvalidUrl(
-            f"{path!r} is not opened: {others}, and the write-ahead log lies beside the name that is used; remove all"
-            " names but one, and mount the folder of the file, not the file"
+            f"{path!r} is not opened: {others}, and the write-ahead log lies beside the name that is used. Of several"
+            " names, keep the one with files -wal and -shm beside it, if one has them, and remove the others; mount the"
+            " folder of the file, not the file"
         )
 
 

@@ -70,7 +70,6 @@ _FIRST_WAITING: Final = select(outbox.c.outbox_id).where(_WAITS).order_by(outbox
 _LAST_WAITING: Final = select(outbox.c.outbox_id).where(_WAITS).order_by(outbox.c.outbox_id.desc()).limit(1)
 #: Whether a row waits, as a column of any statement.
 OUTBOX_WAITS: Final = _FIRST_WAITING.correlate(None).scalar_subquery().is_not(None)
-_ANY: Final = select(OUTBOX_WAITS)
 # This lock makes one sequencer of many. The statements after it see all that the one before has committed; without
 # it, a later row could pass an earlier one that somebody else is about to append.
 _LOCKED: Final = select(
@@ -199,7 +198,7 @@ def delete_refused_rows(connection: Connection, outbox_ids: Sequence[int], befor
 
 def has_outbox_rows(connection: Connection) -> bool:
     """Return whether a row waits to become a record; cheap enough to be asked again and again."""
-    return bool(connection.execute(_ANY).scalar_one())
+    return first_waiting_id(connection) is not None
 
 
 def first_waiting_id(connection: Connection) -> int | None:
