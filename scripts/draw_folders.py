@@ -24,6 +24,7 @@ FOUNDATIONS: Final = (
     "errors",
     "late_import",
     "model",
+    "trouble",
 )
 
 

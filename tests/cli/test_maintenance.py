@@ -307,9 +307,9 @@ def test_a_mistake_of_ours_ends_no_thread_of_the_maintenance(url, monkeypatch, c
         command._run_all(cluster, DUTIES, stop, lambda *_: Mistaken())
     end.cancel()
     assert len(looks) >= 3
-    failed = [record for record in caplog.records if record.exc_info]
-    assert len(failed) == 2
-    assert all("it goes on" in record.getMessage() for record in failed)
+    # Told once, however soon it comes again.
+    (failed,) = [record for record in caplog.records if record.exc_info]
+    assert "it goes on" in failed.getMessage()
 
 
 @pytest.mark.slow

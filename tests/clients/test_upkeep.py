@@ -30,6 +30,7 @@ from txnstore.errors import CorruptBatch, PermissionDenied, StoreBusy, StoreUnav
 from txnstore.maintenance import duties, turns
 from txnstore.maintenance.leases import LEASE_MS, PAUSE_MS_MAX
 from txnstore.testing.postgres_server import connection_string
+from txnstore.trouble import RepeatedTrouble
 
 PATIENCE_SECONDS = 60
 DAY_MS = 86_400_000
@@ -55,7 +56,7 @@ def _has_not_looked(monkeypatch):
     """Begin as a process that has not looked at any store yet, and no more looks at that of the test before."""
     wait_until(lambda: not looking())
     monkeypatch.setattr(upkeep, "_next_looks", {})
-    monkeypatch.setattr(upkeep, "_told", set())
+    monkeypatch.setattr(upkeep, "_lasting", RepeatedTrouble(math.inf))
 
 
 @pytest.fixture

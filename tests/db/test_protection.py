@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 
 import pytest
 
 from txnstore.db.opening import connect_store
 from txnstore.db.postgresql import protection
 from txnstore.testing.postgres_server import PostgresServer
+from txnstore.trouble import RepeatedTrouble
 
 SECRET = "Hunter2SecretWord"
 VARIABLES = ("PGHOST", "PGHOSTADDR", "PGSSLMODE", "PGSSLROOTCERT", "PGGSSENCMODE")
@@ -16,7 +18,7 @@ VARIABLES = ("PGHOST", "PGHOSTADDR", "PGSSLMODE", "PGSSLROOTCERT", "PGGSSENCMODE
 
 @pytest.fixture(autouse=True)
 def _nobody_was_warned(monkeypatch):
-    monkeypatch.setattr(protection, "_warned", set())
+    monkeypatch.setattr(protection, "_unverified", RepeatedTrouble(math.inf))
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
 

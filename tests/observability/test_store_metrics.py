@@ -325,15 +325,17 @@ def test_a_store_that_is_away_is_not_up_and_is_again_when_it_is_back(url, tmp_pa
     collector = StoreCollector(missing)
     registry = CollectorRegistry()
     registry.register(collector)
-    with caplog.at_level(logging.WARNING, "txnstore"):
+    with caplog.at_level(logging.INFO, "txnstore"):
         for _ in range(2):
             told = scraped(registry)
             assert told.pop("txnstore_scrape_seconds")
             assert told == {"txnstore_up": {(): 0}}
+        collector._url, collector._timeout_seconds = url, PATIENCE_SECONDS
+        for _ in range(2):
+            assert scraped(registry)["txnstore_up"] == {(): 1}
     # Threads of other tests may say something too.
-    assert sum(getattr(record, "event", "") == "metrics_unavailable" for record in caplog.records) == 1
-    collector._url, collector._timeout_seconds = url, PATIENCE_SECONDS
-    assert scraped(registry)["txnstore_up"] == {(): 1}
+    told = [record.event for record in caplog.records if getattr(record, "event", "").startswith("metrics_")]
+    assert told == ["metrics_unavailable", "metrics_available"]
     collector.close()
     assert scraped(registry)["txnstore_up"] == {(): 0}
     # It opens nothing again.
@@ -400,7 +402,9 @@ def test_a_defect_is_told_in_the_log_and_not_raised_into_the_scrape(url, monkeyp
     collector = StoreCollector(url)
     registry = CollectorRegistry()
     registry.register(collector)
-    assert scraped(registry)["txnstore_up"] == {(): 0}
+    for _ in range(2):
+        assert scraped(registry)["txnstore_up"] == {(): 0}
+    assert [getattr(record, "event", "") for record in caplog.records].count("metrics_failed") == 1
     assert "cannot be read" in caplog.text
     collector.close()
 

@@ -29,6 +29,7 @@ from txnstore.observability.tracing import LINKS_MAX, TxnStoreInstrumentor, proc
 from txnstore.observability.wrapping import aside
 from txnstore.outbox import Outbox
 from txnstore.serialization import StringDeserializer, StringSerializer
+from txnstore.trouble import RepeatedTrouble
 
 PATIENCE_SECONDS = 60
 
@@ -381,14 +382,14 @@ class FailingPropagator(TextMapPropagator):
 
 @pytest.mark.slow_but_first
 @pytest.mark.parametrize("moment", ["on_start", "on_end", "inject", "extract"])
-def test_what_fails_beside_the_clients_changes_nothing_that_the_application_is_told(make, caplog, moment):
+def test_what_fails_beside_the_clients_changes_nothing_that_the_application_is_told(make, caplog, monkeypatch, moment):
     provider, propagator = TracerProvider(), None
     if moment.startswith("on"):
         provider.add_span_processor(Fails(moment))
     else:
         propagator = FailingPropagator(moment)
     TxnStoreInstrumentor().instrument(tracer_provider=provider, propagator=propagator)
-    aside._told_seconds.clear()
+    monkeypatch.setattr(aside, "_trouble", RepeatedTrouble())
     heard = []
     try:
         plain, till = make(Producer), make(Producer, transactional_id="till-7")

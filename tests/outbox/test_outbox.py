@@ -276,7 +276,7 @@ def test_the_thread_ends_with_an_outbox_that_nobody_holds(url, connect):
 def test_the_thread_outlives_a_database_that_is_away(txnstore_postgresql_url, caplog, monkeypatch):
     with Outbox(txnstore_postgresql_url) as outbox, open_store(txnstore_postgresql_url) as store:
         connection = plain_connection(txnstore_postgresql_url)
-        looks = iter([True])
+        looks = iter([True] * 3)
         real = Store.read
 
         def read(self, *arguments, **options):
@@ -285,9 +285,14 @@ def test_the_thread_outlives_a_database_that_is_away(txnstore_postgresql_url, ca
             return real(self, *arguments, **options)
 
         monkeypatch.setattr(Store, "read", read)
+        caplog.set_level("INFO")
         with connection:
             outbox.produce(connection, "t", b"v")
         eventually(lambda: values(store) == [b"v"])
+    # Once, however often it is tried, and once that it is over.
+    assert next(looks, None) is None
+    told = [record.event for record in caplog.records if getattr(record, "event", "").startswith("outbox_")]
+    assert told == ["outbox_put_off", "outbox_goes_on"]
     assert "cannot be moved at the moment" in caplog.text
 
 

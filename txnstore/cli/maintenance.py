@@ -30,7 +30,8 @@ from txnstore.db.store import Store
 from txnstore.errors import MissingMember, StoreMoved, StoreUnavailable, TxnStoreError
 from txnstore.maintenance.duties import DUTIES, LONG_DUTIES, branch_duties
 from txnstore.maintenance.loop import Maintenance
-from txnstore.maintenance.turns import MaintenanceDuty, MaintenanceObserver, RepeatedFailures
+from txnstore.maintenance.turns import MaintenanceDuty, MaintenanceObserver, level_of
+from txnstore.trouble import RepeatedTrouble, kind_of
 
 _log = logging.getLogger(__name__)
 
@@ -150,7 +151,7 @@ def _run_all(
     """
     threads: dict[int, list[threading.Thread]] = {}
     moved: list[StoreMoved] = []
-    failures = RepeatedFailures()
+    failures = RepeatedTrouble()
     while not stop.is_set():
         for member in cluster.databases:
             if member.database_id not in threads:
@@ -173,7 +174,7 @@ def _run_all(
             cluster.refresh()
         except TxnStoreError as error:
             _log.log(
-                failures.level_of("list", error),
+                level_of(failures, "list", error),
                 "the list of databases cannot be read at the moment: %s",
                 error,
                 extra={"event": "database_unavailable"},
@@ -193,7 +194,7 @@ def _run_one(
     *,
     moved: list[StoreMoved],
 ) -> None:
-    label, failures = cluster.label_of(database_id), RepeatedFailures()
+    label, failures = cluster.label_of(database_id), RepeatedTrouble()
     while not stop.is_set():
         store: Store | None = None
         try:
@@ -207,7 +208,7 @@ def _run_one(
                 return
             if isinstance(error, StoreUnavailable | MissingMember):
                 _log.log(
-                    failures.level_of(label, error),
+                    level_of(failures, label, error),
                     "maintenance of %s: the database cannot be reached: %s",
                     label,
                     error,
@@ -215,19 +216,20 @@ def _run_one(
                 )
             else:
                 _log.log(
-                    failures.level_of(label, error),
+                    level_of(failures, label, error),
                     "maintenance of %s: the database refuses: %s",
                     label,
                     error,
                     extra={"event": "database_refuses", "database": label},
                 )
             stop.wait(_LOOK_AGAIN_SECONDS)
-        except Exception:  # noqa: BLE001 - nobody starts another one while this process lives
-            _log.exception(
-                "maintenance of %s failed; it goes on",
-                label,
-                extra={"event": "background_work_failed", "database": label},
-            )
+        except Exception as error:  # noqa: BLE001 - nobody starts another one while this process lives
+            if failures.may_be_told(kind_of(error)):
+                _log.exception(
+                    "maintenance of %s failed; it goes on",
+                    label,
+                    extra={"event": "background_work_failed", "database": label},
+                )
             stop.wait(_LOOK_AGAIN_SECONDS)
 
 

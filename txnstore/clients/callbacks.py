@@ -7,7 +7,6 @@ held them, they would keep alive who owns the client, and a client that is dropp
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from functools import partial
 from typing import Any, Final, Generic, NoReturn, TypeVar
 
 from txnstore.clients.model.errors import KafkaError, KafkaException
+from txnstore.trouble import RepeatedTrouble
 
 Callback = Callable[..., Any]
 Event = TypeVar("Event")
@@ -114,30 +114,9 @@ def call_first(taken: list[Callable[[], object]]) -> int:
 PERIOD_SECONDS: Final = 1.0
 
 
-class RepeatedTrouble:
-    """Knows which trouble was told a moment ago; threads that share one hold a lock.
-
-    What `error_cb` hears goes by it (`ErrorReporter`), and what a poll() returns, which has no callback, less often.
-    """
-
-    def __init__(self, period_seconds: float) -> None:
-        """Let the same trouble be told at most once in this time."""
-        self._period_seconds = period_seconds
-        self._told_seconds: dict[tuple[int, str], float] = {}
-
-    def may_be_told(self, error: KafkaError) -> bool:
-        """Return whether the error is to be told; if so, it counts as told.
-
-        What passes by itself is the same trouble whatever its text says; what stays, only if it says the same.
-        """
-        now_seconds = time.monotonic()
-        trouble = (error.code(), "" if error.retriable() else error.str())
-        since_seconds = now_seconds - self._period_seconds
-        self._told_seconds = {told: at for told, at in self._told_seconds.items() if at > since_seconds}
-        if trouble in self._told_seconds:
-            return False
-        self._told_seconds[trouble] = now_seconds
-        return True
+def trouble_of(error: KafkaError) -> tuple[int, str]:
+    """Return what the same trouble is told by: what passes by itself, by its code; what stays, by what it says, too."""
+    return error.code(), "" if error.retriable() else error.str()
 
 
 class ErrorReporter:
@@ -173,7 +152,7 @@ class ErrorReporter:
     def _say(self, error: KafkaError) -> bool:
         callback = self._callback
         with self._lock:
-            if callback is None or not self._repeated.may_be_told(error):
+            if callback is None or not self._repeated.may_be_told(trouble_of(error)):
                 return False
         self._add_event(lambda: callback(error))
         return True

@@ -22,6 +22,7 @@ from txnstore.clock import Clock
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.deadline import result_within
 from txnstore.errors import PermissionDenied, StoreClosed, StoreReadOnly, TxnStoreError
+from txnstore.trouble import RepeatedTrouble
 
 if TYPE_CHECKING:
     from txnstore.clients.configuration.configuration import Configuration
@@ -49,8 +50,8 @@ PARTING_LEASE_MS: Final = 2_000
 
 #: By store: when this process looks next, by the clock of the client that looked last.
 _next_looks: Final[dict[str, float]] = {}
-#: By store and duty: of which lasting errors this process has told.
-_told: Final[set[tuple[str, str, str]]] = set()
+#: Of lasting errors this process tells once, for each store and duty.
+_lasting: Final = RepeatedTrouble(math.inf)
 
 
 class Upkeep:
@@ -225,13 +226,9 @@ def _here(work: Callable[[], Any]) -> Any:
 
 def _level_of(store: Store, duty: str, error: Exception) -> int:
     """Return how loud an error is: a warning, once in a process, if somebody has to change something first."""
-    from txnstore.maintenance.turns import is_lasting, text_of
+    from txnstore.maintenance.turns import is_lasting, level_of
 
-    told = (f"{store.url} {store.schema}", duty, text_of(error))
-    if told in _told or not is_lasting(error):
-        return logging.DEBUG
-    _told.add(told)
-    return logging.WARNING
+    return level_of(_lasting, f"{store.url} {store.schema} {duty}", error) if is_lasting(error) else logging.DEBUG
 
 
 def _find_due(cluster: Cluster) -> list[MaintenanceDuty]:

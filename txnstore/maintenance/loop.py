@@ -13,6 +13,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from txnstore.db.closing import MoveState, read_move, refuse
@@ -25,12 +26,13 @@ from txnstore.maintenance.turns import (
     NOBODY,
     MaintenanceDuty,
     MaintenanceObserver,
-    RepeatedFailures,
     Turn,
     do_unleased,
+    level_of,
     report,
     take_turn,
 )
+from txnstore.trouble import RepeatedTrouble
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +58,7 @@ class Maintenance:
         self._duties = duties
         self._observer = observer or NOBODY
         self._monotonic_seconds = monotonic_seconds
-        self._failures = RepeatedFailures(monotonic_seconds)
+        self._level_of = partial(level_of, RepeatedTrouble(monotonic_seconds=monotonic_seconds))
         self.failed: dict[str, Exception] = {}
         """Why those failed that the last `run_once` has left out."""
 
@@ -106,7 +108,7 @@ class Maintenance:
             if isinstance(error, StoreMoved):
                 self._end_if_gone()
             _log.log(
-                self._failures.level_of("all", error),
+                self._level_of("all", error),
                 "maintenance of %s: no duty can be taken now: %s",
                 self._store.url,
                 error,
@@ -172,7 +174,7 @@ class Maintenance:
 
     def _noted(self, turn: Turn) -> dict[str, int]:
         """Log what was done; return how much of what is finished."""
-        report(self._store, turn, level_of=self._failures.level_of)
+        report(self._store, turn, level_of=self._level_of)
         finished: dict[str, int] = {}
         for name in turn.failed:
             self._so_far.pop(name, None)

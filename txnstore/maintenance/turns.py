@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,13 +22,12 @@ from txnstore.db.store import Store
 from txnstore.errors import Recovery, StoreBusy, TxnStoreError, WriteConflict
 from txnstore.maintenance import leases
 from txnstore.maintenance.leases import LEASE_MS, PAUSE_MS_MAX, DutyLease, PortionOutcome
+from txnstore.trouble import RepeatedTrouble, kind_of
 
 _log = logging.getLogger(__name__)
 
 #: Leases are renewed once so much of their time has passed.
 _RENEWED_AFTER_SECONDS: Final = LEASE_MS / 1000 / 3
-#: How often one and the same failure is told.
-TOLD_AGAIN_SECONDS: Final = 60.0
 #: After how long what was passed by, since somebody held it, is looked for again at the latest.
 _PASSED_BY_MS: Final = 60_000
 
@@ -244,28 +242,9 @@ def is_lasting(error: Exception) -> bool:
     return not isinstance(error, TxnStoreError) or error.recovery is Recovery.FIX
 
 
-def text_of(error: Exception) -> str:
-    """Return what two failures have in common that are the same: what differs by a number alone, as a time, is."""
-    return re.sub(r"[0-9]+", "", f"{type(error).__name__}: {error}")
-
-
-class RepeatedFailures:
-    """Knows of which failures was told a moment ago: one that lasts is no news at each try."""
-
-    def __init__(self, monotonic_seconds: Callable[[], float] = time.monotonic) -> None:
-        """Begin without any."""
-        self._monotonic_seconds = monotonic_seconds
-        self._told_seconds: dict[tuple[str, str], float] = {}
-
-    def level_of(self, failed: str, error: Exception) -> int:
-        """Return how loud the error of a duty, or of whatever has failed, is: a warning, once a minute if it lasts."""
-        now_seconds, told = self._monotonic_seconds(), (failed, text_of(error))
-        since_seconds = now_seconds - TOLD_AGAIN_SECONDS
-        self._told_seconds = {each: at for each, at in self._told_seconds.items() if at > since_seconds}
-        if told in self._told_seconds:
-            return logging.DEBUG
-        self._told_seconds[told] = now_seconds
-        return logging.WARNING
+def level_of(failures: RepeatedTrouble, failed: str, error: Exception) -> int:
+    """Return how loud the error of a duty, or of whatever has failed, is: a warning, once a minute if it lasts."""
+    return logging.WARNING if failures.may_be_told((failed, kind_of(error))) else logging.DEBUG
 
 
 def report(

@@ -42,6 +42,7 @@ from txnstore.observability.store_figures import (
     StoreFigures,
     read_cluster_figures,
 )
+from txnstore.trouble import RepeatedTrouble, kind_of
 
 _log = logging.getLogger(__name__)
 
@@ -115,8 +116,7 @@ class StoreCollector(Collector):
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._is_closed = False
-        #: Whether the last look has found everything: trouble is told once.
-        self._was_well = True
+        self._trouble = RepeatedTrouble()
 
     def close(self) -> None:
         """Close its connections; later scrapes say that the store is not up."""
@@ -189,16 +189,19 @@ class StoreCollector(Collector):
         except TxnStoreError as error:
             self._note_trouble(str(error))
             return _Scrape(dict.fromkeys(self._labels))
-        except Exception:  # noqa: BLE001 - whatever it is, the application's other metrics are scraped all the same
-            _log.exception("the figures of %s cannot be read", self._labels[0], extra={"event": "metrics_failed"})
+        except Exception as error:  # noqa: BLE001 - whatever it is, the application's other metrics are scraped
+            if self._trouble.may_be_told(kind_of(error)):
+                fields = {"event": "metrics_failed", "database": self._labels[0]}
+                _log.exception("the figures of %s cannot be read", self._labels[0], extra=fields)
             return _Scrape(dict.fromkeys(self._labels))
         labels = {number: database_label(cluster, number, self._labels[0]) for number in found}
         self._labels = list(labels.values())
         failed = [one for one in found.values() if isinstance(one, TxnStoreError)]
         if failed:
             self._note_trouble(str(failed[0]))
-        else:
-            self._was_well = True
+        elif self._trouble.passed():
+            fields = {"event": "metrics_available", "database": self._labels[0]}
+            _log.info("the figures of %s can be read again", self._labels[0], extra=fields)
         return _Scrape(
             {
                 labels[number]: figures if isinstance(figures, StoreFigures) else None
@@ -224,10 +227,9 @@ class StoreCollector(Collector):
         return self._cluster
 
     def _note_trouble(self, why: str) -> None:
-        if self._was_well:
+        if self._trouble.may_be_told(kind_of(why)):
             fields = {"event": "metrics_unavailable", "database": self._labels[0]}
             _log.warning("the figures of %s cannot be read: %s", self._labels[0], why, extra=fields)
-        self._was_well = False
 
 
 def database_label(cluster: Cluster, database_id: int, of_url: str) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,12 +17,10 @@ from typing import Any, Final
 from txnstore.clients.consumer.consumer import Consumer
 from txnstore.clients.consumer.whole_transactions import ConsumedTransaction
 from txnstore.clients.model.message import Message
+from txnstore.trouble import RepeatedTrouble
 
 #: `around(original, client, ...)` makes the call of `original`, and whatever comes before and after it.
 Around = Callable[..., Any]
-
-#: The same trouble of onlookers is logged at most this often.
-PERIOD_SECONDS: Final = 60.0
 
 _log: Final = logging.getLogger(__name__)
 _lock: Final = threading.Lock()
@@ -73,8 +70,7 @@ class _Aside:
     """A block in which an onlooker takes a step of its own: what that raises is logged, and the application goes on."""
 
     def __init__(self) -> None:
-        #: By the kind of error; set and asked in one step each, without a lock that a fork or a handler could meet.
-        self._told_seconds: dict[str, float] = {}
+        self._trouble = RepeatedTrouble()
 
     def __enter__(self) -> None:
         """Begin the step."""
@@ -85,9 +81,8 @@ class _Aside:
         """Keep an error to ourselves, but no interrupt."""
         if not isinstance(error, Exception):
             return False
-        name, now_seconds = type(error).__qualname__, time.monotonic()
-        if now_seconds - self._told_seconds.get(name, -math.inf) >= PERIOD_SECONDS:
-            self._told_seconds[name] = now_seconds
+        name = type(error).__qualname__
+        if self._trouble.may_be_told(name):
             text = "what looks at the clients has failed: spans or counts are missing, and nothing else is"
             _log.error(text, exc_info=error, extra={"event": "onlooker_failed", "error": name})
         return True

@@ -17,6 +17,7 @@ from txnstore.clients.connection import StoreConnection
 from txnstore.deadline import Condition
 from txnstore.errors import PermissionDenied, StoreClosed, TxnStoreError
 from txnstore.log.outbox.sequencer import OutboxPoller
+from txnstore.trouble import RepeatedTrouble, kind_of
 
 #: After this long without a record it looks more rarely: a caller's database transaction may still be open.
 BUSY_SECONDS: Final = 60.0
@@ -63,7 +64,7 @@ class BackgroundSequencer:
 
     def _run(self) -> None:
         poller: OutboxPoller | None = None
-        backoff = Backoff(PAUSE_FIRST_SECONDS, PAUSE_LAST_SECONDS)
+        backoff, trouble = Backoff(PAUSE_FIRST_SECONDS, PAUSE_LAST_SECONDS), RepeatedTrouble()
         while True:
             with self._changed:
                 hurries, self._hurries = self._hurries, False
@@ -76,6 +77,8 @@ class BackgroundSequencer:
                 pause_seconds = poller.turn()
                 backoff.succeeded()
                 is_put_off = False
+                if trouble.passed():
+                    self._logger.info("the rows of the outbox are moved again", extra={"event": "outbox_goes_on"})
             except StoreClosed:
                 return
             except PermissionDenied as error:
@@ -87,23 +90,24 @@ class BackgroundSequencer:
                     extra={"event": "outbox_not_permitted"},
                 )
                 return
-            except TxnStoreError as error:
-                self._logger.warning(
-                    "the rows of the outbox cannot be moved at the moment; trying again: %s",
-                    error,
-                    extra={"event": "outbox_put_off"},
-                )
-                pause_seconds = backoff.back_off()
-            except Exception:
-                self._logger.exception(
-                    "moving the rows of the outbox failed", extra={"event": "background_work_failed"}
-                )
-                pause_seconds = PAUSE_LAST_SECONDS
+            except Exception as error:  # noqa: BLE001 - a thread that died would leave the rows where they are
+                if trouble.may_be_told(kind_of(error)):
+                    self._tell(error)
+                pause_seconds = backoff.back_off() if isinstance(error, TxnStoreError) else PAUSE_LAST_SECONDS
             if closing and (is_put_off or pause_seconds > 0.0):
                 return
             if time.monotonic() - self._produced_at > BUSY_SECONDS:
                 pause_seconds = max(pause_seconds, IDLE_PAUSE_SECONDS)
             self._sleep(pause_seconds, is_put_off=is_put_off)
+
+    def _tell(self, error: Exception) -> None:
+        if isinstance(error, TxnStoreError):
+            fields = {"event": "outbox_put_off"}
+            text = "the rows of the outbox cannot be moved at the moment; trying again: %s"
+            self._logger.warning(text, error, extra=fields)
+        else:
+            fields = {"event": "background_work_failed"}
+            self._logger.error("moving the rows of the outbox failed", exc_info=error, extra=fields)
 
     def _sleep(self, seconds: float, *, is_put_off: bool) -> None:
         """Wait until a record comes; after an error to the end, or each record would be one more try."""

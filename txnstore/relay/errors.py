@@ -9,6 +9,7 @@ from typing import Final
 
 from txnstore.backoff import Backoff
 from txnstore.errors import TxnStoreError
+from txnstore.trouble import RepeatedTrouble
 
 
 class RelayFailed(Exception):
@@ -33,8 +34,6 @@ Failing = Callable[[Exception], object]
 
 PAUSE_FIRST_SECONDS: Final = 0.1
 PAUSE_LAST_SECONDS: Final = 5.0
-#: Of trouble in one place a relay tells at most this often.
-TELL_AGAIN_SECONDS: Final = 60.0
 
 _log = logging.getLogger(__name__)
 
@@ -58,8 +57,7 @@ class Patience:
         self._monotonic_seconds = monotonic_seconds
         self._backoff = Backoff(PAUSE_FIRST_SECONDS, PAUSE_LAST_SECONDS)
         self._since: float | None = None
-        self._told_at: float | None = None
-        self._is_told = False
+        self._repeated = RepeatedTrouble(monotonic_seconds=monotonic_seconds)
         self._until = 0.0
 
     def met(self, error: Exception) -> None:
@@ -71,8 +69,7 @@ class Patience:
         now = self._monotonic_seconds()
         if self._since is None:
             self._since = now
-        if self._told_at is None or now - self._told_at >= TELL_AGAIN_SECONDS:
-            self._told_at, self._is_told = now, True
+        if self._repeated.may_be_told():
             since = f", for {now - self._since:.0f} seconds now" if now > self._since else ""
             _log.warning(
                 "%s: %s; trying again%s",
@@ -100,8 +97,8 @@ class Patience:
 
     def passed(self) -> None:
         """Note that a try succeeded."""
-        if self._is_told:
+        if self._repeated.passed():
             _log.info("%s: going on", self._what, extra={"event": "relay_going_on", "relay": self._what})
-        self._since, self._is_told = None, False
+        self._since = None
         self._backoff.succeeded()
         self._until = 0.0

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import sys
 import threading
+from functools import partial
 
 import pytest
 
@@ -13,7 +14,7 @@ from tests.clients.moments import attempt, every_interrupt, is_no_moment_for_sig
 from tests.clients.steps import PATIENCE_SECONDS
 from txnstore import Consumer, DeserializingConsumer, TopicPartition
 from txnstore.clients import callbacks
-from txnstore.clients.callbacks import EventQueue, RepeatedTrouble
+from txnstore.clients.callbacks import EventQueue, trouble_of
 from txnstore.clients.consumer.events import (
     MESSAGE_INTERVAL_SECONDS,
     CallbackEvent,
@@ -25,6 +26,7 @@ from txnstore.clients.model.errors import KafkaError, KafkaException
 from txnstore.clients.model.message import error_message
 from txnstore.clients.worker import Duties
 from txnstore.deadline import Condition, to_its_end
+from txnstore.trouble import RepeatedTrouble
 
 AWAY = KafkaError(KafkaError._TRANSPORT, "away", retriable=True)
 
@@ -40,7 +42,7 @@ def now(monkeypatch):
             return self.seconds
 
     now = Now()
-    monkeypatch.setattr(callbacks, "time", now)
+    monkeypatch.setattr(callbacks, "RepeatedTrouble", partial(RepeatedTrouble, monotonic_seconds=now.monotonic))
     return now
 
 
@@ -337,20 +339,20 @@ def test_an_error_that_comes_again_and_again_is_said_once_a_second(now):
 
 
 def test_an_error_that_stays_is_not_hidden_by_another_one_of_its_code(now):
-    returned = RepeatedTrouble(MESSAGE_INTERVAL_SECONDS)
+    returned = RepeatedTrouble(MESSAGE_INTERVAL_SECONDS, monotonic_seconds=now.monotonic)
     lasting = [KafkaError(KafkaError._INVALID_ARG, text) for text in ("a setting", "a copy")]
-    assert [returned.may_be_told(error) for error in lasting * 2] == [True, True, False, False]
+    assert [returned.may_be_told(trouble_of(error)) for error in lasting * 2] == [True, True, False, False]
     now.seconds += MESSAGE_INTERVAL_SECONDS
-    assert returned.may_be_told(lasting[1])
+    assert returned.may_be_told(trouble_of(lasting[1]))
     passing = [KafkaError(KafkaError._TRANSPORT, f"away for {seconds} s", retriable=True) for seconds in range(2)]
-    assert [returned.may_be_told(error) for error in passing] == [True, False]
+    assert [returned.may_be_told(trouble_of(error)) for error in passing] == [True, False]
 
 
 def test_a_message_that_is_no_record_comes_once_in_a_while(now):
-    returned = RepeatedTrouble(MESSAGE_INTERVAL_SECONDS)
+    returned = RepeatedTrouble(MESSAGE_INTERVAL_SECONDS, monotonic_seconds=now.monotonic)
     told = 0
     for _ in range(100):
-        told += returned.may_be_told(AWAY)
+        told += returned.may_be_told(trouble_of(AWAY))
         now.seconds += 0.5
     assert told == 2
 

@@ -16,7 +16,7 @@ from concurrent.futures import CancelledError, Future
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from txnstore.clients.callbacks import Callbacks, EventQueue, RepeatedTrouble
+from txnstore.clients.callbacks import Callbacks, EventQueue, trouble_of
 from txnstore.clients.configuration.configuration import Configuration
 from txnstore.clients.connection import DatabaseLook, StoreConnection, unreachable
 from txnstore.clients.consumer.arguments import ConsumerOptions, consumer_options, failure
@@ -55,6 +55,7 @@ from txnstore.db.store import Store
 from txnstore.deadline import Condition, Deadline, result_within, to_its_end
 from txnstore.errors import StoreClosed, TxnStoreError
 from txnstore.model import GroupMembership, PartitionName
+from txnstore.trouble import RepeatedTrouble
 
 Result = TypeVar("Result")
 
@@ -473,7 +474,7 @@ class ConsumerCore:
             self._error_reporter.report(kafka_error)
         else:
             with self.arrived:
-                if self._returned_errors.may_be_told(kafka_error):
+                if self._returned_errors.may_be_told(trouble_of(kafka_error)):
                     self.inbox.put(MessageEvent(error_message(kafka_error)))
 
     # --- commits -----------------------------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ from txnstore.deadline import Condition, Deadline
 from txnstore.errors import StoreBusy, StoreClosed, TxnStoreError
 from txnstore.log.outbox.rows import has_outbox_rows
 from txnstore.log.outbox.sequencer import rounds_of, sequence_outbox
+from txnstore.trouble import RepeatedTrouble
 
 #: A reader that hears of no commit for long looks less and less often, down to one time in this many.
 LOOK_AGAIN_FACTOR_MAX: Final = 4.0
@@ -225,6 +226,7 @@ class FetchThread:
         self._is_told = False
         self._vain_reads = 0
         self._backoff = Backoff(PAUSE_FIRST_SECONDS, PAUSE_LAST_SECONDS)
+        self._defects = RepeatedTrouble()
         self.held_back_since: float | None = None
         """Since when an open transaction keeps the reader from records; None: it does not."""
 
@@ -559,7 +561,7 @@ class FetchThread:
         """Tell the application, and try again after a while."""
         if self._closing:
             return
-        if not isinstance(error, TxnStoreError):
+        if not isinstance(error, TxnStoreError) and self._defects.may_be_told(type(error).__name__):
             self._fetcher.logger.error(
                 "reading in the background failed", exc_info=error, extra={"event": "background_work_failed"}
             )

@@ -39,6 +39,7 @@ from txnstore.clients.worker import Worker
 from txnstore.errors import FencedInstance, IllegalGeneration, TxnStoreError, UnknownMember
 from txnstore.groups.group import MemberAnswer, Partitions
 from txnstore.model import NO_GENERATION, GroupMembership, PartitionName
+from txnstore.trouble import RepeatedTrouble
 
 #: A request that failed is repeated after a pause, which grows from the first to the second of these.
 PAUSE_FIRST_SECONDS: Final = 0.2
@@ -128,6 +129,7 @@ class ConsumerMember:
         self._next_request_at = 0.0
         self._renew_at = 0.0
         self._backoff = Backoff(PAUSE_FIRST_SECONDS, PAUSE_LAST_SECONDS)
+        self._defects = RepeatedTrouble()
         self._is_leaving_under_way = False
         self._found: SubscribedTopics | None = None
         self._refreshed_at = 0.0
@@ -370,11 +372,12 @@ class ConsumerMember:
                     continue
             try:
                 work()
-            except Exception:
+            except Exception as error:
                 # Requests handle their own errors; a thread that died would lose the place in the group silently.
-                self._logger.exception(
-                    "keeping up the membership in the group failed", extra={"event": "background_work_failed"}
-                )
+                if self._defects.may_be_told(type(error).__name__):
+                    self._logger.exception(
+                        "keeping up the membership in the group failed", extra={"event": "background_work_failed"}
+                    )
                 with self._lock:
                     if not self._is_closing:
                         self._work_due.wait(DEFECT_PAUSE_SECONDS)

@@ -27,6 +27,7 @@ from txnstore.clients.worker import Worker
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.deadline import Condition, Deadline, give, new_future, result_within
 from txnstore.errors import StoreUnavailable, TxnStoreError
+from txnstore.trouble import RepeatedTrouble
 
 if TYPE_CHECKING:
     from txnstore.clients.connection import StoreConnection
@@ -229,6 +230,7 @@ class SenderThread:
 
         #: Those after what nobody foresaw: nothing is tried meanwhile, whatever it is about.
         self._after_mistakes = self.backoff.another()
+        self._mistakes = RepeatedTrouble()
         self._report_trouble = report_trouble
         self.timed_work: list[TimedWork] = []
         """What becomes due by itself; the first that is due goes first."""
@@ -409,15 +411,16 @@ class SenderThread:
                     self._after_mistakes.succeeded()
             except SenderStopped:
                 break
-            except Exception:  # noqa: BLE001 - a mistake of ours is logged, and the records are not lost by it
+            except Exception as error:  # noqa: BLE001 - a mistake of ours is logged, and the records are not lost by it
                 # Whatever else fails here: nobody would do any work any more.
                 with contextlib.suppress(Exception):
                     self._after_mistakes.back_off()
-                    _log.exception(
-                        "%s failed; it goes on",
-                        self._thread.name,
-                        extra={"event": "background_work_failed", "client": self._thread.name},
-                    )
+                    if self._mistakes.may_be_told(type(error).__name__):
+                        _log.exception(
+                            "%s failed; it goes on",
+                            self._thread.name,
+                            extra={"event": "background_work_failed", "client": self._thread.name},
+                        )
             del work
         self._refuse_jobs()
         for call in self.at_end:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import math
 import os
 from typing import Final
 
 from txnstore.db.url import DatabaseUrl
+from txnstore.trouble import RepeatedTrouble
 
 _log = logging.getLogger(__name__)
 
@@ -15,8 +17,8 @@ _log = logging.getLogger(__name__)
 VERIFIED: Final = ("verify-ca", "verify-full")
 #: What libpq does if nothing is said: TLS if the server has it, whoever that is.
 _DEFAULT: Final = "prefer"
-#: The hosts that were warned of, in this process.
-_warned: Final[set[str]] = set()
+#: This process warns once of each host.
+_unverified: Final = RepeatedTrouble(math.inf)
 
 
 def warn_of_unverified(url: DatabaseUrl) -> None:
@@ -31,8 +33,7 @@ def warn_of_unverified(url: DatabaseUrl) -> None:
     if mode in VERIFIED or _setting(url, "gssencmode", "PGGSSENCMODE") == "require" or "service" in url.url.query:
         return
     for host in _hosts(url):
-        if host not in _warned and not is_local(host):
-            _warned.add(host)
+        if not is_local(host) and _unverified.may_be_told(host):
             _log.warning(
                 "nothing proves that the server at %.255r is the right one, because sslmode is %.20r: anybody on"
                 " the way can read and change everything. Put sslmode=verify-full into the URL, and sslrootcert where"
