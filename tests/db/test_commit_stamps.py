@@ -59,7 +59,7 @@ def store(path):
 @pytest.fixture
 def nobody_looks(monkeypatch):
     """Let readers look only when they are woken, and count how often they look."""
-    for name in ("POLL_LAST_MS", "WATCHED_LAST_MS"):
+    for name in ("POLL_LAST_MS", "STAMPED_LAST_MS"):
         monkeypatch.setattr(sqlite_waiter, name, NEVER_MS)
     looks = []
     has_moved = FileWaiter._has_moved
@@ -298,7 +298,7 @@ def test_a_reader_of_a_file_that_nobody_writes_to_looks_less_and_less(store, mon
         pauses = [round(1000 * (later - earlier)) for earlier, later in itertools.pairwise(looked_at)]
         assert pauses == sorted(pauses)
         assert pauses[0] == POLL_LAST_MS
-        assert pauses[-1] == sqlite_waiter.WATCHED_LAST_MS
+        assert pauses[-1] == sqlite_waiter.STAMPED_LAST_MS
         # Once there was something it is soon back.
         looked_at.clear()
         assert waiter.wait(PATIENCE_MS)

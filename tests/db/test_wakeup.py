@@ -31,7 +31,7 @@ from tests.db.waiting_readers import (
     until,
     waiter,
 )
-from txnstore.db.backend import EVERYTHING, POLL_LAST_MS, Subjects
+from txnstore.db.backend import EVERYTHING, POLL_FIRST_MS, POLL_LAST_MS, Subjects
 from txnstore.db.opening import open_store
 from txnstore.db.postgresql import connections as postgresql_connections
 from txnstore.db.schema import group_members, groups, outbox, partition_heads, stores
@@ -486,26 +486,16 @@ def test_a_reader_of_a_file_looks_seldom_while_others_commit(txnstore_sqlite_sto
             bills.add()
         seconds = time.monotonic() - start
         # The first ones follow closely.
-        assert len(looks) <= 6 + seconds / sqlite_waiter.VAIN_LAST_SECONDS
+        assert len(looks) <= 12 + 1000 * seconds / POLL_LAST_MS
         orders.add()
         waiting.join(WAKE_LIMIT_SECONDS)
         assert not waiting.is_alive()
 
 
 @pytest.mark.usefixtures("_without_stamps")
-@pytest.mark.parametrize("is_watched", [True, False])
-def test_a_touch_of_the_log_makes_readers_look_at_once_where_the_system_tells(
-    txnstore_sqlite_store, monkeypatch, is_watched
-):
-    for name in ("POLL_LAST_MS", "WATCHED_LAST_MS"):
-        monkeypatch.setattr(sqlite_waiter, name, 60_000 if is_watched else 1)
-    if not is_watched:
-        monkeypatch.setattr(sqlite_waiter._Inotify, "watch", lambda *_: -1)
-    elif sys.platform != "linux":
-        pytest.skip("needs inotify")
+def test_a_reader_that_nobody_tells_finds_each_commit_by_itself(txnstore_sqlite_store, monkeypatch):
     orders = Orders(txnstore_sqlite_store)
     with closing(orders.store.waiter(about(orders))) as waiter:
-        assert (waiter._watched >= 0) == is_watched
         waiter.wait(0)
         monkeypatch.setattr(sqlite_connections.waiting, "at", lambda _: [])
         for _ in range(3):
@@ -518,21 +508,34 @@ def test_a_touch_of_the_log_makes_readers_look_at_once_where_the_system_tells(
 
 @pytest.mark.usefixtures("_without_stamps")
 def test_a_reader_of_a_file_that_nobody_writes_to_looks_less_and_less(txnstore_sqlite_store, monkeypatch):
-    if sys.platform != "linux":
-        pytest.skip("needs inotify")
     orders = Orders(txnstore_sqlite_store)
     with closing(orders.store.waiter(about(orders))) as waiter:
         settle(waiter)
         pauses: list[float] = []
         monkeypatch.setattr(waiter._signal, "wait", pauses.append)
-        monkeypatch.setattr(waiter, "_has_moved", lambda: len(pauses) > 9)
+        monkeypatch.setattr(waiter, "_has_moved", lambda: len(pauses) > 11)
         assert waiter.wait(60_000)
-        assert pauses[-1] == sqlite_waiter.WATCHED_LAST_MS / 1000
+        assert pauses[-1] == POLL_LAST_MS / 1000
         assert pauses == sorted(pauses)
         # Once there was something it is soon back.
         pauses.clear()
         assert waiter.wait(60_000)
-        assert pauses[0] == POLL_LAST_MS / 1000
+        assert pauses[0] == POLL_FIRST_MS / 1000
+
+
+@pytest.mark.usefixtures("_without_stamps")
+def test_a_wake_is_heard_without_stamps_too_and_counts_once(txnstore_sqlite_store):
+    orders = Orders(txnstore_sqlite_store)
+    with closing(orders.store.waiter(about(orders))) as waiter:
+        settle(waiter)
+        waiting = threading.Thread(target=waiter.wait, args=(60_000,), daemon=True)
+        waiting.start()
+        waiter.wake()
+        waiting.join(WAKE_LIMIT_SECONDS)
+        assert not waiting.is_alive()
+        waiter.wake()
+        waiter.wake()
+        assert [waiter.wait(0), waiter.wait(0)] == [True, False]
 
 
 def test_what_a_reader_compares_has_a_value_for_each_place_by_order() -> None:

@@ -20,8 +20,6 @@ class WakeSignal:
         self._sender.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._receiver, selectors.EVENT_READ)
-        self._alone = selectors.DefaultSelector()
-        self._alone.register(self._receiver, selectors.EVENT_READ)
         self._descriptor = -1
 
     def set(self) -> None:
@@ -44,10 +42,6 @@ class WakeSignal:
         """Wait for the signal or for input; return whether there was any. The signal stays set until `take`."""
         return bool(self._selector.select(timeout_seconds))
 
-    def wait_alone(self, timeout_seconds: float) -> bool:
-        """Wait for the signal, whatever input there is; as `wait`."""
-        return bool(self._alone.select(timeout_seconds))
-
     def take(self) -> bool:
         """Return whether the signal was set, and reset it."""
         is_set = False
@@ -59,6 +53,5 @@ class WakeSignal:
     def close(self) -> None:
         """Give back what it holds; a second call does nothing."""
         self._selector.close()
-        self._alone.close()
         self._receiver.close()
         self._sender.close()

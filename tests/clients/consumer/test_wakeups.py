@@ -33,10 +33,10 @@ NEVER_SECONDS = 3_600.0
 def nobody_looks(monkeypatch):
     """Let readers look only when they are woken."""
     if sys.platform != "linux":
-        pytest.skip("readers of a file look by themselves where there is no inotify")
+        pytest.skip("readers of a file look by themselves where there are no stamps")
     monkeypatch.setattr(postgresql_connections, "SILENCE_MS", int(NEVER_SECONDS * 1000))
     monkeypatch.setattr(sqlite_waiter, "POLL_LAST_MS", int(NEVER_SECONDS * 1000))
-    monkeypatch.setattr(sqlite_waiter, "WATCHED_LAST_MS", int(NEVER_SECONDS * 1000))
+    monkeypatch.setattr(sqlite_waiter, "STAMPED_LAST_MS", int(NEVER_SECONDS * 1000))
     monkeypatch.setattr(fetcher, "OUTBOX_LOOK_SECONDS", NEVER_SECONDS)
     monkeypatch.setattr(fetcher, "LISTEN_SECONDS_MAX", NEVER_SECONDS)
     for name in ("HELP_AFTER_SECONDS", "FIRST_LOOK_SECONDS", "LOOK_SECONDS"):

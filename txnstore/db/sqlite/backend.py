@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import itertools
 import os
 import re
@@ -281,7 +280,7 @@ class SQLiteBackend:
         return FileWaiter(_path_of(url), subjects, engine.dialect)
 
     def announcer(self, url: DatabaseUrl, *, channel: str) -> FileAnnouncer:
-        """Return what wakes readers of this process, and touches the log for those of others."""
+        """Return what wakes readers of the file."""
         del channel
         return FileAnnouncer(_path_of(url))
 
@@ -426,12 +425,11 @@ class SQLiteBackend:
 
 
 class FileAnnouncer:
-    """Wakes the readers of a file: by stamps, and those that see none by a call or by a touch of the log."""
+    """Wakes the readers of a file: by stamps, and those of this process that see none by a call."""
 
     def __init__(self, path: str) -> None:
         """Wake readers of the file at `path`."""
         self._path = path
-        self._wal_path = os.path.realpath(path) + "-wal"
         self._stamps: CommitStamps | None = None
         self._has_looked_for_stamps = False
 
@@ -444,9 +442,6 @@ class FileAnnouncer:
         for waiter in waiting.at(self._path):
             if waiter.subjects.meets(subjects) and not (self._stamps is not None and waiter.sees_stamps):
                 waiter.wake()
-        # The commit itself writes to the log before it is done; this tells that it is. Without a log nobody watches it.
-        with contextlib.suppress(OSError):
-            os.utime(self._wal_path)
 
     def close(self, timeout_seconds: float) -> None:
         """Give the stamps back."""

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
 import sqlite3
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -27,46 +24,8 @@ from txnstore.db.statements import HotStatement
 from txnstore.db.wake_signal import WakeSignal
 from txnstore.errors import StoreUnavailable
 
-#: A reader that the system tells of touches looks by itself after POLL_LAST_MS at first, at last this seldom.
-WATCHED_LAST_MS: Final = 120
-#: How long a reader looks no more after commits of others alone: at first, and at most.
-VAIN_FIRST_SECONDS: Final = 0.001
-VAIN_LAST_SECONDS: Final = 0.05
-
-
-class _Inotify:
-    """The functions of the C library by which Linux tells of changes of a file."""
-
-    #: Its times were set, or it was deleted: IN_ATTRIB; the flags are O_NONBLOCK and O_CLOEXEC.
-    TOUCHED: Final = 0x4
-    FLAGS: Final = os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0) if hasattr(os, "O_NONBLOCK") else 0
-    EVENT_BYTES: Final = 4096
-
-    def __init__(self) -> None:
-        self._library = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
-
-    def watch(self, path: str) -> int:
-        """Return a descriptor that has input once the file is touched; -1 where there is none."""
-        if self._library is None:
-            return -1
-        try:
-            descriptor: int = self._library.inotify_init1(self.FLAGS)
-            if descriptor >= 0 and self._library.inotify_add_watch(descriptor, os.fsencode(path), self.TOUCHED) < 0:
-                os.close(descriptor)
-                return -1
-        except (AttributeError, OSError):
-            return -1
-        return descriptor
-
-    def take(self, descriptor: int) -> None:
-        """Forget the touches until now."""
-        with contextlib.suppress(OSError):
-            while len(os.read(descriptor, self.EVENT_BYTES)) == self.EVENT_BYTES:
-                pass
-
-
-_inotify: Final = _Inotify()
-
+#: A reader that is told by stamps looks by itself after POLL_LAST_MS at first, at last this seldom.
+STAMPED_LAST_MS: Final = 120
 #: What a reader compares: whether rows wait in the outbox, the heads of its partitions, its groups and their members,
 #: who change no generation when they give something back.  Text, because a sum of offsets may not fit an integer.
 _OUTBOX: Final = "SELECT EXISTS (SELECT 1 FROM txnstore_outbox WHERE refusal IS NULL)"
@@ -142,8 +101,7 @@ class FileWaiter:
     A stamp says so.  Now and then the waiter looks by itself, for applications commit, too, and leave no stamp: any
     commit to the file changes its data version, and whether it was for this reader, one statement tells.
 
-    Where there are no stamps, a touch of the log says that there was a commit, where the system tells of it; and the
-    longer there are commits of others alone, the more seldom it is asked for whom.
+    Where there are no stamps, looking is all that it does; the longer there is nothing for the reader, the more seldom.
     """
 
     def __init__(self, path: str, subjects: Subjects, dialect: Dialect) -> None:
@@ -156,10 +114,8 @@ class FileWaiter:
         stamps = CommitStamps.beside(path)
         self._stamps = None if stamps is None else StampReader(stamps, subjects)
         self._signal = WakeSignal()
-        self._watched = -1
         self._pause_ms = float(POLL_FIRST_MS)
         self._look_at = 0.0
-        self._vain_seconds = 0.0
         self._connection: SQLiteConnection | None = None
         self._version: int | None = None
         self._seen: object = None
@@ -187,44 +143,41 @@ class FileWaiter:
         if self._process_id != os.getpid():
             # The signal is the parent's: used by both, each would get what is meant for the other.
             self._process_id, self._signal = os.getpid(), WakeSignal()
-        return self._wait_for_touch(deadline)
+        return self._look_again_and_again(deadline)
 
     def _wait_for_stamp(self, stamps: StampReader, deadline: float) -> bool:
         while True:
             # Whatever is stamped after this question, `wait` notices.
             bell = stamps.bell
             if stamps.take():
-                self._begin_anew()
+                self._pause_ms = float(POLL_FIRST_MS)
                 self._look_at = time.monotonic() + POLL_LAST_MS / 1000
                 return True
             now = time.monotonic()
             if now >= min(self._look_at, deadline):
                 if self._has_moved():
-                    self._begin_anew()
+                    self._pause_ms = float(POLL_FIRST_MS)
                     return True
                 if now >= deadline:
                     return False
-                self._pause_ms = min(max(self._pause_ms, POLL_LAST_MS), WATCHED_LAST_MS)
+                self._pause_ms = min(max(self._pause_ms, POLL_LAST_MS), STAMPED_LAST_MS)
                 self._look_at = now + self._pause_ms / 1000
                 self._pause_ms *= 1.5
             if not stamps.wait(bell, min(self._look_at, deadline)):
                 time.sleep(min(POLL_LAST_MS / 1000, max(0.0, deadline - time.monotonic())))
 
-    def _wait_for_touch(self, deadline: float) -> bool:
+    def _look_again_and_again(self, deadline: float) -> bool:
         while True:
-            if self._signal.take():
-                # What it would find is what it was woken for.
-                self._has_moved()
-                self._begin_anew()
-                return True
-            has_moved = self._has_moved()
-            if has_moved:
-                self._begin_anew()
+            # If it was called, what it would find is what it was called for.
+            is_called = self._signal.take()
+            if self._has_moved() or is_called:
+                self._pause_ms = float(POLL_FIRST_MS)
                 return True
             left_seconds = deadline - time.monotonic()
             if left_seconds <= 0:
                 return False
-            self._rest(left_seconds, in_vain=has_moved is None)
+            self._signal.wait(min(self._pause_ms / 1000, left_seconds))
+            self._pause_ms = min(self._pause_ms * 1.5, POLL_LAST_MS)
 
     def rows(self, statement: HotStatement, parameters: Mapping[str, int]) -> list[Any] | None:
         """Run a statement that reads on the connection that looks; None if that cannot be."""
@@ -258,31 +211,8 @@ class FileWaiter:
         self._close_connection()
         self._signal.close()
 
-    def _begin_anew(self) -> None:
-        self._vain_seconds = 0.0
-        self._pause_ms = float(POLL_FIRST_MS)
-
-    def _rest(self, left_seconds: float, *, in_vain: bool) -> None:
-        """Wait for a touch, a `wake`, or until it is time to look."""
-        if in_vain:
-            # Touches have to wait; those of meanwhile say no more than the look that follows.
-            self._vain_seconds = min(max(2 * self._vain_seconds, VAIN_FIRST_SECONDS), VAIN_LAST_SECONDS)
-            self._signal.wait_alone(min(self._vain_seconds, left_seconds))
-            return
-        last_ms = POLL_LAST_MS
-        if self._watched >= 0:
-            self._pause_ms, last_ms = max(self._pause_ms, POLL_LAST_MS), WATCHED_LAST_MS
-        is_told = self._signal.wait(max(0.0, min(self._pause_ms / 1000, left_seconds)))
-        with self._lock:
-            if is_told and self._watched >= 0:
-                _inotify.take(self._watched)
-        if not is_told:
-            # Nothing was committed for that long.
-            self._vain_seconds = 0.0
-        self._pause_ms = min(self._pause_ms * 1.5, last_ms)
-
-    def _has_moved(self) -> bool | None:
-        """Return whether there is something for the reader; None if there were only commits of others.
+    def _has_moved(self) -> bool:
+        """Return whether there is something for the reader.
 
         What happened while the file could not be read is told once it can.
         """
@@ -290,8 +220,10 @@ class FileWaiter:
             # Opened without the lock, which a fork that keeps it from being opened takes.
             opened = connect(self._path, is_there=True) if self._connection is None else None
             with self._lock:
-                if opened is not None:
-                    self._adopt(opened)
+                if opened is not None and self._connection is None:
+                    self._connection = opened
+                elif opened is not None:
+                    opened.close()
                 if self._connection is None:
                     # Closed since, by a fork: the next look opens it again.
                     return False
@@ -308,33 +240,18 @@ class FileWaiter:
             self._close_connection()
             return False
 
-    def _compare(self, connection: sqlite3.Connection, *, is_first: bool) -> bool | None:
+    def _compare(self, connection: sqlite3.Connection, *, is_first: bool) -> bool:
         if self.subjects.is_everything:
             return True
         row = connection.execute(*self._look).fetchone()
         seen, self._seen = self._seen, row
         # While a row waits, each commit may have let it go.
-        return True if is_first or row != seen or row[0] else None
-
-    def _adopt(self, opened: SQLiteConnection) -> None:
-        if self._connection is not None:
-            opened.close()
-            return
-        self._connection = opened
-        # There is a log once somebody has read.
-        opened.execute("PRAGMA data_version").fetchone()
-        if self._stamps is None:
-            self._watched = _inotify.watch(os.path.realpath(self._path) + "-wal")
-            self._signal.watch(self._watched)
+        return is_first or row != seen or bool(row[0])
 
     def _close_connection(self) -> None:
         """Close the connection; a later `wait` opens another one, which knows of no version and looks at once."""
         with self._lock:
             connection, self._connection = self._connection, None
             self._version = None
-            if self._watched >= 0:
-                self._signal.watch(-1)
-                os.close(self._watched)
-                self._watched = -1
         if connection is not None:
             connection.close()
