@@ -367,7 +367,7 @@ def test_a_job_that_cannot_be_told_of_the_end_leaves_no_other_one_untold(thread,
     assert ended.wait(PATIENCE_SECONDS)
 
 
-def test_after_mistakes_that_are_over_the_next_pause_is_a_short_one_again(thread):
+def test_after_mistakes_that_are_over_the_next_pause_is_a_short_one_again(thread, caplog):
     """Also where nothing is asked of a database on this thread; its own pauses are another matter."""
     failed = threading.Event()
 
@@ -390,6 +390,8 @@ def test_after_mistakes_that_are_over_the_next_pause_is_a_short_one_again(thread
         # What the first one leaves behind is seen by the second one.
         is_pausing = thread.submit(lambda: thread._after_mistakes.is_pausing).result(PATIENCE_SECONDS)
     assert (is_pausing, thread.backoff.is_pausing) == (False, False)
+    # One and the same is told once in a while, however often it is made.
+    assert ["it goes on" in record.getMessage() for record in caplog.records if record.exc_info] == [True]
 
 
 def test_what_is_due_is_not_asked_for_without_a_pause_while_that_fails(thread, monkeypatch):
