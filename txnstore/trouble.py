@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
+import traceback
 from collections.abc import Callable, Hashable
 from typing import Final
 
 #: How often the same trouble is told where nothing else is said.
 PERIOD_SECONDS: Final = 60.0
-_NUMBERS: Final = re.compile(r"[0-9]+")
+# Not those of a host or its port.
+_NUMBERS: Final = re.compile(r"(?<![\w.:])[0-9]+(?:\.[0-9]+)?")
 
 
 class RepeatedTrouble:
@@ -22,12 +25,13 @@ class RepeatedTrouble:
     def __init__(
         self, period_seconds: float = PERIOD_SECONDS, *, monotonic_seconds: Callable[[], float] = time.monotonic
     ) -> None:
-        """Let trouble of one kind be told at most once in this time, also where it passes in between."""
+        """Let trouble of one kind be told once in this time, and once more if it passes in between."""
         self._period_seconds = period_seconds
         self._monotonic_seconds = monotonic_seconds
         #: Never changed, but replaced by another one.
         self._told_seconds: dict[Hashable, float] = {}
         self._is_told = False
+        self._anew_seconds = -math.inf
 
     def may_be_told(self, kind: Hashable = None) -> bool:
         """Return whether trouble of this kind is to be told now; if so, it counts as told."""
@@ -44,9 +48,23 @@ class RepeatedTrouble:
     def passed(self) -> bool:
         """Take note that all is well; return whether trouble was told since it was so last, so that this is told."""
         was_told, self._is_told = self._is_told, False
+        now_seconds = self._monotonic_seconds()
+        if was_told and now_seconds >= self._anew_seconds + self._period_seconds:
+            # The next trouble is news; but what comes and goes all the time fills no log.
+            self._anew_seconds, self._told_seconds = now_seconds, {}
         return was_told
 
 
 def kind_of(error: object) -> str:
     """Return what two errors that are the same trouble have in common: they may differ by a number, as of seconds."""
-    return _NUMBERS.sub("", f"{type(error).__name__}: {error}")
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - whoever asks is about to tell of one error, and not to meet another one
+        text = ""
+    return _NUMBERS.sub("", f"{type(error).__name__}: {text}")
+
+
+def defect_of(error: BaseException) -> tuple[str, str, int]:
+    """Return what two errors that come from the same place in the code have in common."""
+    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    return (type(error).__name__, *(frames[-1] if frames else ("", 0)))

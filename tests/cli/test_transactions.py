@@ -132,7 +132,14 @@ def test_what_its_program_completes_is_aborted_by_nobody_who_did_not_say_so(url,
         producer.prepare_transaction(30)
         (row,) = answer("transactions", "list-open")
         assert row["freed_by"] is None
-        for by in (["bank"], ["--producer-id", row["producer_id"]]):
+        place = ["--topic", "orders", "--partition", "0"]
+        producer_id, epoch = row["producer_id"], row["producer_epoch"]
+        for by in (
+            ["bank"],
+            ["--producer-id", producer_id],
+            [*place, "--start-offset", "0"],
+            [*place, "--producer-id", producer_id, "--producer-epoch", epoch],
+        ):
             refused = run("transactions", "abort", *by, "--yes")
             assert (refused.code, refused.out) == (1, "")
             assert "may have committed its part already" in refused.err

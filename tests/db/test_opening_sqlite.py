@@ -59,7 +59,9 @@ def test_a_file_of_two_names_is_opened_by_neither(txnstore_sqlite_url, tmp_path)
     other = tmp_path / "other.db"
     other.hardlink_to(path)
     for each in (path, other):
-        with pytest.raises(InvalidUrl, match=r"2 names \(hard links\).*keep the one with files -wal and -shm beside it"):
+        with pytest.raises(
+            InvalidUrl, match=r"2 names \(hard links\).*keep the one with files -wal and -shm beside it"
+        ):
             open_store(url_of(each))
     other.unlink()
     open_store(txnstore_sqlite_url).close()

@@ -25,6 +25,7 @@ from txnstore.log.topics import create_topic
 from txnstore.maintenance.duties import ABORT_INTERVAL, DUTIES
 from txnstore.maintenance.turns import take_turn
 from txnstore.model import OffsetAndMetadata, Record
+from txnstore.observability import metrics
 from txnstore.observability.metric_table import STORE_METRICS
 from txnstore.observability.metrics import StoreCollector
 from txnstore.observability.store_figures import FigureLimits, read_cluster_figures
@@ -340,6 +341,34 @@ def test_a_store_that_is_away_is_not_up_and_is_again_when_it_is_back(url, tmp_pa
     assert scraped(registry)["txnstore_up"] == {(): 0}
     # It opens nothing again.
     assert collector._cluster is None
+
+
+def test_figures_that_come_too_late_are_no_sign_that_all_is_well(url, monkeypatch, caplog):
+    read, let_go = metrics.read_cluster_figures, threading.Event()
+
+    def late(*arguments):
+        assert let_go.wait(PATIENCE_SECONDS)
+        return read(*arguments)
+
+    collector = StoreCollector(url, timeout_seconds=PATIENCE_SECONDS)
+    registry = CollectorRegistry()
+    registry.register(collector)
+    assert scraped(registry)["txnstore_up"] == {(): 1}
+    monkeypatch.setattr(metrics, "read_cluster_figures", late)
+    collector._timeout_seconds = 0.01
+    with caplog.at_level(logging.INFO, "txnstore"):
+        assert scraped(registry)["txnstore_up"] == {(): 0}
+        thread = collector._thread
+        let_go.set()
+        assert thread is not None
+        thread.join(PATIENCE_SECONDS)
+        told = [record.event for record in caplog.records if getattr(record, "event", "").startswith("metrics_")]
+        assert told == ["metrics_unavailable"]
+        collector._timeout_seconds = PATIENCE_SECONDS
+        assert scraped(registry)["txnstore_up"] == {(): 1}
+    told = [record.event for record in caplog.records if getattr(record, "event", "").startswith("metrics_")]
+    assert told == ["metrics_unavailable", "metrics_available"]
+    collector.close()
 
 
 @pytest.mark.slow

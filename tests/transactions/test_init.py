@@ -86,6 +86,14 @@ def test_the_maximum_of_the_timeout_is_a_setting_of_the_store(own_bench) -> None
     assert own_bench.producer().start(5000).identity.epoch == 0
 
 
+def test_the_largest_timeout_ends_all_the_same(own_bench) -> None:
+    """The same number means without a limit where another database decides (KIP-939)."""
+    own_bench.set_store({"transaction.max.timeout.ms": str(2**31 - 1)})
+    producer = own_bench.producer()
+    producer.start(2**31 - 1)
+    assert own_bench.row(producer.transactional_id).timeout_ms == 2**31 - 2
+
+
 def test_an_id_that_nobody_used_gets_epoch_0(bench) -> None:
     producer = bench.started(timeout_ms=12_345)
     assert producer.identity.epoch == 0

@@ -177,7 +177,6 @@ def test_the_command_that_is_named_frees_readers_whatever_the_transactional_id(u
         assert_sound(store, at_rest=True)
 
 
-@pytest.mark.slow
 def test_one_that_its_program_completes_is_freed_by_no_command(url):
     """The program's database may have committed it: who aborts what is listed would lose half of it."""
     allow_two_phase_commit(url)
@@ -193,6 +192,7 @@ def test_one_that_its_program_completes_is_freed_by_no_command(url):
         assert (held.timeout_ms, held.freed_by, pending["freed_by"]) == (2**31 - 1, None, None)
 
 
+@pytest.mark.slow
 def test_one_that_hangs_and_one_that_is_decided_are_freed_by_what_is_named_too(url, monkeypatch):
     with open_store(url) as store:
         partition_id = store.write(lambda connection: create_topic(connection, "orders")).partition_ids[0]

@@ -316,6 +316,13 @@ def abort(
             return OpenInPartition(partition_id, ProducerIdentity(producer_id, producer_epoch), coordinator_epoch)
 
         target = cluster.controller.read(work)
+        # If who coordinates it is away, the abort says so.
+        owner = None if even_if_prepared else _transactional_id_of(cluster, target.producer.producer_id, {})
+        if owner is not None:
+            cluster.at_coordinator(
+                owner,
+                lambda store: _refuse_prepared(store.read(lambda c: describe_transaction(c, owner)).row),
+            )
         _ask(f"the open transaction of producer {target.producer} in {topic}-{partition}", yes=yes)
         cluster.at_partition(target.partition_id, lambda leader: abort_open_transaction(leader, target, cluster))
         say(f"the transaction of producer {target.producer} was aborted")
@@ -445,8 +452,12 @@ def _producer(state: ProducerInPartition) -> dict[str, Any]:
 
 
 def _abort_producer(cluster: Cluster, producer_id: int, *, even_if_prepared: bool, yes: bool) -> None:
-    transactional_id = _transactional_id_of(cluster, producer_id)
-    if transactional_id is not None:
+    away: LeftOut = {}
+    transactional_id = _transactional_id_of(cluster, producer_id, away)
+    if transactional_id is None:
+        # Perhaps it is known there.
+        tell_and_exit(away.values())
+    else:
         _abort_id(cluster, transactional_id, even_if_prepared=even_if_prepared, yes=yes, producer_id=producer_id)
         return
     left_out: LeftOut = {}
@@ -469,14 +480,11 @@ def _names_of_groups(held: Iterable[LostOffsets]) -> str:
     return "the offsets of " + list_text(sorted(group_id for one in held for group_id in one.group_ids))
 
 
-def _transactional_id_of(cluster: Cluster, producer_id: int) -> str | None:
+def _transactional_id_of(cluster: Cluster, producer_id: int, left_out: LeftOut) -> str | None:
     wanted = TransactionFilter(producer_ids=[producer_id])
-    left_out: LeftOut = {}
     for _, found in cluster.read_all(partial(list_transactions, wanted=wanted), left_out):
         for row in found:
             return row.transactional_id
-    # Perhaps it is known there.
-    tell_and_exit(left_out.values())
     return None
 
 
@@ -515,16 +523,21 @@ def _abort_at(
         raise CommandFailed(
             f"the transaction of {transactional_id} is decided to commit; `txnstore maintain --once` completes it"
         )
-    if found.row.timeout_ms == TIMEOUT_NEVER_MS and not even_if_prepared:
-        raise CommandFailed(
-            f"the transaction of {transactional_id} is for its program to complete (KIP-939): the program's own database"
-            " decides, and may have committed its part already. Only if the program never will, add --even-if-prepared;"
-            " nothing was changed"
-        )
+    if not even_if_prepared:
+        _refuse_prepared(found.row)
     _ask(f"the open transaction of {transactional_id}, in {list_text(found.partitions)}", yes=yes)
     if not TransactionCoordinator(store, cluster).abort_as_shown(found.row, _FENCING_TIMEOUT_MS):
         raise CommandFailed(store.read(partial(_what_became_of, found.row)) + "; nothing was changed")
     say(f"the transaction of {transactional_id} was aborted, and its producer is fenced")
+
+
+def _refuse_prepared(row: TransactionMetadata) -> None:
+    if row.state is TransactionState.ONGOING and row.timeout_ms == TIMEOUT_NEVER_MS:
+        raise CommandFailed(
+            f"the transaction of {row.transactional_id} is for its program to complete (KIP-939): the program's own"
+            " database decides, and may have committed its part already. Only if the program never will, add"
+            " --even-if-prepared; nothing was changed"
+        )
 
 
 def _what_became_of(shown: TransactionMetadata, connection: Connection) -> str:

@@ -147,7 +147,8 @@ def _disk(facts: SQLiteFacts) -> Iterator[str]:
     "The write-ahead log lies beside the name that is used: who opens the file by another one does not see it, and"
     " damages the database. So no client opens it.",
     "Of several names, keep the one with files -wal and -shm beside it, which may hold the last commits, and remove the"
-    " others; if none has them, any may stay. Mount the folder of the file, not the file.",
+    " others; if none has them, any may stay; if several have, keep copies of all and restore a"
+    " backup. Mount the folder of the file, not the file.",
 )
 def _names(facts: SQLiteFacts) -> Iterator[str]:
     if facts.other_names is not None:

@@ -163,6 +163,10 @@ class StoreCollector(Collector):
             finally:
                 self._lock.release()
         found = reading or _Scrape(dict.fromkeys(self._labels))
+        # What comes too late shows nobody that all is well.
+        if None not in found.figures.values() and self._trouble.passed():
+            fields = {"event": "metrics_available", "database": self._labels[0]}
+            _log.info("the figures of %s can be read again", self._labels[0], extra=fields)
         found.seconds = time.monotonic() - began
         return found
 
@@ -199,9 +203,6 @@ class StoreCollector(Collector):
         failed = [one for one in found.values() if isinstance(one, TxnStoreError)]
         if failed:
             self._note_trouble(str(failed[0]))
-        elif self._trouble.passed():
-            fields = {"event": "metrics_available", "database": self._labels[0]}
-            _log.info("the figures of %s can be read again", self._labels[0], extra=fields)
         return _Scrape(
             {
                 labels[number]: figures if isinstance(figures, StoreFigures) else None

@@ -91,8 +91,7 @@ class BackgroundSequencer:
                 )
                 return
             except Exception as error:  # noqa: BLE001 - a thread that died would leave the rows where they are
-                if trouble.may_be_told(kind_of(error)):
-                    self._tell(error)
+                self._tell(error, is_news=trouble.may_be_told(kind_of(error)))
                 pause_seconds = backoff.back_off() if isinstance(error, TxnStoreError) else PAUSE_LAST_SECONDS
             if closing and (is_put_off or pause_seconds > 0.0):
                 return
@@ -100,14 +99,15 @@ class BackgroundSequencer:
                 pause_seconds = max(pause_seconds, IDLE_PAUSE_SECONDS)
             self._sleep(pause_seconds, is_put_off=is_put_off)
 
-    def _tell(self, error: Exception) -> None:
+    def _tell(self, error: Exception, *, is_news: bool) -> None:
         if isinstance(error, TxnStoreError):
             fields = {"event": "outbox_put_off"}
             text = "the rows of the outbox cannot be moved at the moment; trying again: %s"
-            self._logger.warning(text, error, extra=fields)
+            self._logger.log(logging.WARNING if is_news else logging.DEBUG, text, error, extra=fields)
         else:
             fields = {"event": "background_work_failed"}
-            self._logger.error("moving the rows of the outbox failed", exc_info=error, extra=fields)
+            level = logging.ERROR if is_news else logging.DEBUG
+            self._logger.log(level, "moving the rows of the outbox failed", exc_info=error, extra=fields)
 
     def _sleep(self, seconds: float, *, is_put_off: bool) -> None:
         """Wait until a record comes; after an error to the end, or each record would be one more try."""

@@ -209,7 +209,8 @@ def _check_forgettable(store: Store, gid: str, connection: Connection, *, force:
     if standing is Standing.OPEN:
         transactional_id = branch.transactional_id[:80]
         raise InvalidRequest(
-            f"the transaction of the branch {gid} is open: `txnstore transactions abort {transactional_id}` ends it"
+            f"the transaction of the branch {gid} is open, and the branch ends with it:"
+            f" `txnstore transactions list-open` shows what ends the transaction of {transactional_id}"
         )
     if standing is Standing.COMMITTED and not force:
         raise InvalidRequest(

@@ -218,4 +218,5 @@ def _with_fresh_epoch(row: TransactionMetadata, now_ms: int) -> TransactionMetad
 
 
 def _timeout_ms(request: InitRequest) -> int:
-    return TIMEOUT_NEVER_MS if request.enable_two_phase_commit else request.timeout_ms
+    # Without two-phase commit it always ends, if as late as a number of 32 bits can say.
+    return TIMEOUT_NEVER_MS if request.enable_two_phase_commit else min(request.timeout_ms, TIMEOUT_NEVER_MS - 1)

@@ -17,8 +17,21 @@ _JOURNAL: Final = (
     "find out who wrote to the tables beside txnstore; `txnstore dump journal` and `txnstore transactions describe`"
     " show the history"
 )
-_FREE: Final = "`txnstore transactions find-hanging` shows it, `txnstore transactions abort` ends it"
+_FREE: Final = "`txnstore transactions list-open` and `find-hanging` show it, and the command that ends it"
 _MAINTAIN: Final = "`txnstore maintain --once` does what is left over; if it stays, keep a copy for a bug report"
+_REFUSED: Final = (
+    "create the topic, or correct the rows (delete one whose key has a later record already), then set their refusal to"
+    " NULL; `txnstore maintain` moves what waits"
+)
+_BEYOND: Final = (
+    "what comes next there may be left out: stop it, and compare what it has written with what is there. Then a relay"
+    " goes on with another `--name`, `--topic` and `--start`; a query with another group and checkpoint, and"
+    " startingOffsets at the first offset whose record its output lacks"
+)
+_LAST_BATCH: Final = (
+    "its last batch may be written twice, or left out: compare its output, then go on with another checkpoint and group,"
+    " and startingOffsets at the first offset whose record its output lacks"
+)
 
 
 class Invariant(enum.Enum):
@@ -120,19 +133,16 @@ class Invariant(enum.Enum):
     )
     OUTBOX_MOVES = (
         "what applications put into the outbox becomes records soon, and nothing is refused",
-        "create the topic, or correct the rows (delete one whose key has a later record already), then set their"
-        " refusal to NULL; `txnstore maintain` moves what waits",
+        _REFUSED,
     )
 
     PROGRESS_IN_LOG = (
         "no query of Spark has read, and no relay to Kafka begun, beyond the end of a partition",
-        "what comes next there may be left out: stop it. A relay goes on with another `--name`, `--topic` and `--start"
-        " latest`; a query with another group and checkpoint, and startingOffsets from where its output ends",
+        _BEYOND,
     )
     SINKS_SOUND = (
         "what is noted of a query's last batch is of that one, and its runs write as producers that they were given",
-        "its last batch may be written twice, or left out: compare its output, then go on with another checkpoint and"
-        " group, and startingOffsets from where its output ends",
+        _LAST_BATCH,
     )
 
     TOPICS_COMPLETE = (

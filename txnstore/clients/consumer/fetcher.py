@@ -40,7 +40,7 @@ from txnstore.deadline import Condition, Deadline
 from txnstore.errors import StoreBusy, StoreClosed, TxnStoreError
 from txnstore.log.outbox.rows import has_outbox_rows
 from txnstore.log.outbox.sequencer import rounds_of, sequence_outbox
-from txnstore.trouble import RepeatedTrouble
+from txnstore.trouble import RepeatedTrouble, defect_of
 
 #: A reader that hears of no commit for long looks less and less often, down to one time in this many.
 LOOK_AGAIN_FACTOR_MAX: Final = 4.0
@@ -561,7 +561,7 @@ class FetchThread:
         """Tell the application, and try again after a while."""
         if self._closing:
             return
-        if not isinstance(error, TxnStoreError) and self._defects.may_be_told(type(error).__name__):
+        if not isinstance(error, TxnStoreError) and self._defects.may_be_told(defect_of(error)):
             self._fetcher.logger.error(
                 "reading in the background failed", exc_info=error, extra={"event": "background_work_failed"}
             )

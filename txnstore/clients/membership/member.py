@@ -39,7 +39,7 @@ from txnstore.clients.worker import Worker
 from txnstore.errors import FencedInstance, IllegalGeneration, TxnStoreError, UnknownMember
 from txnstore.groups.group import MemberAnswer, Partitions
 from txnstore.model import NO_GENERATION, GroupMembership, PartitionName
-from txnstore.trouble import RepeatedTrouble
+from txnstore.trouble import RepeatedTrouble, defect_of
 
 #: A request that failed is repeated after a pause, which grows from the first to the second of these.
 PAUSE_FIRST_SECONDS: Final = 0.2
@@ -374,7 +374,7 @@ class ConsumerMember:
                 work()
             except Exception as error:
                 # Requests handle their own errors; a thread that died would lose the place in the group silently.
-                if self._defects.may_be_told(type(error).__name__):
+                if self._defects.may_be_told(defect_of(error)):
                     self._logger.exception(
                         "keeping up the membership in the group failed", extra={"event": "background_work_failed"}
                     )

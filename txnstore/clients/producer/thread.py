@@ -27,7 +27,7 @@ from txnstore.clients.worker import Worker
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.deadline import Condition, Deadline, give, new_future, result_within
 from txnstore.errors import StoreUnavailable, TxnStoreError
-from txnstore.trouble import RepeatedTrouble
+from txnstore.trouble import RepeatedTrouble, defect_of
 
 if TYPE_CHECKING:
     from txnstore.clients.connection import StoreConnection
@@ -415,7 +415,7 @@ class SenderThread:
                 # Whatever else fails here: nobody would do any work any more.
                 with contextlib.suppress(Exception):
                     self._after_mistakes.back_off()
-                    if self._mistakes.may_be_told(type(error).__name__):
+                    if self._mistakes.may_be_told(defect_of(error)):
                         _log.exception(
                             "%s failed; it goes on",
                             self._thread.name,
