@@ -1,4 +1,4 @@
-"""DDL beyond SQLAlchemy's words: types that both databases have, how columns are kept, the views, the function."""
+"""DDL beyond SQLAlchemy's words: types that both databases have, how columns are kept, the views, the functions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sqlalchemy.sql.compiler import DDLCompiler, SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeEngine
 
-from txnstore.db.postgresql import commit_function, segments
+from txnstore.db.postgresql import commit_function, producer_ids, segments
 
 #: SQLite has one integer type, 64 bits wide.
 Int64: Final = BigInteger().with_variant(Integer(), "sqlite")
@@ -168,6 +168,7 @@ def after_tables(kind: str, schema: str | None) -> list[Verbatim]:
         *records_view_postgresql.comment_on_view(schema),
         *open_transactions_view.create_on_postgresql(schema),
         *commit_function.create_functions(schema),
+        *producer_ids.create_guard(schema),
     )
     return [Verbatim(statement) for statement in statements]
 
@@ -183,6 +184,7 @@ def before_tables_go(kind: str, schema: str | None) -> list[Verbatim]:
         return [Verbatim(statement) for statement in views]
     assert schema is not None
     statements = (
+        *producer_ids.drop_guard(schema),
         *commit_function.drop_functions(schema),
         *open_transactions_view.drop_on_postgresql(schema),
         records_view_postgresql.drop_view(schema),

@@ -17,6 +17,7 @@ from sqlalchemy import Connection, text
 
 from txnstore.db.names import RECORDS_VIEW, VERSION_TABLE, VIEWS, identifier, literal
 from txnstore.db.postgresql.commit_function import NAME, NAME_WITHIN
+from txnstore.db.postgresql.producer_ids import GUARD
 from txnstore.db.postgresql.segments import SEGMENT_TABLES
 from txnstore.db.roles.rights import BELONGING, BOUNDED, CALLS_FUNCTIONS, VIEWS_OF, Kind, Per, Right, rights_of
 from txnstore.db.schema import databases, metadata
@@ -244,7 +245,7 @@ class _Statements:
             yield f"ALTER TABLE {self._named(table)} {to_role}"
         for view in VIEWS:
             yield f"ALTER VIEW {self._named(view)} {to_role}"
-        for function in (NAME_WITHIN, NAME):
+        for function in (NAME_WITHIN, NAME, GUARD):
             yield f"ALTER FUNCTION {self._named(function)} {to_role}"
 
     def grant(self, kind: Kind, bounds: RoleScope | None, server_version: int) -> Iterator[str]:
