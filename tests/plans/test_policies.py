@@ -21,8 +21,10 @@ from txnstore.testing.postgres_server import PostgresServer
 pytestmark = pytest.mark.slow
 
 BOUNDS = RoleScope(("big",), ("group *", "client *", "simple"), ("producer *", "client *", "id *"))
-#: What a role with a producer's and a consumer's rights does not do.
+#: What a role with a producer's and a consumer's rights does not do; one with limits has one database alone.
 OF_OTHERS = {
+    "completion of many commits over several databases",
+    "completion of many aborts over several databases",
     "search for hanging transactions",
     "what holds readers back",
     "what holds readers of a partition back",

@@ -24,6 +24,12 @@ ROLES = {
 #: Limited to what begins with its name.
 TENANT = "tenant"
 TENANTS_OWN = RoleScope(("tenant.*",), ("tenant-*",), ("tenant-*",))
+#: What a role may say of a transaction in SQL.
+INTO_TRANSACTIONS = (
+    "INSERT INTO txnstore.transactions (transactional_id, producer_id, previous_producer_id, next_producer_id,"
+    " producer_epoch, last_producer_epoch, timeout_ms, state, start_ms, last_update_ms, transaction_number,"
+    " begin_epoch, deadline_ms) "
+)
 
 
 def metadata_of_nobody_in(group_id):
@@ -85,6 +91,9 @@ class Shop:
         self.open = [self.work("worker", "others", "others"), self.work(TENANT, "tenant.orders", "tenant")]
         with self.connect() as connection:
             connection.execute("INSERT INTO txnstore.outbox (topic, value) VALUES ('others', 'secret')")
+            connection.execute(
+                "INSERT INTO txnstore.offset_producers (producer_id, producer_epoch, last_update_ms) VALUES (1, 0, 0)"
+            )
 
     def work(self, role, topic, prefix):
         """Produce a record, consume it, and leave a transaction open that holds its offset."""

@@ -5,15 +5,20 @@ The README of `txnstore/db/roles` says which of it table rights refuse, which ro
 
 from __future__ import annotations
 
+import contextlib
+
 import psycopg
 import pytest
 from psycopg import sql
 
-from tests.db.roles.shop import PATIENCE_SECONDS, metadata_of_nobody_in
+from tests.db.roles.shop import INTO_TRANSACTIONS, PATIENCE_SECONDS, metadata_of_nobody_in
 from txnstore import KafkaError, KafkaException, TopicPartition
+from txnstore.db.opening import open_store
 from txnstore.db.postgresql.segments import SEGMENT_TABLES
 from txnstore.db.roles.rights import BELONGING, Kind, rights_of
 from txnstore.db.schema import metadata
+from txnstore.errors import InvalidProducerIdMapping
+from txnstore.transactions.transaction import abort_if_timed_out, complete_decided
 
 PARTITION = "(SELECT partition_id FROM txnstore.partitions JOIN txnstore.topics USING (topic_id) WHERE name = '{}')"
 A_BATCH = (
@@ -31,9 +36,12 @@ AN_END = (
     " first_offset, outcome, last_stable_offset) VALUES ({partition}, 900, 7, 0, 899, 0, 0)"
 )
 A_TRANSACTION = (
-    "INSERT INTO txnstore.transactions (transactional_id, producer_id, previous_producer_id, next_producer_id,"
-    " producer_epoch, last_producer_epoch, timeout_ms, state, start_ms, last_update_ms, transaction_number,"
-    " begin_epoch) VALUES ('{id}', 4711, -1, -1, 0, -1, 1000, 0, -1, 0, 0, -1) ON CONFLICT DO NOTHING"
+    INTO_TRANSACTIONS + "VALUES ('{id}', 4711, -1, -1, 0, -1, 1000, 0, -1, 0, 0, -1, NULL) ON CONFLICT DO NOTHING"
+)
+INTO_JOURNAL = (
+    "INSERT INTO txnstore.transaction_log ({columns}transactional_id, transaction_number, producer_id, producer_epoch,"
+    " state, first_state, timeout_ms, start_ms, update_ms, reason) VALUES ({values}'tenant-id', 1, 1, 1, 4, 1, 1, 1, 1,"
+    " 'forged')"
 )
 A_GROUP = (
     "INSERT INTO txnstore.groups (group_id, generation, commit_number, last_update_ms) VALUES ('{id}', 0, 0, 0)"
@@ -42,6 +50,10 @@ A_GROUP = (
 AN_OFFSET = (
     "INSERT INTO txnstore.{table} (group_id, partition_id, {column}, leader_epoch, commit_ms, commit_number,"
     " producer_id, producer_epoch) VALUES ('others-group', {partition}, 0, -1, 0, 9, -1, -1)"
+)
+A_MEMBER = (
+    "INSERT INTO txnstore.group_members (group_id, member_id, client_id, generation, session_timeout_ms,"
+    " deadline_ms, subscription, assignment) VALUES ('{id}', 'me', 'me', 1, 1, 1, '{{}}', '[]')"
 )
 
 #: By role: what the rights of tables refuse, whoever's topic it is.
@@ -131,12 +143,26 @@ REFUSED_BY_ROWS = [
     "INSERT INTO txnstore.transaction_partitions VALUES ('others-id', {others})",
     "INSERT INTO txnstore.transaction_groups VALUES ('others-id', 'others-group')",
     "INSERT INTO txnstore.pending_markers VALUES ('others-id', {others}, 0, 0, 1)",
+    # What maintenance would do in the name of the tenant's own transaction.
+    "INSERT INTO txnstore.transaction_partitions VALUES ('tenant-id', {others})",
+    "INSERT INTO txnstore.transaction_writer_partitions VALUES ('tenant-id', 7, {others})",
+    "INSERT INTO txnstore.transaction_groups VALUES ('tenant-id', 'others-group')",
+    "INSERT INTO txnstore.transaction_groups VALUES ('tenant-id', 'nobodys-group')",
+    "INSERT INTO txnstore.pending_markers VALUES ('tenant-id', {others}, 0, 0, 1)",
+    # The numbers of others' commits: theirs would not fit in any more, or would be told of what is the tenant's.
+    INTO_JOURNAL.format(columns="entry_id, ", values="1000000, "),
+    INTO_JOURNAL.format(columns="entry_id, ", values="-1, "),
+    A_BATCH.replace("segment, ", "segment, commit_number, ", 1)
+    .replace("0, 0, 1, 0, 0)", "0, 0, 1, 1, 0, 0)")
+    .format(partition="{own}", control="NULL"),
+    AN_END.replace("last_stable_offset)", "last_stable_offset, commit_number)")
+    .replace("0, 0)", "1, 0, 1)")
+    .format(partition="{own}"),
+    # No other database coordinates anything as long as there are tenants; one day it may.
+    "INSERT INTO txnstore.offset_producers (producer_id, producer_epoch, last_update_ms) VALUES (1, 32767, 0)",
     AN_OFFSET.format(table="group_offsets", column="committed_offset", partition="{others}"),
     AN_OFFSET.format(table="pending_group_offsets", column="pending_offset", partition="{others}"),
-    (
-        "INSERT INTO txnstore.group_members (group_id, member_id, client_id, generation, session_timeout_ms,"
-        " deadline_ms, subscription, assignment) VALUES ('others-group', 'me', 'me', 1, 1, 1, '{{}}', '[]')"
-    ),
+    A_MEMBER.replace("{id}", "others-group"),
     "UPDATE txnstore.groups SET group_id = 'others-2'",
     "UPDATE txnstore.transactions SET transactional_id = 'others-2'",
     "INSERT INTO txnstore.outbox (topic, value) VALUES ('others', 'forged')",
@@ -165,6 +191,7 @@ MISSING_BY_ROWS = [
     "SELECT * FROM txnstore.group_offsets WHERE group_id = 'others-group'",
     "UPDATE txnstore.group_offsets SET committed_offset = 0 WHERE group_id = 'others-group'",
     "DELETE FROM txnstore.pending_group_offsets WHERE group_id = 'others-alone'",
+    "UPDATE txnstore.offset_producers SET producer_epoch = 32767",
 ]
 #: What remains: by a writer without limits anywhere, by a tenant in its own topics and groups.
 POSSIBLE = [
@@ -175,6 +202,17 @@ POSSIBLE = [
     ("reader", "DELETE FROM txnstore.group_members"),
     ("tenant", A_BATCH.format(partition="{own}", control="1")),
     ("tenant", "UPDATE txnstore.partition_heads SET next_offset = next_offset + 1"),
+    ("tenant", INTO_JOURNAL.format(columns="", values="")),
+    ("tenant", "UPDATE txnstore.producer_states SET producer_epoch = 32767, recent_batches = '[]'"),
+    ("tenant", "UPDATE txnstore.transactions SET producer_id = 0"),
+    ("tenant", "INSERT INTO txnstore.sink_batches VALUES ('app::of others', 9, 'tenant-id', 0)"),
+    ("tenant", A_MEMBER.replace("{id}", "tenant-group").replace("{{}}", "broken")),
+    (
+        "tenant",
+        AN_OFFSET.replace("others-group", "tenant-group").format(
+            table="group_offsets", column="committed_offset", partition="{others}"
+        ),
+    ),
     ("tenant", "SELECT 1 FROM pg_catalog.pg_policies WHERE schemaname = 'txnstore' AND roles::text LIKE '%worker%'"),
     ("tenant", "SELECT pg_catalog.pg_advisory_xact_lock(42)"),
     ("tenant", "SELECT pg_catalog.pg_notify('txnstore', '')"),
@@ -242,6 +280,8 @@ def test_a_kind_has_the_rights_that_it_needs_and_no_other(kind, shop):
 
 def test_row_level_security_refuses_what_is_written_for_others(sessions, places):
     told = set()
+    # Who has drawn no number yet is refused for that.
+    hits(sessions["tenant"], "SELECT pg_catalog.nextval('txnstore.transaction_log_entry_id_seq')", places)
     for statement in REFUSED_BY_ROWS:
         with pytest.raises(psycopg.errors.InsufficientPrivilege) as caught:
             pytest.fail(f"{statement} hit {hits(sessions['tenant'], statement, places)} rows")
@@ -354,9 +394,57 @@ def test_every_table_with_rows_of_somebody_has_row_level_security(shop):
             )
         }
     assert secured == {*BELONGING, *SEGMENT_TABLES}
-    shared = {"stores", "store_configs", "databases", "deleted_partitions", "offset_producers", "outbox_sequencers"}
+    shared = {"stores", "store_configs", "databases", "deleted_partitions", "outbox_sequencers"}
     shared |= {"relay_positions", "maintenance_duties", "deleted_numbers"}
     assert {str(table.name) for table in metadata.tables.values()} - secured == shared
+
+
+#: What a tenant writes of a transaction of its own that says it has the other's producer, and the state of that.
+IN_ANOTHERS_NAME = {
+    "a marker that is missing": (
+        "3, 1, 1, 1, {epoch}, NULL",
+        "INSERT INTO txnstore.pending_markers VALUES ('tenant-forged', {others}, {producer_id}, {epoch} + 1, 0)",
+    ),
+    "a partition": (
+        "1, 1, 1, 1, {epoch}, 1",
+        "INSERT INTO txnstore.transaction_partitions VALUES ('tenant-forged', {others})",
+    ),
+    "a partition of a writer": (
+        "1, 1, 1, 1, {epoch}, 1",
+        "INSERT INTO txnstore.transaction_writer_partitions VALUES ('tenant-forged', {producer_id}, {others})",
+    ),
+    "a group": (
+        "1, 1, 1, 1, {epoch}, 1",
+        "INSERT INTO txnstore.transaction_groups VALUES ('tenant-forged', 'others-alone')",
+    ),
+}
+
+
+@pytest.mark.parametrize("forged", IN_ANOTHERS_NAME)
+def test_maintenance_ends_nothing_of_others_in_the_name_of_a_tenant(forged, shop, places):
+    """It has rights on all rows: what it is told to do has to be within those of whoever says so."""
+    state, statement = IN_ANOTHERS_NAME[forged]
+    before = rows_of_others(shop, places)
+    with shop.connect() as connection:
+        producer_id, epoch = connection.execute(
+            "SELECT producer_id, producer_epoch FROM txnstore.transactions WHERE transactional_id = 'others-id'"
+        ).fetchone()
+    of = {**places, "producer_id": producer_id, "epoch": epoch}
+    with (
+        shop.connect("tenant") as tenant,
+        contextlib.suppress(psycopg.errors.InsufficientPrivilege),
+        tenant.transaction(),
+    ):
+        row = "VALUES ('tenant-forged', {producer_id}, -1, -1, {epoch}, -1, 1, " + state + ")"
+        tenant.execute((INTO_TRANSACTIONS + row).format(**of))
+        if "writer" in forged:
+            writer = "INSERT INTO txnstore.transaction_writers VALUES ('tenant-forged', {producer_id}, {epoch}, true)"
+            tenant.execute(writer.format(**of))
+        tenant.execute(statement.format(**of))
+    with open_store(shop.url("upkeep")) as store, contextlib.suppress(InvalidProducerIdMapping):
+        abort_if_timed_out(store, "tenant-forged")
+        complete_decided(store, "tenant-forged")
+    assert rows_of_others(shop, places) == before
 
 
 def error_of(call):

@@ -170,13 +170,7 @@ BEGIN
         RETURN NULL;
     END IF;
     -- In statements of their own, which see what the last holder of the row's lock has committed.
-    IF stays_open THEN
-        INSERT INTO {schema}.transaction_groups (transactional_id, group_id)
-        VALUES (of_transactional_id, of_group_id) ON CONFLICT DO NOTHING;
-        IF NOT FOUND THEN
-            RAISE 'the transaction is not usual' USING ERRCODE = '{not_usual}';
-        END IF;
-    ELSIF open_group_id IS NOT NULL THEN
+    IF open_group_id IS NOT NULL THEN
         DELETE FROM {schema}.transaction_groups
         WHERE transactional_id = of_transactional_id AND group_id = open_group_id;
         IF NOT FOUND
@@ -383,6 +377,13 @@ BEGIN
                 AND EXISTS (SELECT FROM {schema}.group_members WHERE group_id = of_group_id)
         THEN
             RAISE 'the transaction is not usual' USING ERRCODE = '{not_usual}';
+        END IF;
+        IF stays_open THEN
+            INSERT INTO {schema}.transaction_groups (transactional_id, group_id)
+            VALUES (of_transactional_id, of_group_id) ON CONFLICT DO NOTHING;
+            IF NOT FOUND THEN
+                RAISE 'the transaction is not usual' USING ERRCODE = '{not_usual}';
+            END IF;
         END IF;
         FOR place IN 1 .. cardinality(offset_partition_ids) LOOP
             sent := concat(sent, ',[', offset_partition_ids[place], ',', committed_offsets[place], ']');

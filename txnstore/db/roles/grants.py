@@ -16,10 +16,10 @@ from typing import Final, NamedTuple
 from sqlalchemy import Connection, text
 
 from txnstore.db.names import RECORDS_VIEW, VERSION_TABLE, VIEWS, identifier, literal
-from txnstore.db.postgresql.commit_function import NAME, NAME_WITHIN
+from txnstore.db.postgresql.commit_function import JOURNAL_NUMBERS, NAME, NAME_WITHIN
 from txnstore.db.postgresql.producer_ids import GUARD
 from txnstore.db.postgresql.segments import SEGMENT_TABLES
-from txnstore.db.roles.rights import BELONGING, BOUNDED, CALLS_FUNCTIONS, VIEWS_OF, Kind, Per, Right, rights_of
+from txnstore.db.roles.rights import BELONGING, BOUNDED, CALLS_FUNCTIONS, VIEWS_OF, WRITTEN, Kind, Per, Right, rights_of
 from txnstore.db.schema import databases, metadata
 from txnstore.db.statements import run_on_driver
 from txnstore.db.store import Store
@@ -292,6 +292,8 @@ class _Statements:
             yield f"DROP POLICY IF EXISTS {identifier(policy)} ON {self._named(table)}"
             command, condition = _command_of(rights), self._condition(bounds, per, column)
             using = "" if command == "INSERT" else f" USING ({condition})"
+            if bounds is not None and table in WRITTEN:
+                condition = f"({condition}) AND ({self._condition_for_writing(bounds, table)})"
             check = "" if command == "SELECT" else f" WITH CHECK ({condition})"
             to_role = f"TO {identifier(self.role)}"
             yield f"CREATE POLICY {identifier(policy)} ON {self._named(table)} FOR {command} {to_role}{using}{check}"
@@ -327,6 +329,7 @@ class _Statements:
             Per.GROUP: bounds.group_ids,
             Per.TRANSACTIONAL_ID: bounds.transactional_ids,
             Per.TOPIC: bounds.topics,
+            Per.ELSEWHERE: (),
         }
         if per in names:
             return _is_one_of(column, names[per])
@@ -339,6 +342,18 @@ class _Statements:
             f"{column} IN (SELECT part.partition_id FROM {self._named('partitions')} AS part"
             f" JOIN {self._named('topics')} AS topic ON topic.topic_id = part.topic_id WHERE {inner})"
         )
+
+    def _condition_for_writing(self, bounds: RoleScope, table: str) -> str:
+        """Return what has to hold, besides, of the rows that a role with limits writes."""
+        per, name = WRITTEN[table]
+        column = f"{identifier(table)}.{name}"
+        if per is Per.SEEN_GROUP:
+            # By the group's own policy: the limits of a consumer come with another grant than those of a producer.
+            return f"EXISTS (SELECT FROM {self._named('groups')} AS seen WHERE seen.group_id = {column})"
+        if per is Per.DRAW:
+            numbers = literal(self._named(JOURNAL_NUMBERS))
+            return f"{column} IS NULL OR {column} = pg_catalog.currval(CAST({numbers} AS pg_catalog.regclass))"
+        return self._condition(bounds, per, column)
 
 
 def _our_tables() -> list[str]:

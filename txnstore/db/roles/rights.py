@@ -42,6 +42,9 @@ class Per(enum.Enum):
     PARTITION = "the topic, by the id of a partition"
     GROUP = "the group"
     TRANSACTIONAL_ID = "the transactional id"
+    ELSEWHERE = "another database of a cluster, where no role has limits"
+    SEEN_GROUP = "the group, by which of them the role sees"
+    DRAW = "whoever has just drawn the number"
 
 
 #: The column by which a table's rows belong to somebody; tables that are not named have no such rows.
@@ -71,6 +74,18 @@ BELONGING: Final[Mapping[str, tuple[Per, str]]] = {
     "pending_group_offsets": (Per.GROUP, "group_id"),
     "sink_inputs": (Per.GROUP, "group_id"),
     "sink_positions": (Per.GROUP, "group_id"),
+    "offset_producers": (Per.ELSEWHERE, "producer_id"),
+}
+#: By what a row, besides, has to belong to a role with limits that writes it. A transaction is ended by anybody, with
+#: rights of his own: in what it names. And a number that nobody has drawn would be in the way of who draws it.
+WRITTEN: Final[Mapping[str, tuple[Per, str]]] = {
+    "transaction_partitions": (Per.PARTITION, "partition_id"),
+    "transaction_writer_partitions": (Per.PARTITION, "partition_id"),
+    "pending_markers": (Per.PARTITION, "partition_id"),
+    "transaction_groups": (Per.SEEN_GROUP, "group_id"),
+    "transaction_log": (Per.DRAW, "entry_id"),
+    "record_batches": (Per.DRAW, "commit_number"),
+    "finished_transactions": (Per.DRAW, "commit_number"),
 }
 
 #: A right, and the columns that it is limited to.
