@@ -41,6 +41,7 @@ from txnstore.log.partition_rows import ProducerKey, lock_heads, read_marked_pro
 from txnstore.log.sequences import MarkedProducer
 from txnstore.model import ControlType, ProducerIdentity
 from txnstore.transactions import rows
+from txnstore.transactions.outcome import only_owner
 from txnstore.transactions.protocol import DECIDED, FenceReason, TransactionState
 from txnstore.transactions.recovery import ABORTED_MAX, ABORTED_MIN, HELD_SECONDS
 from txnstore.transactions.transaction import LockedTransaction, complete_if_possible
@@ -96,6 +97,7 @@ def abort_open_transaction(
         InvalidProducerEpoch: the open transaction is of another epoch.
         TransactionCoordinatorFenced: the partition has a marker of a newer coordinator.
         PermissionDenied: the role lacks a right, or it sees no transaction of the producer and might not be shown it.
+        StoreDamaged: several transactional ids say that they have the producer; nothing was changed.
         TxnStoreError: the database that coordinates the transaction cannot be reached or refuses.
     """
     others = several(cluster)
@@ -316,8 +318,11 @@ def _abort_owner(
 def _lock_owner(
     coordinator: Store, connection: Connection, producer_id: int, locality: Locality | None
 ) -> LockedTransaction | None:
-    """Lock the transaction of the producer, as whatever writer of it; None: nobody has it."""
-    owner = connection.execute(_OWNER_OF_PRODUCER, {"of_producer_id": producer_id}).scalars().first()
+    """Lock the transaction of the producer, as whatever writer of it; None: nobody has it.
+
+    StoreDamaged if several say that they have: with the wrong one, the right one would be ended in one partition alone.
+    """
+    owner = only_owner(connection.execute(_OWNER_OF_PRODUCER, {"of_producer_id": producer_id}).scalars(), producer_id)
     work = None if owner is None else LockedTransaction.lock(connection, owner, locality)
     if work is not None and work.row is not None:
         return work

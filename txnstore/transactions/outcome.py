@@ -14,7 +14,7 @@ what became of it, and sees to it that the answer holds: what is not committed t
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -31,6 +31,7 @@ from txnstore.errors import (
     OutcomeForgotten,
     OutcomeUnknown,
     ProducerFenced,
+    StoreDamaged,
     StoreReadOnly,
     TransactionalIdNotFound,
 )
@@ -149,13 +150,29 @@ def owner_of(connection: Connection, producer: ProducerIdentity) -> str:
 
     Raises:
         TransactionalIdNotFound: nothing is remembered of such a producer.
+        StoreDamaged: several transactional ids say that they have it.
     """
     of = {"of_producer_id": producer.producer_id}
-    found: str | None = connection.execute(_OWNER, of).scalars().first()
+    found = only_owner(connection.execute(_OWNER, of).scalars(), producer.producer_id)
     found = found or connection.execute(_FORMER_OWNER, of).scalars().first()
     if found is None:
         raise _not_remembered(producer, None)
     return found
+
+
+def only_owner(transactional_ids: Iterable[str], producer_id: int) -> str | None:
+    """Return the transactional id that says it has a producer; None: there is none.
+
+    Raises:
+        StoreDamaged: there are several, and what is asked for by the producer might be done to the wrong one.
+    """
+    owners = sorted(set(transactional_ids))
+    if len(owners) > 1:
+        raise StoreDamaged(
+            f"the transactional ids {owners[0][:80]!r} and {owners[1][:80]!r} both say that they have producer"
+            f" {producer_id}, which no client writes: name the one that is meant, not its producer"
+        )
+    return owners[0] if owners else None
 
 
 def remembered_outcome(connection: Connection, transactional_id: str, producer: ProducerIdentity) -> Outcome | None:

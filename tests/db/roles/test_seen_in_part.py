@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 from typer.testing import CliRunner
 
-from tests.db.roles.shop import PATIENCE_SECONDS
+from tests.db.roles.shop import INTO_TRANSACTIONS, PATIENCE_SECONDS
 from txnstore import KafkaError, KafkaException, TopicPartition
 from txnstore.admin import AbortTransactionSpec, AdminClient
 from txnstore.cli.program import NAMES, program_with
@@ -19,13 +19,14 @@ from txnstore.db.roles.grants import RoleScope
 from txnstore.db.roles.rights import Kind
 from txnstore.db.row_security import check_sees_all
 from txnstore.db.schema import topics, transactions
-from txnstore.errors import PermissionDenied
+from txnstore.errors import PermissionDenied, StoreDamaged
 from txnstore.log.topics import get_topic
 from txnstore.maintenance.duties import DUTIES
 from txnstore.maintenance.turns import take_turn
 from txnstore.model import ProducerIdentity
 from txnstore.moving.move import move
 from txnstore.transactions.administration import OpenInPartition, abort_open_transactions
+from txnstore.transactions.outcome import owner_of
 from txnstore.verification.verify import verify_store
 
 _NUMBERS = itertools.count(1)
@@ -79,6 +80,21 @@ def test_an_abort_by_partition_and_producer_is_refused(shop, guest, open_one):
     assert refused.value.args[0].code() == KafkaError.CLUSTER_AUTHORIZATION_FAILED
     assert "some rows of transaction_writers, transactions" in refused.value.args[0].str()
     assert str(state.producer_id) in refused.value.args[0].str()
+    assert_it_commits_as_a_whole(shop, producer, topic, f"{topic}-more")
+
+
+def test_where_two_say_that_they_have_a_producer_nothing_is_done_by_the_producer_alone(shop, guest, open_one):
+    """The one that a role with limits has made up is not ended in place of the other's, nor the other's in part."""
+    producer, topic, state = open_one
+    with shop.connect(guest) as connection:
+        row = "VALUES ('guest-{}', {}, -1, -1, 0, -1, 1000, 0, -1, 0, 0, -1, NULL)"
+        connection.execute(INTO_TRANSACTIONS + row.format(topic, state.producer_id))
+    spec = AbortTransactionSpec(TopicPartition(topic, 0), state.producer_id, state.producer_epoch, 0)
+    both = f"'guest-{topic}' and '{topic}' both say that they have producer {state.producer_id}"
+    with AdminClient({"bootstrap.servers": shop.url("upkeep")}) as admin, pytest.raises(KafkaException, match=both):
+        admin.abort_transaction(spec).result(PATIENCE_SECONDS)
+    with open_store(shop.url("upkeep")) as store, pytest.raises(StoreDamaged, match=both):
+        store.read(partial(owner_of, producer=ProducerIdentity(state.producer_id, state.producer_epoch)))
     assert_it_commits_as_a_whole(shop, producer, topic, f"{topic}-more")
 
 
