@@ -205,6 +205,7 @@ POSSIBLE = [
     ("tenant", INTO_JOURNAL.format(columns="", values="")),
     ("tenant", "UPDATE txnstore.producer_states SET producer_epoch = 32767, recent_batches = '[]'"),
     ("tenant", "UPDATE txnstore.transactions SET producer_id = 0"),
+    ("tenant", "UPDATE txnstore.transactions SET state = 3, deadline_ms = NULL, begin_epoch = -1 WHERE state = 1"),
     ("tenant", "INSERT INTO txnstore.sink_batches VALUES ('app::of others', 9, 'tenant-id', 0)"),
     ("tenant", A_MEMBER.replace("{id}", "tenant-group").replace("{{}}", "broken")),
     (
