@@ -39,6 +39,7 @@ group's own generation, commit what others own, too.  `commit_rules.check_member
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 from sqlalchemy import Connection, bindparam, exists, or_, select, update
@@ -46,7 +47,7 @@ from sqlalchemy import Connection, bindparam, exists, or_, select, update
 from txnstore.db.backend import Subjects
 from txnstore.db.schema import group_members, groups
 from txnstore.db.statements import HotStatement
-from txnstore.db.store import Store, server_now_ms
+from txnstore.db.store import Store, note_change, server_now_ms
 from txnstore.errors import InvalidRequest
 from txnstore.groups import rebalance_rules, rows
 from txnstore.groups.commit_rules import check_group_id
@@ -179,6 +180,17 @@ def expire_members(connection: Connection, group_id: str) -> list[str]:
     if expired:
         _remove(connection, group_id, expired)
     return expired
+
+
+def remove_silent_members(connection: Connection, group_id: str, member_ids: Collection[str]) -> int:
+    """Remove those of these members that are silent for longer than their session timeout; return how many.
+
+    It assigns nothing, which those left do with the next request: so it takes no longer in a group of many members.
+    """
+    # Without a change there is nothing to tell.
+    note_change(connection)
+    rows.lock_group(connection, group_id)
+    return rows.remove_silent(connection, group_id, member_ids)
 
 
 def _remove(connection: Connection, group_id: str, member_ids: list[str]) -> None:

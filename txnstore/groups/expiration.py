@@ -16,7 +16,9 @@ stays at least as long as that says, and for ever if it says any age.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, Final
 
 from sqlalchemy import (
@@ -61,7 +63,7 @@ _MEMBERS_LOOKED_AT: Final = 10_000
 _GROUPS_LOOKED_AT: Final = 100
 _NOW: Final = select(server_now_ms())
 _LONGEST_SILENT: Final = (
-    select(group_members.c.group_id)
+    select(group_members.c.group_id, group_members.c.member_id)
     .where(
         group_members.c.deadline_ten_seconds <= bindparam("now_ten_seconds"),
         group_members.c.deadline_ms <= bindparam("now_ms"),
@@ -70,7 +72,7 @@ _LONGEST_SILENT: Final = (
     .limit(_MEMBERS_LOOKED_AT)
     .subquery()
 )
-_SILENT: Final = select(_LONGEST_SILENT.c.group_id).distinct().order_by(_LONGEST_SILENT.c.group_id)
+_SILENT: Final = select(_LONGEST_SILENT).order_by(*_LONGEST_SILENT.c)
 _EXPIRY_MS: Final = server_now_ms() - bindparam("retention_ms")
 
 
@@ -176,16 +178,24 @@ _FOUND: Final = select(
     ).label("is_due"),
 ).order_by(_PAGE.c.group_id)
 _OF_GROUP: Final[BindParameter[str]] = bindparam("of_group_id")
+_EXPIRED: Final = (
+    select(group_offsets.c.partition_id)
+    .select_from(groups)
+    .join(group_offsets, _HAS_EXPIRED)
+    .where(groups.c.group_id == _OF_GROUP, _is_unused(groups.c.group_id))
+)
+# Whatever else the group has is passed here, where nobody waits.
+_FIND_OFFSETS: Final = (
+    _EXPIRED.where(group_offsets.c.partition_id > bindparam("after_partition_id"))
+    .order_by(group_offsets.c.partition_id)
+    .limit(bindparam("rows_max"))
+)
+_IS_FOUND: Final = group_offsets.c.partition_id.in_(bindparam("partition_ids", expanding=True))
 # Under the group's lock all of it is checked again: a group that was joined or committed for meanwhile keeps them.
 _FORGET_OFFSETS: Final = delete(group_offsets).where(
     group_offsets.c.group_id == _OF_GROUP,
-    group_offsets.c.partition_id.in_(
-        select(group_offsets.c.partition_id)
-        .select_from(groups)
-        .join(group_offsets, _HAS_EXPIRED)
-        .where(groups.c.group_id == _OF_GROUP, _is_unused(groups.c.group_id))
-        .limit(bindparam("rows_max"))
-    ),
+    _IS_FOUND,
+    group_offsets.c.partition_id.in_(_EXPIRED.where(_IS_FOUND)),
 )
 _FORGET_GROUP: Final = delete(groups).where(
     groups.c.group_id == _OF_GROUP, _is_unused(_OF_GROUP), ~_has_offsets(_OF_GROUP)
@@ -199,17 +209,22 @@ def expire_silent_members(store: Store, portions: Portions | None = None, *, gro
     """
     portions = portions or Portions()
 
-    def find(connection: Connection) -> list[str]:
+    def find(connection: Connection) -> dict[str, list[str]]:
         now_ms: int = connection.execute(_NOW).scalar_one()
         of = {"now_ms": now_ms, "now_ten_seconds": now_ms // TEN_SECONDS_MS}
-        return list(connection.execute(_SILENT.limit(groups_max), of).scalars())
+        found: dict[str, list[str]] = {}
+        for group_id, member_id in connection.execute(_SILENT, of):
+            found.setdefault(group_id, []).append(member_id)
+        return found
 
     removed = 0
-    for group_id in store.read(find):
-        expire = partial(coordinator.expire_members, group_id=group_id)
-        removed += len(portions.write(store, expire, wakes_readers=True))
-        if portions.is_over:
-            break
+    for group_id, left in islice(store.read(find).items(), groups_max):
+        while left:
+            some, left = left[: portions.rows], left[portions.rows :]  # noqa: PLW2901 - what is left of it
+            remove = partial(coordinator.remove_silent_members, group_id=group_id, member_ids=some)
+            removed += portions.write(store, remove, wakes_readers=True)
+            if portions.is_over:
+                return removed
     return removed
 
 
@@ -251,20 +266,31 @@ def _retention_ms(connection: Connection) -> int:
 
 def _expire_group(store: Store, group_id: str, portions: Portions) -> bool:
     """Delete what has expired of the group, as long as there is time; return whether anything had."""
-
-    def work(connection: Connection) -> tuple[int, bool]:
-        if not lock_group(connection, group_id):
-            return 0, False
-        of_group = {"of_group_id": group_id}
-        # As it is by now: somebody may have put it up so that they stay.
-        expired = {**of_group, "retention_ms": _retention_ms(connection), "rows_max": rows_max}
-        forgotten = connection.execute(_FORGET_OFFSETS, expired).rowcount
-        return forgotten, connection.execute(_FORGET_GROUP, of_group).rowcount > 0
-
-    changed = False
+    changed, after_partition_id = False, -1
     while True:
         rows_max = portions.rows
-        forgotten, is_gone = portions.write_unless_busy(store, work, (0, False))
-        changed = changed or forgotten > 0 or is_gone
-        if forgotten < rows_max or is_gone or portions.is_over:
+        page = {"of_group_id": group_id, "after_partition_id": after_partition_id, "rows_max": rows_max}
+        found = store.read(partial(_find_offsets, page))
+        forgotten, is_gone = portions.write_unless_busy(
+            store, partial(_forget_offsets, group_id, found), (False, False)
+        )
+        changed = changed or forgotten or is_gone
+        if len(found) < rows_max or is_gone or portions.is_over:
             return changed
+        after_partition_id = found[-1]
+
+
+def _find_offsets(page: Mapping[str, Any], connection: Connection) -> Sequence[int]:
+    of = {**page, "retention_ms": _retention_ms(connection)}
+    return connection.execute(_FIND_OFFSETS, of).scalars().all()
+
+
+def _forget_offsets(group_id: str, partition_ids: Sequence[int], connection: Connection) -> tuple[bool, bool]:
+    """Delete those of the offsets that have expired, and a group without any; return whether there were such."""
+    if not lock_group(connection, group_id):
+        return False, False
+    of = {"of_group_id": group_id, "partition_ids": partition_ids}
+    # As it is by now: somebody may have put it up so that they stay.
+    expired = {**of, "retention_ms": _retention_ms(connection)}
+    forgotten = connection.execute(_FORGET_OFFSETS, expired).rowcount if partition_ids else 0
+    return forgotten > 0, connection.execute(_FORGET_GROUP, {"of_group_id": group_id}).rowcount > 0

@@ -66,18 +66,29 @@ _REMOVE_EXPIRED: Final = HotStatement(
     .where(_OF_GROUP, group_members.c.deadline_ms <= server_now_ms(), group_members.c.member_id != bindparam("spared"))
     .returning(group_members.c.member_id)
 )
+_REMOVE_SILENT: Final = HotStatement(
+    delete(group_members)
+    .where(
+        _OF_GROUP,
+        group_members.c.member_id.in_(bindparam("member_ids", expanding=True)),
+        group_members.c.deadline_ms <= server_now_ms(),
+    )
+    .returning(group_members.c.member_id)
+)
 _REMOVE: Final = HotStatement(delete(group_members).where(_OF_GROUP, _OF_MEMBER))
 # The generation is a new one, so the others ask; without an assignor they find that they have to assign again.  Whether
 # it is a member is asked under the lock: what is asked together with the lock is answered as of before the wait.
-_UNASSIGN: Final = HotStatement(
+_UNASSIGN_GROUP: Final = (
     update(groups)
-    .where(
-        groups.c.group_id == bindparam("of_group_id"),
+    .where(groups.c.group_id == bindparam("of_group_id"))
+    .values(generation=groups.c.generation + 1, assignor=None, last_update_ms=server_now_ms())
+)
+_UNASSIGN: Final = HotStatement(
+    _UNASSIGN_GROUP.where(
         exists().where(
             group_members.c.group_id == bindparam("of_group_id"), group_members.c.member_id == bindparam("of_member_id")
         ),
     )
-    .values(generation=groups.c.generation + 1, assignor=None, last_update_ms=server_now_ms())
 )
 _ADD: Final = HotStatement(insert(group_members).values(deadline_ms=server_now_ms() + bindparam("lease_ms")))
 _NEW: Final[dict[str, BindParameter[Any]]] = {
@@ -135,6 +146,15 @@ def ensure_group(connection: Connection, group_id: str) -> None:
 def remove_expired(connection: Connection, group_id: str, spared_member_id: str = "") -> list[str]:
     """Remove the members that were silent for too long, except the one that is speaking; return their ids."""
     return _REMOVE_EXPIRED.values(connection, {"of_group_id": group_id, "spared": spared_member_id})
+
+
+def remove_silent(connection: Connection, group_id: str, member_ids: Collection[str]) -> int:
+    """Remove those of the members that are silent for too long, as `rebalance_rules.leave` does; return how many."""
+    removed = _REMOVE_SILENT.values(connection, {"of_group_id": group_id, "member_ids": sorted(member_ids)})
+    if removed:
+        note_change(connection, group_ids=[group_id])
+        connection.execute(_UNASSIGN_GROUP, {"of_group_id": group_id})
+    return len(removed)
 
 
 def removal(group_id: str, member_id: str) -> list[tuple[HotStatement, Mapping[str, Any]]]:
