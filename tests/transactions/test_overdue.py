@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from dataclasses import replace
@@ -177,7 +176,7 @@ def test_however_slow_a_portion_is_the_next_one_takes_some(own_bench, monkeypatc
     assert [len(some) for some in taken] == [2, 2, 2]
 
 
-def test_a_portion_of_those_that_have_written_to_several_partitions_may_be_smaller(own_bench, monkeypatch) -> None:
+def test_a_portion_of_those_that_have_written_to_several_partitions_is_smaller(own_bench, monkeypatch) -> None:
     bench = own_bench
     for name in ("ABORTED_MIN", "ABORTED_FIRST", "ABORTED_MAX"):
         monkeypatch.setattr(recovery, name, 4)
@@ -191,11 +190,8 @@ def test_a_portion_of_those_that_have_written_to_several_partitions_may_be_small
         return together.abort_together(some, locality, connection)
 
     monkeypatch.setattr(recovery, "abort_together", note)
-    # Each portion holds its locks for a second.
-    seconds = itertools.count()
-    portions = Portions(monotonic_seconds=lambda: float(next(seconds)))
-    assert len(recovery.abort_timed_out(bench.store, portions=portions)) == 8
-    assert taken == [4, 2, 2]
+    assert len(recovery.abort_timed_out(bench.store)) == 8
+    assert taken == [2, 2, 2, 2]
 
 
 def test_one_that_is_damaged_keeps_no_other_one_open(own_bench) -> None:

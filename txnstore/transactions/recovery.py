@@ -31,7 +31,7 @@ from txnstore.db.schema import (
     transactions,
 )
 from txnstore.db.statements import begins_with
-from txnstore.db.store import Store, chunks, server_now_ms
+from txnstore.db.store import Store, pause_after_portion, server_now_ms
 from txnstore.errors import (
     StoreUnavailable,
     TxnStoreError,
@@ -45,7 +45,7 @@ from txnstore.transactions.protocol import (
     FenceReason,
     TransactionState,
 )
-from txnstore.transactions.together import TimedOut, abort_together, complete_together
+from txnstore.transactions.together import TimedOut, abort_together, complete_together, fitting, read_shares
 from txnstore.transactions.transaction import (
     LockedTransaction,
     abort_if_timed_out,
@@ -64,14 +64,16 @@ HELP_SECONDS: Final = 0.1
 #: How many are aborted together first: about as many as then may be.
 ABORTED_FIRST: Final = 200
 #: However long fewer have held their locks: what a portion takes at least goes to its statements, not to its rows.  Of
-#: those that have written to several partitions it is as many as have so many markers.
+#: those that have written to several partitions it is as many as have so many of them together.
 ABORTED_MIN: Final = 200
 #: Of more than that each would take as long.
 ABORTED_MAX: Final = 500
 #: How many maintenance aborts, at most, before its other duties have their turn.
 ABORTED_IN_A_ROW: Final = 10_000
-#: How many that are decided are completed together: each other database holds their partitions meanwhile.
+#: How many that are decided are completed together, and how many partitions and offsets they have: each other database
+#: holds their partitions meanwhile.
 COMPLETED_TOGETHER: Final = 100
+COMPLETED_SHARES_MAX: Final = 200
 #: How long aborts together are to hold their locks: readers wait for them, and writers no longer than twice that.
 HELD_SECONDS: Final = 0.025
 #: When to look again at what could not be aborted now.
@@ -197,22 +199,21 @@ def abort_overdue(store: Store, cluster: Cluster | None = None) -> int | None:
     """
     portions = Portions(seconds=HELP_SECONDS, held_seconds=HELD_SECONDS, rows_max=ABORTED_MAX)
     portions.rows = ABORTED_FIRST
-    again_ms, aborted, least = None, 0, ABORTED_MIN
+    again_ms, aborted = None, 0
     page: dict[str, Any] = {**_FIRST_DEADLINE, "count_max": LOOKED_AT_FIRST}
     while found := store.read(partial(_next_deadlines, page), retry_timeout_ms=0):
         late = [row.transactional_id for row in found if row.left_ms < 0]
         left: Sequence[str] = late
+        shares = _shares(store, late)
         while left:
             if aborted and portions.is_over:
                 return 0
-            size = max(least, portions.rows)
-            some, left = left[:size], left[size:]
+            some, left = _split(left, shares, max(ABORTED_MIN, portions.rows))
             # The holder of a lock, perhaps for long, is at work on it: the reader that is helped here does not
             # wait, and those after it have their turn.
             portion = _abort_portion(store, some, cluster, portions, waits=False)
             log_timed_out(store, *portion.together)
             aborted += len(portion.aborted)
-            least = portion.next_min
             if portion.error is not None:
                 # Others can, or the next look.
                 _log.debug("a transaction could not be aborted for its age: %s", portion.error)
@@ -245,9 +246,6 @@ class _AbortedPortion:
     busy: Sequence[str] = ()
     """Those that somebody is at work on."""
 
-    next_min: int = 1
-    """How many the next portion takes at least, if its transactions are as these."""
-
     error: TxnStoreError | AssertionError | None = None
     """Why one of them could not be aborted; those after it were tried all the same if somebody waits for them."""
 
@@ -255,7 +253,7 @@ class _AbortedPortion:
 def _abort_portion(
     store: Store, some: Sequence[str], cluster: Cluster | None, portions: Portions, *, waits: bool
 ) -> _AbortedPortion:
-    portion = _AbortedPortion(next_min=ABORTED_MIN)
+    portion = _AbortedPortion()
     try:
         done = portions.write(
             store,
@@ -273,8 +271,6 @@ def _abort_portion(
         _log.debug("%s transactions could not be aborted together for their age: %s", len(some), error)
         done = TimedOut(aborted=(), unusual=some)
     portion.together = done.aborted
-    if done.marker_count > len(done.aborted):
-        portion.next_min = max(1, ABORTED_MIN * len(done.aborted) // done.marker_count)
     _complete_if_possible(store, cluster, done.pending)
     portion.aborted.extend(done.aborted)
     portion.busy = done.busy
@@ -295,6 +291,8 @@ def _abort_each(
     for transactional_id in some:
         if portions.is_stopped:
             break
+        if store.backend.has_one_writer and portion.aborted:
+            pause_after_portion(0)
         try:
             if abort_if_timed_out(store, transactional_id, cluster, waits=waits, retry_timeout_ms=None if waits else 0):
                 portion.aborted.append(transactional_id)
@@ -420,7 +418,6 @@ def _abort_timed_out(
 ) -> tuple[str, ...]:
     aborted: list[str] = []
     busy: list[str] = []
-    least = ABORTED_MIN
     failed: TxnStoreError | AssertionError | None = None
 
     def abort(some: Sequence[str]) -> _AbortedPortion:
@@ -432,11 +429,10 @@ def _abort_timed_out(
 
     for page in _all_timed_out(store):
         left: Sequence[str] = page
+        shares = _shares(store, page)
         while left:
-            size = min(max(least, own.rows), ABORTED_IN_A_ROW - len(aborted))
-            some, left = left[:size], left[size:]
+            some, left = _split(left, shares, max(ABORTED_MIN, own.rows), ABORTED_IN_A_ROW - len(aborted))
             portion = abort(some)
-            least = portion.next_min
             aborted += portion.aborted
             busy += portion.busy
             if len(aborted) >= ABORTED_IN_A_ROW:
@@ -447,9 +443,9 @@ def _abort_timed_out(
         if portions.left_seconds <= 0:
             break
     # The client that was at work on these is done with most of them by now, and with the rest soon.
-    for some in chunks(busy, ABORTED_MAX):
-        if portions.is_over:
-            break
+    left, shares = busy, _shares(store, busy)
+    while left and not portions.is_over:
+        some, left = _split(left, shares, max(ABORTED_MIN, own.rows))
         portion = abort(some)
         _abort_each(store, portion.busy, cluster, portion, own, waits=True)
         failed = failed or portion.error
@@ -597,13 +593,29 @@ def _trim(entry_ids: Sequence[int], connection: Connection) -> int:
     return connection.execute(_TRIM, {"entry_ids": entry_ids}).rowcount
 
 
+def _shares(store: Store, transactional_ids: Sequence[str]) -> Mapping[str, int]:
+    """Return of how many rows each of the transactions is; of one alone nobody asks, for it goes as a whole."""
+    return store.read(partial(read_shares, transactional_ids)) if len(transactional_ids) > 1 else {}
+
+
+def _split(
+    left: Sequence[str], shares: Mapping[str, int], rows_max: int, count_max: int | None = None
+) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the transactions of the next portion, and those after them."""
+    count = fitting(left[:count_max], shares, rows_max)
+    return left[:count], left[count:]
+
+
 def _all_decided(store: Store) -> Iterator[Sequence[str]]:
     """Yield the ids of decided transactions in parts; those that cannot be completed now stand before no other."""
     found: Sequence[str] = ("",)
     while found:
         after = {"after_id": found[-1]}
         found = store.read(lambda connection, after=after: connection.execute(_DECIDED, after).scalars().all())  # type: ignore[misc]
-        yield from chunks(found, COMPLETED_TOGETHER)
+        left, shares = found, _shares(store, found)
+        while left:
+            some, left = _split(left, shares, COMPLETED_SHARES_MAX, COMPLETED_TOGETHER)
+            yield some
 
 
 def _all_timed_out(store: Store) -> Iterator[list[str]]:

@@ -14,14 +14,30 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import accumulate, takewhile
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Connection, bindparam, delete, insert, literal, null, select, union, update
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Connection,
+    ScalarSelect,
+    bindparam,
+    delete,
+    func,
+    insert,
+    literal,
+    null,
+    select,
+    union,
+    update,
+)
 
 from txnstore.db.cluster.cluster import Cluster, several
 from txnstore.db.cluster.locality import Locality
 from txnstore.db.ddl import Int64, String
 from txnstore.db.schema import (
+    pending_group_offsets,
     pending_markers,
     transaction_groups,
     transaction_log,
@@ -31,7 +47,7 @@ from txnstore.db.schema import (
     transactions,
 )
 from txnstore.db.statements import HotStatement, is_listed
-from txnstore.db.store import Store, make_durable, must_hit_each, note_change, server_now_ms
+from txnstore.db.store import Store, make_durable, must_hit_each, note_change, pause_after_portion, server_now_ms
 from txnstore.errors import OutcomeUnknown, StoreDamaged, StoreUnavailable, TxnStoreError
 from txnstore.groups.offsets import drop_pending_offsets
 from txnstore.log.locked_partitions import Marker, write_markers
@@ -92,6 +108,22 @@ _ENTRY_OF_USUAL: Final[Mapping[str, Any]] = {
     "of_sent_offsets": None,
 }
 _PARTICIPANTS: Final = HotStatement(rows.select_participants(_is_wanted))
+
+
+def _count(key: Column[Any], of: Column[Any]) -> ScalarSelect[int]:
+    """Return the number of rows of a transaction with a key, by a look into the index of that."""
+    return select(func.count()).select_from(key.table).where(key == of).correlate(transactions).scalar_subquery()
+
+
+_SHARES: Final = HotStatement(
+    select(
+        transactions.c.transactional_id,
+        _count(transaction_partitions.c.transactional_id, transactions.c.transactional_id)
+        + _count(transaction_writer_partitions.c.transactional_id, transactions.c.transactional_id)
+        + _count(pending_markers.c.transactional_id, transactions.c.transactional_id)
+        + _count(pending_group_offsets.c.producer_id, transactions.c.producer_id),
+    ).where(_WANTED)
+)
 _GROUPS: Final = HotStatement(
     select(transaction_groups.c.transactional_id, transaction_groups.c.group_id).where(
         _is_wanted(transaction_groups.c.transactional_id)
@@ -132,8 +164,16 @@ class TimedOut:
     unusual: Sequence[str] = ()
     """These are to be aborted by themselves."""
 
-    marker_count: int = field(default=0, compare=False)
-    """About how many markers that took."""
+
+def read_shares(transactional_ids: Collection[str], connection: Connection) -> dict[str, int]:
+    """Return of how many rows beside its own each transaction is: partitions, markers that wait, pending offsets."""
+    return dict(map(tuple, _SHARES.rows(connection, _WANTED.parameters(transactional_ids))))
+
+
+def fitting(transactional_ids: Sequence[str], shares: Mapping[str, int], rows_max: int) -> int:
+    """Return how many of the transactions, from the first one on, have about so many rows together; at least one."""
+    summed = accumulate(max(1, shares.get(name, 0)) for name in transactional_ids)
+    return max(1, sum(1 for _ in takewhile(lambda rows_so_far: rows_so_far <= rows_max, summed)))
 
 
 def abort_together(transactional_ids: Collection[str], locality: Locality | None, connection: Connection) -> TimedOut:
@@ -153,7 +193,6 @@ def abort_together(transactional_ids: Collection[str], locality: Locality | None
         pending,
         tuple(name for name in transactional_ids if name not in found),
         tuple(unusual),
-        sum(len(each.partition_ids) + len(each.others) for each in usual.values()),
     )
 
 
@@ -368,6 +407,9 @@ def complete_together(store: Store, cluster: Cluster | None, transactional_ids: 
             error = try_to_complete(store, cluster, name)
             if error is not None:
                 put_off[name] = error
+            if store.backend.has_one_writer and len(transactional_ids) > 1:
+                # Each is a portion of its own; whoever waits may be slower to wake up than the next one to begin.
+                pause_after_portion(0)
     return Completed([name for name in transactional_ids if name not in put_off], put_off)
 
 
