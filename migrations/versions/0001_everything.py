@@ -734,6 +734,7 @@ def _make_participants() -> None:
         comment="Runs of queries that write; a newer run of the same transactional id fences the older ones.",
         sqlite_with_rowid=False,
     )
+    _index("sink_runs", "sink_runs_sink", "sink_id")
     _table(
         "sink_inputs",
         _column("sink_id", String, "The query that reads and writes, as in sink_batches."),

@@ -24,6 +24,7 @@ from txnstore.late_import import collecting_later
 
 Result = TypeVar("Result")
 Place = TypeVar("Place")
+Key = TypeVar("Key")
 
 #: About how many bytes of batches one portion changes at most: SQLite frees them page by page.
 BYTES_AT_ONCE: Final = 1024 * 1024
@@ -205,8 +206,8 @@ class Portions:
     def forget(
         self,
         store: Store,
-        find: Callable[[Connection], Mapping[Place, Sequence[int]]],
-        forget: Callable[[Place, Sequence[int]], Callable[[Connection], int]],
+        find: Callable[[Connection], Mapping[Place, Sequence[Key]]],
+        forget: Callable[[Place, Sequence[Key]], Callable[[Connection], int]],
         *,
         rows_max: int,
     ) -> int:

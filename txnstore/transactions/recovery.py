@@ -138,7 +138,7 @@ _OF_THE_FUTURE: Final = select(_LAST_DEADLINES).where(
     _LAST_DEADLINES.c.start_ms > select(server_now_ms() + AHEAD_MS).scalar_subquery()
 )
 _EXPIRED: Final = (
-    select(transactions.c.transactional_id)
+    select(transactions.c.transactional_id, transactions.c.last_update_ms)
     .where(
         transactions.c.last_update_minute <= bindparam("before_minute"),
         transactions.c.last_update_ms <= bindparam("before_ms"),
@@ -147,14 +147,19 @@ _EXPIRED: Final = (
     .order_by(transactions.c.last_update_minute)
     .limit(FOUND_MAX)
 )
-# What a sink's jobs have left under an id that has expired goes with it, and maintenance has to do that in processes
-# without Spark too: so it is here and not with the sink. Queries may come back to what they left.
+# Here and not with the sink: it goes in processes without Spark too. No index finds the batches of an id's jobs: those
+# of all are passed once for all ids, where nobody waits. Whoever uses an id meanwhile keeps it.
+_JOB_BATCHES: Final = select(sink_batches.c.transactional_id, sink_batches.c.sink_id, sink_batches.c.batch_id).where(
+    begins_with(sink_batches.c.sink_id, SINK_OF_JOB),
+    sink_batches.c.transactional_id.in_(bindparam("transactional_ids", expanding=True)),
+)
 _FORGET_JOB_RUNS: Final = delete(sink_runs).where(
     sink_runs.c.transactional_id == bindparam("of_transactional_id"), begins_with(sink_runs.c.sink_id, SINK_OF_JOB)
 )
-_FORGET_JOB_BATCHES: Final = delete(sink_batches).where(
+_FORGET_JOB_BATCH: Final = delete(sink_batches).where(
+    sink_batches.c.sink_id == bindparam("of_sink_id"),
+    sink_batches.c.batch_id == bindparam("of_batch_id"),
     sink_batches.c.transactional_id == bindparam("of_transactional_id"),
-    begins_with(sink_batches.c.sink_id, SINK_OF_JOB),
 )
 _NOW: Final = select(server_now_ms())
 # In the order of their numbers, which is about that of their age. The journal of a transaction that is not complete is
@@ -515,17 +520,33 @@ def expire_transactional_ids(store: Store, portions: Portions | None = None) -> 
     """
     portions = portions or Portions()
 
-    def find(connection: Connection) -> list[str]:
+    def find(connection: Connection) -> tuple[Sequence[Any], dict[str, list[Mapping[str, Any]]]]:
         _, before_ms = _age_of(connection, _EXPIRATION)
         of = {"before_ms": before_ms, "before_minute": before_ms // MINUTE_MS}
-        return list(connection.execute(_EXPIRED, of).scalars())
+        found = connection.execute(_EXPIRED, of).all()
+        batches: dict[str, list[Mapping[str, Any]]] = {}
+        if found:
+            of_ids = {"transactional_ids": [row.transactional_id for row in found]}
+            for name, sink_id, batch_id in connection.execute(_JOB_BATCHES, of_ids):
+                batches.setdefault(name, []).append(
+                    {"of_sink_id": sink_id, "of_batch_id": batch_id, "of_transactional_id": name}
+                )
+        return found, batches
 
-    expired = []
-    for name in store.read(find):
-        if portions.write_unless_busy(store, partial(_expire, name), busy=False):
-            expired.append(name)
-        if portions.is_over:
-            break
+    expired: list[str] = []
+    ids, batches_of = store.read(find)
+    for row in ids:
+        left, may_expire = batches_of.get(row.transactional_id, []), True
+        while may_expire:
+            some, left = left[: portions.rows], left[portions.rows :]
+            expire = partial(_expire, row.transactional_id, row.last_update_ms, some, is_last=not left)
+            may_expire = portions.write_unless_busy(store, expire, busy=False)
+            if may_expire and not left:
+                expired.append(row.transactional_id)
+            if portions.is_over:
+                return tuple(expired)
+            if not left:
+                break
     return tuple(expired)
 
 
@@ -643,18 +664,31 @@ def _begin_now(transactional_id: str, start_ms: int, connection: Connection) -> 
     return True
 
 
-def _expire(transactional_id: str, connection: Connection) -> bool:
+def _expire(
+    transactional_id: str,
+    last_update_ms: int,
+    batches: Sequence[Mapping[str, Any]],
+    connection: Connection,
+    *,
+    is_last: bool,
+) -> bool:
+    """Delete these batches of jobs, and with the last ones all else of the id; False if it has been used since."""
     transaction = LockedTransaction.lock(connection, transactional_id)
     row = transaction.row
     # As it is by now: somebody may have put it up so that the id stays.
     expiration_ms = read_store_settings(connection)[_EXPIRATION]
-    if row is None or not protocol.may_expire(row, transaction.now_ms, expiration_ms):
+    if row is None or row.last_update_ms != last_update_ms:
         return False
+    if not protocol.may_expire(row, transaction.now_ms, expiration_ms):
+        return False
+    if batches:
+        connection.execute(_FORGET_JOB_BATCH, batches)
+    if not is_last:
+        return True
     rows.journal(
         connection, [replace(row, state=TransactionState.DEAD, last_update_ms=transaction.now_ms)], reason="expiry"
     )
     rows.delete_row(connection, row)
-    # In this very database transaction: by the time the id is used again, no batch of a job of it is remembered.
+    # At the latest in this database transaction: by the time the id is used again, no batch of a job is remembered.
     connection.execute(_FORGET_JOB_RUNS, {"of_transactional_id": transactional_id})
-    connection.execute(_FORGET_JOB_BATCHES, {"of_transactional_id": transactional_id})
     return True

@@ -32,7 +32,8 @@ _ACTIVITY: Final = union_all(
     select(sink_batches.c.sink_id, sink_batches.c.commit_ms.label("at_ms")),
     select(sink_runs.c.sink_id, sink_runs.c.begin_ms),
 ).subquery("activity")
-# Few rows are kept of each sink: to pass all of them is cheaper than an index that every batch would change.
+# Few rows are kept of each sink: to pass all of them, where nobody waits, is cheaper than an index on their age that
+# every batch would change.
 _SILENT: Final = (
     select(_ACTIVITY.c.sink_id)
     .group_by(_ACTIVITY.c.sink_id)
@@ -87,15 +88,13 @@ def forget_silent_sinks(store: Store, portions: Portions | None = None) -> int:
         forgotten += portions.write_unless_busy(store, partial(_forget_sink, sink_id, sinks_before_ms or 0), busy=False)
         if portions.is_over:
             return forgotten
-    while forgotten < FOUND_MAX:
-        page = {"before_ms": inputs_before_ms, "rows_max": portions.rows}
-        keys = store.read(lambda connection, page=page: connection.execute(_OLD_INPUTS, page).all())  # type: ignore[misc]
-        if not keys:
-            break
-        forgotten += portions.write(store, partial(_forget_inputs, keys, inputs_before_ms))
-        if portions.is_over:
-            break
-    return forgotten
+    page = {"before_ms": inputs_before_ms, "rows_max": FOUND_MAX}
+    return forgotten + portions.forget(
+        store,
+        lambda connection: {None: connection.execute(_OLD_INPUTS, page).all()},
+        lambda _, some: partial(_forget_inputs, some, inputs_before_ms),
+        rows_max=FOUND_MAX,
+    )
 
 
 def lock_sink(connection: Connection, sink_id: str) -> None:

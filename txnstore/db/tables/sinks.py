@@ -32,6 +32,7 @@ sink_runs: Final = table(
     column("begin_ms", Int64, "When the run was first seen."),
     PrimaryKeyConstraint("transactional_id", "run_number", name="sink_runs_pk"),
     UniqueConstraint("transactional_id", "run_id", name="sink_runs_run"),
+    Index(StoreName("sink_runs_sink"), "sink_id"),
     comment="Runs of queries that write; a newer run of the same transactional id fences the older ones.",
     sqlite_with_rowid=False,
 )
