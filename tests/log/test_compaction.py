@@ -713,7 +713,6 @@ def test_whatever_happens_a_reader_ends_with_the_same_table(store, clock, monkey
         monkeypatch.setattr(portions_module, "ROWS_AT_ONCE", page)
         monkeypatch.setattr(portions_module, "FIRST_ROWS", page)
         monkeypatch.setattr(Portions, "_adapt", lambda *_: None)
-        monkeypatch.setattr(storage_module, "_COUNTED_AT_ONCE", page)
         live(CompactedLog(store, clock, delete_retention_ms=1_000), steps, in_turns=in_turns)
 
     histories()

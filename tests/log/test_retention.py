@@ -12,6 +12,7 @@ from sqlalchemy import select, update
 from tests.clients.consumer.log_writer import LogWriter
 from tests.log.test_deleting import readable, stored
 from txnstore import Consumer, KafkaError, TopicPartition
+from txnstore.db import portions as portions_module
 from txnstore.db.opening import open_store
 from txnstore.db.schema import finished_transactions, partition_storage, record_batches, topic_configs
 from txnstore.errors import InvalidConfiguration, StoreReadOnly, StoreUnavailable
@@ -219,7 +220,7 @@ def test_the_oldest_batches_go_when_a_partition_takes_more_than_retention_bytes(
 
 def test_each_pass_counts_only_what_has_come_since_the_last_one(log, monkeypatch):
     log.configure(retention_ms=-1, retention_bytes=100_000)
-    monkeypatch.setattr(partition_storage_module, "_COUNTED_AT_ONCE", 2)
+    monkeypatch.setattr(portions_module, "ROWS_AT_ONCE", 2)
     asked: list[int] = []
 
     def noted(size_bytes):

@@ -57,7 +57,7 @@ from txnstore.db.schema import (
     sink_positions,
     topics,
 )
-from txnstore.db.store import LISTED_MAX, ROWS_AT_ONCE, Store, chunks, must_hit, pages
+from txnstore.db.store import LISTED_MAX, ROWS_AT_ONCE, Store, must_hit, pages
 from txnstore.errors import OffsetOutOfRange, TxnStoreError
 from txnstore.log.partition_rows import lock_heads
 from txnstore.log.partition_storage import (
@@ -71,8 +71,6 @@ from txnstore.log.partition_storage import (
 
 #: The offset that stands for the high watermark; Kafka's number.
 HIGH_WATERMARK: Final = -1
-#: These rows are small, and a partition that was never used has no others.
-_STRUCK_OFF_AT_ONCE: Final = 1_000
 #: How many rows the deletion of a topic deletes at once, and for how long; the rest is left to the maintenance.
 _PURGED_SOON: Final = 5_000
 _PURGED_SOON_SECONDS: Final = 1.0
@@ -347,7 +345,9 @@ def purge_deleted_partitions(store: Store, portions: Portions | None = None, *, 
     if not is_complete:
         return purged + purged_offsets
     # They were gone before anything was looked for, and nothing comes to what is gone.
-    for some in chunks(gone, _STRUCK_OFF_AT_ONCE):
+    left = gone
+    while left:
+        some, left = left[: portions.rows], left[portions.rows :]
         portions.write(store, partial(_strike_off, some))
     return purged + purged_offsets + (rows_max if len(gone) == LISTED_MAX else 0)
 

@@ -24,8 +24,6 @@ from txnstore.log.partition_rows import lock_heads
 
 #: What Kafka's header of a record batch takes.
 BATCH_HEADER_BYTES: Final = 61
-#: How many batches are counted under one lock.
-_COUNTED_AT_ONCE: Final = 500
 #: How many batches after an offset are weighed; the others are taken to be as large.
 _WEIGHED_MAX: Final = 1_000
 
@@ -171,13 +169,13 @@ def count_stored(store: Store, partition_id: int, portions: Portions | None = No
         UnknownTopicOrPartition: the topic has been deleted meanwhile.
     """
     portions = portions or Portions()
-    while portions.write(store, partial(_count_portion, partition_id), is_apart=True):
+    while portions.write(store, partial(_count_portion, partition_id, portions), is_apart=True):
         if portions.is_over:
             return False
     return True
 
 
-def _count_portion(partition_id: int, connection: Connection) -> bool:
+def _count_portion(partition_id: int, portions: Portions, connection: Connection) -> bool:
     """Count some batches; return whether more may have come."""
     storage = lock_storage(connection, partition_id)
     if storage is None:
@@ -193,10 +191,10 @@ def _count_portion(partition_id: int, connection: Connection) -> bool:
         "of_partition_id": partition_id,
         "from_offset": storage.counted_offset,
         "end_offset": next_offset,
-        "batches_max": _COUNTED_AT_ONCE,
+        "batches_max": portions.rows,
     }
     rows = connection.execute(STORED_BATCHES, page).all()
-    counted_offset = rows[-1].last_offset + 1 if len(rows) == _COUNTED_AT_ONCE else next_offset
+    counted_offset = rows[-1].last_offset + 1 if len(rows) == portions.rows else next_offset
     size_bytes = storage.size_bytes + sum(batch_bytes(row.size_bytes) for row in rows)
     save_storage(connection, replace(storage, counted_offset=counted_offset, size_bytes=size_bytes))
     return True
