@@ -20,6 +20,7 @@ from txnstore.db.opening import open_store
 from txnstore.db.sqlite import connections as sqlite_connections
 from txnstore.db.sqlite.connections import (
     ROOM_LAST_SECONDS,
+    ROOM_SHORT_SECONDS,
     WAL_BYTES_DUE,
     WAL_BYTES_ROOM,
     checkpoint,
@@ -271,6 +272,24 @@ def test_a_reader_that_stays_for_long_is_waited_for_once(store, path, monkeypatc
         for _ in range(6):
             write(store, 1_000_000)
         assert wal_bytes(path) < 2 * WAL_BYTES_DUE
+
+
+def test_writers_wait_for_readers_no_longer_than_for_other_upkeep_until_the_log_is_long(store, path, monkeypatch):
+    """A reader that stays for longer than that after each commit."""
+    waits = Waits(lambda: None)
+    monkeypatch.setattr(sqlite_connections, "time", waits)
+    monkeypatch.setattr(sqlite_connections, "WAL_BYTES_LONG", 2 * WAL_BYTES_ROOM)
+    longest_seconds = {False: 0.0, True: 0.0}
+    write(store, 1)
+    with closing(Reader(path)) as reader:
+        for _ in range(45):
+            before_seconds = waits.seconds
+            write(store, 1_000_000)
+            reader.go_on()
+            is_long = wal_bytes(path) >= 2 * WAL_BYTES_ROOM
+            longest_seconds[is_long] = max(longest_seconds[is_long], waits.seconds - before_seconds)
+    assert 0 < longest_seconds[False] < 2 * ROOM_SHORT_SECONDS + 0.002
+    assert longest_seconds[True] > 2 * ROOM_SHORT_SECONDS
 
 
 def test_a_log_that_has_grown_is_moved_after_a_commit_and_starts_anew(store, path):

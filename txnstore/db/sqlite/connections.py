@@ -432,11 +432,12 @@ def _call_futex(address: int, operation: int, value: int, limit: Timespec | None
 WAL_BYTES_DUE: Final = 1000 * 4096
 #: From this length on writers wait a little for readers to leave, so that the log can start over.
 WAL_BYTES_ROOM: Final = 16 * 1024 * 1024
-#: How long they wait then, once the log is moved: at first. And for either step: at most for each WAL_BYTES_ROOM of
-#: the log, and at most at all.
+#: How long they wait then, once the log is moved: at first. And for either step at most: both together for less than a
+#: writer is to wait for any upkeep, until the log is so long that this matters more.
 ROOM_FIRST_SECONDS: Final = 0.01
-ROOM_EACH_SECONDS: Final = 0.05
+ROOM_SHORT_SECONDS: Final = 0.02
 ROOM_LAST_SECONDS: Final = 0.2
+WAL_BYTES_LONG: Final = 16 * WAL_BYTES_ROOM
 _LOOK_SECONDS: Final = 0.001
 
 
@@ -511,7 +512,7 @@ class Checkpointer:
     def _run(self, wal_bytes: int) -> bool:
         if wal_bytes < WAL_BYTES_ROOM:
             return checkpoint(self._path, self._kept)
-        longest_seconds = min(ROOM_EACH_SECONDS * wal_bytes / WAL_BYTES_ROOM, ROOM_LAST_SECONDS)
+        longest_seconds = ROOM_SHORT_SECONDS if wal_bytes < WAL_BYTES_LONG else ROOM_LAST_SECONDS
         if self._was_all_moved:
             # And yet the log has grown on: readers stayed for longer than that.
             self._room_seconds = min(2 * self._room_seconds, longest_seconds)
