@@ -62,10 +62,10 @@ OPEN_MAX: Final = 20
 #: How long a client helps before it has its turn; a portion that has begun is done.
 HELP_SECONDS: Final = 0.1
 #: How many are aborted together first: about as many as then may be.
-ABORTED_FIRST: Final = 200
+ABORTED_FIRST: Final = 100
 #: However long fewer have held their locks: what a portion takes at least goes to its statements, not to its rows.  Of
 #: those that have written to several partitions it is as many as have so many of them together.
-ABORTED_MIN: Final = 200
+ABORTED_MIN: Final = 100
 #: Of more than that each would take as long.
 ABORTED_MAX: Final = 500
 #: How many maintenance aborts, at most, before its other duties have their turn.
@@ -75,7 +75,7 @@ ABORTED_IN_A_ROW: Final = 10_000
 COMPLETED_TOGETHER: Final = 100
 COMPLETED_SHARES_MAX: Final = 200
 #: How long aborts together are to hold their locks: readers wait for them, and writers no longer than twice that.
-HELD_SECONDS: Final = 0.025
+HELD_SECONDS: Final = 0.015
 #: When to look again at what could not be aborted now.
 AGAIN_MS: Final = 1_000
 #: How far a transaction begins in the future that is taken to be begun by a clock that was ahead.
