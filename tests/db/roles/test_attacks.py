@@ -66,6 +66,7 @@ REFUSED = {
         "SELECT * FROM txnstore.transactions",
         "SELECT value FROM txnstore.outbox",
         "SELECT * FROM txnstore.open_transactions",
+        "SELECT * FROM txnstore.partition_storage",
         "DELETE FROM txnstore.groups",
     ],
     "writer": [
@@ -77,6 +78,7 @@ REFUSED = {
         "DELETE FROM txnstore.transactions",
         "DELETE FROM txnstore.transaction_log",
         "UPDATE txnstore.transaction_log SET reason = 'forged'",
+        "DELETE FROM txnstore.sink_positions",
         "SELECT * FROM txnstore.group_offsets",
         "UPDATE txnstore.group_offsets SET committed_offset = 0",
         A_GROUP.format(id="mine"),

@@ -121,7 +121,7 @@ _PRODUCER: Final[Mapping[str, Sequence[Right]]] = {
     "sink_runs": _ALL,
     # A task that is tried again notes the same once more.
     "sink_inputs": _ALL,
-    "sink_positions": _ALL,
+    "sink_positions": _WORK,
     "outbox": (("INSERT", ("topic", "partition_number", "key", "value", "headers", "timestamp_ms")),),
 }
 _CONSUMER: Final[Mapping[str, Sequence[Right]]] = {
@@ -133,7 +133,6 @@ _CONSUMER: Final[Mapping[str, Sequence[Right]]] = {
     "record_batches": _READ,
     "producer_states": _READ,
     "finished_transactions": _READ,
-    "partition_storage": _READ,
     "groups": _WORK,
     "group_members": _ALL,
     "group_offsets": _ALL,
