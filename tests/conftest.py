@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,7 @@ from _pytest.runner import runtestprotocol
 from hypothesis import HealthCheck, settings
 from sqlalchemy.engine import make_url
 
+from tests.tools import least_privilege
 from tests.tools.campaigns import times
 from tests.tools.living_sessions import sessions_living_on
 from txnstore.clients.upkeep import Upkeep
@@ -30,7 +31,7 @@ from txnstore.db.opening import open_store
 from txnstore.db.store import Store
 from txnstore.log import partition_rows
 from txnstore.testing.manual_clock import ManualClock
-from txnstore.testing.postgres_server import PostgresServer, connection_string
+from txnstore.testing.postgres_server import connection_string
 from txnstore.testing.private_cluster import (
     MEMORY_FOLDER,
     NoServerProgramsError,
@@ -38,7 +39,6 @@ from txnstore.testing.private_cluster import (
     find_programs,
     has_room,
 )
-from txnstore.testing.store_databases import StoreDatabases
 
 pytest_plugins = ("txnstore.testing.plugin",)
 
@@ -123,6 +123,7 @@ def pytest_configure(config: pytest.Config) -> None:
     are made here number their partitions from 1 on and their producers in turn: rows of two can be compared, and a test
     may name one.
     """
+    config.pluginmanager.register(least_privilege)
     gc.set_threshold(*GARBAGE_THRESHOLDS)
     opening.FIRST_PARTITION_ID_MAX = 1
     partition_rows.PRODUCER_ID_MS = 1 << 62
@@ -286,21 +287,6 @@ def make_sqlite_store(_txnstore_sqlite_template: Path) -> Callable[[Path], str]:
 
 
 @pytest.fixture(scope="session")
-def lent_postgresql(
-    txnstore_postgres_server: PostgresServer, _txnstore_postgresql_databases: StoreDatabases
-) -> Callable[[], AbstractContextManager[str]]:
-    """Lend a fresh store on PostgreSQL for longer than a test: its URL, in a context."""
-
-    @contextmanager
-    def lend() -> Iterator[str]:
-        name = _txnstore_postgresql_databases.take()
-        yield txnstore_postgres_server.url(name)
-        _txnstore_postgresql_databases.give_back(name)
-
-    return lend
-
-
-@pytest.fixture(scope="session")
 def shared_clock() -> ManualClock:
     """The clock that `shared_store` goes by; it is only ever moved on."""
     return ManualClock()
@@ -313,12 +299,11 @@ def _shared_sqlite_store(tmp_path_factory: pytest.TempPathFactory, shared_clock:
 
 
 @pytest.fixture(scope="session")
-def _shared_postgresql_store(txnstore_postgres_server: PostgresServer, shared_clock: ManualClock) -> Iterator[Store]:
-    name = f"txnstore_shared_{os.getpid()}"
-    txnstore_postgres_server.create_database(name)
-    with open_store(txnstore_postgres_server.url(name), clock=shared_clock) as store:
+def _shared_postgresql_store(
+    lent_postgresql: Callable[[], AbstractContextManager[str]], shared_clock: ManualClock
+) -> Iterator[Store]:
+    with lent_postgresql() as url, open_store(url, clock=shared_clock) as store:
         yield store
-    txnstore_postgres_server.drop_database(name)
 
 
 @pytest.fixture(params=("sqlite", "postgresql"))

@@ -13,6 +13,7 @@ import pytest
 
 from tests.clients.consumer.log_writer import LogWriter
 from tests.clients.membership.steps import Crew
+from tests.tools.least_privilege import as_owner
 from txnstore import Consumer, Producer
 from txnstore.db.opening import open_store
 from txnstore.testing.postgres_server import connection_string
@@ -106,7 +107,7 @@ def _hold(url):
         connection = sqlite3.connect(path, isolation_level=None, timeout=60)
         connection.execute("BEGIN IMMEDIATE")
     else:
-        connection = psycopg.connect(connection_string(url))
+        connection = psycopg.connect(connection_string(as_owner(url)))
         connection.execute("LOCK TABLE txnstore.stores, txnstore.transactions, txnstore.partition_heads")
     try:
         yield

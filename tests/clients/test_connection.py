@@ -97,6 +97,7 @@ def unused_port():
         yield port
 
 
+@pytest.mark.takes_more_rights("makes a store in another schema")
 def test_schema_and_clock_come_from_the_configuration(url):
     clock = ManualClock()
     connection = connection_to(url, **{"txnstore.schema": "mine", "txnstore.clock": clock})

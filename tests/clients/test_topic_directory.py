@@ -17,6 +17,8 @@ from txnstore.db.url import parse_url
 from txnstore.errors import InvalidRequest, InvalidTopic, StoreUnavailable, UnknownTopicOrPartition
 from txnstore.log.topics import create_topic, delete_topic, grow_topic
 
+pytestmark = pytest.mark.takes_a_coordinator
+
 
 class Seconds:
     """A monotonic clock that is moved by hand."""

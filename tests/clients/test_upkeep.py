@@ -32,6 +32,8 @@ from txnstore.maintenance.leases import LEASE_MS, PAUSE_MS_MAX
 from txnstore.testing.postgres_server import connection_string
 from txnstore.trouble import RepeatedTrouble
 
+pytestmark = pytest.mark.takes_a_coordinator
+
 PATIENCE_SECONDS = 60
 DAY_MS = 86_400_000
 

@@ -321,6 +321,7 @@ def test_much_goes_the_general_way() -> None:
     assert not WholeAppend(NO_PRODUCER, appends, is_transactional=False).is_usual()
 
 
+@pytest.mark.takes_more_rights("drops functions and makes them")
 def test_a_store_without_the_function_takes_the_general_way(txnstore_postgresql_url) -> None:
     with open_store(txnstore_postgresql_url, clock=ManualClock()) as store:
         store.commits_whole = True

@@ -24,6 +24,8 @@ from txnstore.log.retention import delete_expired_batches, expired_through
 from txnstore.log.topics import create_topic, delete_topic, get_topic
 from txnstore.model import GroupMembership, OffsetAndMetadata
 
+pytestmark = pytest.mark.takes_more_rights("sets the numbers of a store back")
+
 
 @pytest.fixture(autouse=True)
 def one_row_at_once(monkeypatch):

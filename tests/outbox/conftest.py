@@ -12,6 +12,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.engine import make_url
 
 from tests.outbox.steps import Caller
+from tests.tools.least_privilege import as_client
 from txnstore.db.opening import open_store
 from txnstore.db.store import Store
 from txnstore.testing.postgres_server import connection_string
@@ -25,12 +26,14 @@ def store(url: str) -> Iterator[Store]:
 
 
 @pytest.fixture
-def connect(url: str) -> Iterator[Callable[[], Any]]:
+def connect(request: pytest.FixtureRequest, url: str) -> Iterator[Callable[[], Any]]:
     """Open plain connections of the caller's own, psycopg's or sqlite3's, on the store's database."""
     opened: list[Any] = []
+    is_limited = request.node.get_closest_marker("takes_a_coordinator") is None
+    url_of_caller = as_client(url) if is_limited else url
 
     def open_one() -> Any:
-        opened.append(plain_connection(url))
+        opened.append(plain_connection(url_of_caller))
         return opened[-1]
 
     yield open_one

@@ -94,6 +94,7 @@ def test_rows_without_a_key_stay_together_and_in_order(store, caller):
     assert [[record.value for record in partition] for partition in records(store) if partition] == [wanted]
 
 
+@pytest.mark.takes_a_coordinator
 @pytest.mark.parametrize("later_rows", [0, 5], ids=["in one page", "in several"])
 def test_a_row_with_a_number_of_the_callers_own_becomes_a_record_too(store, caller, small_pages, later_rows):
     one = caller()
@@ -240,6 +241,7 @@ def test_who_commits_during_a_round_is_for_the_next_one(store, caller, small_pag
     assert values(store)[8:] == [b"late 1", b"late 2"]
 
 
+@pytest.mark.takes_a_coordinator
 @only_postgresql
 @pytest.mark.parametrize("how", ["DELETE FROM txnstore.outbox", "UPDATE txnstore.outbox SET refusal = 'not yet'"])
 def test_a_row_that_its_owner_takes_back_during_a_round_is_no_record(store, caller, monkeypatch, how):
@@ -274,6 +276,7 @@ def test_a_row_that_is_no_more_found_ends_the_round(store, caller, monkeypatch):
 
 
 @pytest.mark.slow_but_first
+@pytest.mark.takes_a_coordinator
 @only_postgresql
 @pytest.mark.parametrize(
     ("how", "moved"),
@@ -302,6 +305,7 @@ def test_what_its_owner_changes_during_a_round_is_not_lost(store, caller, connec
     assert refusals(store) == ({b"old": "not yet"} if "refusal" in how else {})
 
 
+@pytest.mark.takes_a_coordinator
 @only_postgresql
 def test_a_row_between_that_is_not_to_go_yet_is_not_waited_for(store, caller, small_pages):
     first, second = caller(), caller()
@@ -337,6 +341,7 @@ def test_who_commits_between_the_list_and_the_choice_goes_as_a_whole(store, call
     assert values(store) == [b"late 1", *[b"large"] * 7, b"late 2", b"end"]
 
 
+@pytest.mark.takes_a_coordinator
 @only_postgresql
 def test_who_takes_everything_back_between_the_list_and_the_choice_stops_nobody(
     store, caller, small_pages, monkeypatch
@@ -593,6 +598,7 @@ def test_a_row_that_is_tried_again_comes_after_later_ones_of_its_key(store, call
     assert values(store) == [b"newer", b"older"]
 
 
+@pytest.mark.takes_a_coordinator
 @pytest.mark.slow_but_first
 @pytest.mark.parametrize("limit", ["before", "after"])
 def test_a_row_refused_for_its_time_says_what_makes_it_a_record(store, caller, limit):
@@ -631,6 +637,7 @@ def test_how_old_a_row_is_is_judged_by_when_it_was_inserted(store, caller, older
         assert refusals(store)[b"v"].startswith("its timestamp lies 1001 ms before its INSERT, more than the topic's")
 
 
+@pytest.mark.takes_a_coordinator
 def test_a_row_without_the_time_of_its_insertion_is_judged_by_the_clock(store, caller):
     topic_of(store, message_timestamp_before_max_ms="3600000")
     now_ms = time.time_ns() // 1_000_000

@@ -18,6 +18,7 @@ from sqlalchemy import delete, event, insert, select, text, update
 from tests.clients.producer.transactional import allow_two_phase_commit
 from tests.tools.crashes import is_commit
 from tests.tools.elsewhere import Elsewhere, decide
+from tests.tools.least_privilege import as_owner
 from tests.transactions.bench import sent_offsets
 from txnstore import Producer
 from txnstore.cli.program import program_with
@@ -51,6 +52,8 @@ from txnstore.transactions.listing import hanging_in_cluster
 from txnstore.transactions.open_transactions import each_held, each_open, each_open_in
 from txnstore.transactions.protocol import TransactionState
 from txnstore.transactions.writers import append_as_writer, join_transaction
+
+pytestmark = pytest.mark.takes_a_coordinator
 
 PATIENCE_SECONDS = 60.0
 HOUR_MS = 3_600_000
@@ -252,7 +255,7 @@ def test_the_session_that_keeps_its_lock_is_named(txnstore_postgresql_url):
         partition_id = store.write(lambda connection: create_topic(connection, "orders")).partition_ids[0]
         begin(store, partition_id, "load")
         assert [one.backend_pid for one in each_open_in(store)] == [None]
-        with closing(psycopg.connect(connection_string(txnstore_postgresql_url))) as stuck:
+        with closing(psycopg.connect(connection_string(as_owner(txnstore_postgresql_url)))) as stuck:
             stuck.execute("SELECT * FROM txnstore.transactions FOR UPDATE")
             assert [one.backend_pid for one in each_open_in(store)] == [stuck.info.backend_pid]
             stuck.rollback()

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from sqlalchemy import make_url
 
 from tests.log.histories import EXAMPLES
+from tests.tools.least_privilege import as_owner
 from tests.tools.markers import encode_control
 from tests.transactions.whole_steps import STEPS
 from tests.transactions.whole_worlds import (
@@ -377,6 +378,7 @@ def let_a_minute_pass(store: Store) -> None:
     store.general_until_seconds -= FUNCTION_AGAIN_SECONDS
 
 
+@pytest.mark.takes_more_rights("drops functions and makes them")
 def test_a_store_without_the_function_commits_by_statements_until_it_is_there(
     txnstore_postgresql_url, worlds: Worlds, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -411,7 +413,7 @@ def test_a_role_that_may_not_call_the_function_commits_by_statements(
     with open_store(txnstore_postgresql_url) as owner:
         topic = owner.write(lambda connection: create_topic(connection, "sales"))
     txnstore_postgres_server.create_role(role, "secret")
-    with closing(psycopg.connect(connection_string(txnstore_postgresql_url), autocommit=True)) as administrator:
+    with txnstore_postgres_server.connect(database) as administrator:
         administrator.execute("REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA txnstore FROM PUBLIC")
         administrator.execute(f"GRANT USAGE ON SCHEMA txnstore TO {role}")
         administrator.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA txnstore TO {role}")
@@ -429,6 +431,7 @@ def test_a_role_that_may_not_call_the_function_commits_by_statements(
             txnstore_postgres_server.drop_role(role)
 
 
+@pytest.mark.takes_more_rights("makes a schema")
 def test_nothing_of_a_stranger_is_called_by_the_function(txnstore_postgresql_url, worlds: Worlds) -> None:
     with open_store(txnstore_postgresql_url) as store:
         store.commits_whole = True
@@ -465,7 +468,7 @@ def test_a_lock_that_is_not_given_is_waited_for_as_long_as_the_limits_say(txnsto
         world = World(store, ["payments"], store.write(lambda connection: create_topic(connection, "sales")))
         store.clock = worlds.clock
         world.start("payments")
-        with closing(psycopg.connect(connection_string(txnstore_postgresql_url))) as other:
+        with closing(psycopg.connect(connection_string(as_owner(txnstore_postgresql_url)))) as other:
             other.execute("SELECT FROM txnstore.partition_heads FOR UPDATE")
             with pytest.raises(StoreBusy):
                 world.commit("payments", [(0, 0, 1)], 0, [], 0)
@@ -491,7 +494,7 @@ def test_a_connection_that_the_server_has_ended_is_noticed_before_anything_is_se
         world = World(store, ["payments"], store.write(lambda connection: create_topic(connection, "sales")))
         store.clock = worlds.clock
         world.start("payments")
-        with closing(psycopg.connect(connection_string(txnstore_postgresql_url), autocommit=True)) as other:
+        with closing(psycopg.connect(connection_string(as_owner(txnstore_postgresql_url)), autocommit=True)) as other:
             other.execute(
                 "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
                 " WHERE datname = current_database() AND pid <> pg_backend_pid()"

@@ -24,6 +24,7 @@ from sqlalchemy.exc import DBAPIError
 
 from tests.clients.callers import ledger_of, make_ledger, open_driver
 from tests.log.histories import EXAMPLES
+from tests.tools.least_privilege import as_owner
 from tests.transactions.test_whole import ELSEWHERE, UNUSUAL, USUAL
 from tests.transactions.whole_steps import STEPS
 from tests.transactions.whole_worlds import (
@@ -267,7 +268,7 @@ def test_a_lock_that_is_not_given_is_waited_for_as_long_as_the_limits_say(txnsto
     limits = Limits(lock_timeout_ms=50, retry_timeout_ms=0)
     with open_store(txnstore_postgresql_url, limits=limits) as store:
         world = started(store, txnstore_postgresql_url)
-        with closing(psycopg.connect(connection_string(txnstore_postgresql_url))) as other:
+        with closing(psycopg.connect(connection_string(as_owner(txnstore_postgresql_url)))) as other:
             other.execute("SELECT FROM txnstore.partition_heads FOR UPDATE")
             with pytest.raises(StoreBusy):
                 world.application.commit(world, request_of(world))
@@ -436,7 +437,7 @@ def test_a_role_that_may_not_call_a_function_takes_the_general_way(
         world = started(store, txnstore_postgresql_url)
         world.application.driver.close()
         txnstore_postgres_server.create_role(role, "secret")
-        with closing(psycopg.connect(connection_string(txnstore_postgresql_url), autocommit=True)) as administrator:
+        with txnstore_postgres_server.connect(database) as administrator:
             (signature,) = administrator.execute(
                 "SELECT oid::regprocedure::text FROM pg_proc WHERE proname = %s", (which,)
             ).fetchone()
@@ -456,6 +457,7 @@ def test_a_role_that_may_not_call_a_function_takes_the_general_way(
                 txnstore_postgres_server.drop_role(role)
 
 
+@pytest.mark.takes_more_rights("makes a role, and becomes it")
 def test_a_role_that_changes_is_asked_anew_what_it_may_call(txnstore_postgresql_url, txnstore_postgres_server) -> None:
     role = "txnstore_test_changes"
     with open_store(txnstore_postgresql_url) as store:

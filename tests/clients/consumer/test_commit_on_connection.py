@@ -21,6 +21,8 @@ from txnstore.db.schema import group_members, group_offsets, groups
 from txnstore.errors import WriteConflict
 from txnstore.log.topics import delete_topic, find_topics
 
+pytestmark = pytest.mark.least_privilege
+
 BY_HAND = {"enable.auto.commit": False}
 
 
@@ -381,6 +383,7 @@ def test_a_connection_to_another_database_is_refused_and_unharmed(worker, url, t
         txnstore_postgres_server.drop_database(name)
 
 
+@pytest.mark.takes_more_rights("makes a schema")
 def test_a_hostile_search_path_changes_nothing(worker, url):
     if url.startswith("sqlite"):
         pytest.skip("SQLite has no search path")

@@ -18,8 +18,10 @@ import psycopg
 import pytest
 
 from tests.clients.consumer.log_writer import PATIENCE_SECONDS, eventually, polled_until, texts
+from tests.tools.least_privilege import as_owner
 from tests.tools.proxy import Proxy, upstream_of
 from txnstore import Consumer, KafkaError, KafkaException, TopicPartition
+from txnstore.db.opening import open_store
 from txnstore.testing.postgres_server import connection_string
 
 TP = TopicPartition
@@ -139,7 +141,6 @@ def test_a_consumer_goes_on_after_the_network_was_gone(txnstore_postgresql_url, 
 @pytest.fixture
 def topic_on_postgresql(txnstore_postgresql_url):
     from tests.clients.consumer.log_writer import LogWriter
-    from txnstore.db.opening import open_store
 
     with open_store(txnstore_postgresql_url) as store:
         log = LogWriter(store)
@@ -155,7 +156,9 @@ def test_a_consumer_goes_on_after_its_sessions_were_ended(txnstore_postgresql_ur
         consumer.assign([TP("t", 0, 0)])
         assert texts(consumer.consume(2, PATIENCE_SECONDS)) == [b"0", b"1"]
         for number in range(3):
-            with psycopg.connect(connection_string(txnstore_postgresql_url), autocommit=True) as administrator:
+            with psycopg.connect(
+                connection_string(as_owner(txnstore_postgresql_url)), autocommit=True
+            ) as administrator:
                 administrator.execute(
                     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
                     " WHERE datname = current_database() AND pid <> pg_backend_pid()"
@@ -171,7 +174,7 @@ def test_missing_rights_are_said_with_their_reason_and_nothing_spins(
     role = f"reader_{os.getpid()}"
     server.create_role(role, "secret")
     try:
-        with psycopg.connect(connection_string(txnstore_postgresql_url), autocommit=True) as administrator:
+        with server.connect(database) as administrator:
             administrator.execute(f"GRANT USAGE ON SCHEMA txnstore TO {role}")
             administrator.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA txnstore TO {role}")
             administrator.execute(f"REVOKE SELECT ON txnstore.record_batches FROM {role}")
@@ -182,11 +185,11 @@ def test_missing_rights_are_said_with_their_reason_and_nothing_spins(
             assert message.error().code() == KafkaError.CLUSTER_AUTHORIZATION_FAILED
             assert "secret" not in message.error().str()
             assert cost_of_waiting(consumer, 0.5, 0.25) < 0.25
-            with psycopg.connect(connection_string(txnstore_postgresql_url), autocommit=True) as administrator:
+            with server.connect(database) as administrator:
                 administrator.execute(f"GRANT SELECT ON txnstore.record_batches TO {role}")
             assert consumer.poll(PATIENCE_SECONDS).value() == b"0"
     finally:
-        with psycopg.connect(connection_string(txnstore_postgresql_url), autocommit=True) as administrator:
+        with server.connect(database) as administrator:
             administrator.execute(f"DROP OWNED BY {role}")
         server.drop_role(role)
 
