@@ -13,6 +13,8 @@ from txnstore import OFFSET_INVALID, ConsumerGroupTopicPartitions, KafkaError, K
 from txnstore.admin import AdminClient
 from txnstore.log.topics import delete_topic
 
+pytestmark = pytest.mark.least_privilege
+
 TP = TopicPartition
 
 

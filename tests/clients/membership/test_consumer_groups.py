@@ -9,6 +9,8 @@ from txnstore import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 from txnstore.clients.membership.metadata import parse_group_metadata
 from txnstore.testing.manual_clock import ManualClock
 
+pytestmark = pytest.mark.least_privilege
+
 TP = TopicPartition
 COOPERATIVE = {"partition.assignment.strategy": "cooperative-sticky"}
 

@@ -22,6 +22,8 @@ from txnstore.errors import RecordTooLarge
 from txnstore.groups.offsets import check_committer
 from txnstore.testing.invariants import assert_sound
 
+pytestmark = pytest.mark.least_privilege
+
 # --- one commit ------------------------------------------------------------------------------------------------------
 
 

@@ -18,6 +18,8 @@ from txnstore.clients.producer import progress
 from txnstore.transactions.recovery import abort_by_administrator
 from txnstore.transactions.tokens import TransactionToken
 
+pytestmark = pytest.mark.least_privilege
+
 TOPIC = "orders"
 
 

@@ -27,6 +27,8 @@ from txnstore.clients.producer.sender import linger_seconds_of
 from txnstore.db.store import Store
 from txnstore.groups.offsets import check_committer
 
+pytestmark = pytest.mark.least_privilege
+
 # Who sees what.
 
 

@@ -1,8 +1,8 @@
 """Fixtures with which tests of the clients run once more as a role with a producer's and a consumer's rights.
 
-A file that imports these fixtures and another file's tests runs them as they are, on PostgreSQL: with rights on whole
-tables, and limited by row-level security to names that begin with any letter.  Topics are made, and what a test's
-second hand does straight to the store is done, by a coordinator.
+A file that imports these fixtures and another file's tests runs them as they are, on PostgreSQL: limited by row-level
+security to names that begin with any letter.  Without limits the other file runs them itself: `least_privilege.py`.
+Topics are made, and what a test's second hand does straight to the store is done, by a coordinator.
 """
 
 from __future__ import annotations
@@ -32,39 +32,33 @@ LETTERS = tuple(f"{letter}*" for letter in string.ascii_letters)
 WORKER, UPKEEP = (f"txnstore_again_{os.getpid()}_{name}" for name in ("worker", "upkeep"))
 
 
-SCOPES = {"rights": None, "limits": RoleScope(LETTERS, LETTERS, LETTERS)}
-
-
 @pytest.fixture(scope="module")
 def roles(txnstore_postgres_server, _txnstore_postgresql_template):
-    """Databases with a fresh store each, by what the worker may do there: granted once, in what they are copies of."""
-    server, granted = txnstore_postgres_server, {}
+    """Databases with a fresh store each, and the rights of the roles: granted once, in what they are copies of."""
+    server, template = txnstore_postgres_server, f"txnstore_again_{os.getpid()}"
     for role in (WORKER, UPKEEP):
         server.create_role(role, "secret")
-    for kind, scope in SCOPES.items():
-        template = f"txnstore_again_{os.getpid()}_{kind}"
-        server.create_database(template, template=_txnstore_postgresql_template)
-        with open_store(server.url(template)) as owned:
-            grants.apply(owned, grants.grant(owned, Kind.COORDINATOR, UPKEEP))
-            for client in (Kind.PRODUCER, Kind.CONSUMER):
-                grants.apply(owned, grants.grant(owned, client, WORKER, scope))
-            # Tables of the application's own.
-            owned.write(lambda connection: connection.exec_driver_sql(f'GRANT CREATE ON SCHEMA public TO "{WORKER}"'))
-        granted[kind] = StoreDatabases(server, template, refresh=_MADE_NOW)
-    yield granted
-    for kind, databases in granted.items():
-        databases.close()
-        server.drop_database(f"txnstore_again_{os.getpid()}_{kind}")
+    server.create_database(template, template=_txnstore_postgresql_template)
+    with open_store(server.url(template)) as owned:
+        grants.apply(owned, grants.grant(owned, Kind.COORDINATOR, UPKEEP))
+        for client in (Kind.PRODUCER, Kind.CONSUMER):
+            grants.apply(owned, grants.grant(owned, client, WORKER, RoleScope(LETTERS, LETTERS, LETTERS)))
+        # Tables of the application's own.
+        owned.write(lambda connection: connection.exec_driver_sql(f'GRANT CREATE ON SCHEMA public TO "{WORKER}"'))
+    databases = StoreDatabases(server, template, refresh=_MADE_NOW)
+    yield databases
+    databases.close()
+    server.drop_database(template)
     for role in (WORKER, UPKEEP):
         server.drop_role(role)
 
 
-@pytest.fixture(params=SCOPES)
+@pytest.fixture
 def url(request, roles, txnstore_postgres_server, monkeypatch):
     """The URL of a fresh store for a worker; whoever opens the store of a test gets it as a coordinator."""
     if "to be created" in request.node.name:
         pytest.skip("a worker makes no topics")
-    name = roles[request.param].take()
+    name = roles.take()
     url = txnstore_postgres_server.url(name, WORKER, "secret")
     for_upkeep = txnstore_postgres_server.url(name, UPKEEP, "secret")
 
@@ -80,7 +74,7 @@ def url(request, roles, txnstore_postgres_server, monkeypatch):
         monkeypatch.setattr(module, "AdminClient", administer_as_coordinator, raising=False)
     monkeypatch.setattr("tests.db.roles.again.open_store", open_as_coordinator)
     yield url
-    roles[request.param].give_back(name)
+    roles.give_back(name)
 
 
 @pytest.fixture
