@@ -344,11 +344,11 @@ def test_a_store_that_is_away_is_not_up_and_is_again_when_it_is_back(url, tmp_pa
 
 
 def test_figures_that_come_too_late_are_no_sign_that_all_is_well(url, monkeypatch, caplog):
-    read, let_go = metrics.read_cluster_figures, threading.Event()
+    let_go = threading.Event()
 
     def late(*arguments):
         assert let_go.wait(PATIENCE_SECONDS)
-        return read(*arguments)
+        return read_cluster_figures(*arguments)
 
     collector = StoreCollector(url, timeout_seconds=PATIENCE_SECONDS)
     registry = CollectorRegistry()

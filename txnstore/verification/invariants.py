@@ -29,8 +29,8 @@ _BEYOND: Final = (
     " startingOffsets at the first offset whose record its output lacks"
 )
 _LAST_BATCH: Final = (
-    "its last batch may be written twice, or left out: compare its output, then go on with another checkpoint and group,"
-    " and startingOffsets at the first offset whose record its output lacks"
+    "its last batch may be written twice, or left out: compare its output, then go on with another checkpoint and"
+    " group, and startingOffsets at the first offset whose record its output lacks"
 )
 
 
