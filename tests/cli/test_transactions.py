@@ -14,6 +14,7 @@ import pytest
 from sqlalchemy import delete, insert, select, update
 
 from tests.clients.producer.transactional import allow_two_phase_commit
+from tests.tools.hanging import plant
 from tests.transactions.bench import sent_offsets
 from txnstore.clients.model.errors import KafkaException
 from txnstore.clients.producer.producer import Producer
@@ -27,6 +28,7 @@ from txnstore.log.topics import get_topic
 from txnstore.model import ProducerIdentity, Record
 from txnstore.testing.postgres_server import connection_string
 from txnstore.transactions.coordinator import TransactionCoordinator
+from txnstore.transactions.protocol import TIMEOUT_NEVER_MS
 
 
 @pytest.fixture
@@ -270,6 +272,29 @@ def test_what_hangs_is_ended_in_one_go(url, done, run):
     assert len(done("transactions", "list-open").splitlines()) == 1
 
 
+def test_many_are_aborted_by_name_and_age(url, opened, run, done, answer):
+    with open_store(url) as store:
+        partition_ids = store.read(lambda connection: get_topic(connection, "orders")).partition_ids
+        names = plant(store, partition_ids, 7, timeout_ms=60_000)
+        prepared = transactions.c.transactional_id == names[0]
+        never = transactions.update().where(prepared).values(timeout_ms=TIMEOUT_NEVER_MS, deadline_ms=None)
+        store.write(lambda connection: connection.execute(never))
+    refused = run("transactions", "abort", "--pattern", "hanging-.*", stdin=b"n\n")
+    assert refused.code == 1
+    assert f"Abort 6 open transactions: {', '.join(names[1:6])}, ...?" in refused.err
+    nothing = done("transactions", "abort", "--pattern", "hanging-.*", "--longer-than", "3600000", "--yes")
+    assert nothing == "no such transaction is open; nothing was changed\n"
+    assert len(answer("transactions", "list", "--state", "Ongoing")) == 8
+    ended = done("transactions", "abort", "--pattern", "hanging-.*", "--longer-than", "0", "--yes")
+    assert ended == "6 transactions were aborted\n"
+    # The one that another database decides stays.
+    left = {row["transactional_id"] for row in answer("transactions", "list", "--state", "Ongoing")}
+    assert left == {"load", names[0]}
+    (described,) = answer("transactions", "describe", names[1])
+    assert (described["state"], described["fenced"]) == ("CompleteAbort", "admin: by an administrator")
+    opened.commit_transaction(30)
+
+
 def test_nothing_hangs_that_a_coordinator_knows(opened, answer, done):
     assert answer("transactions", "find-hanging", "--max-transaction-timeout", "0") == []
     assert answer("transactions", "find-hanging", "--topic", "orders", "-p", "1") == []
@@ -299,6 +324,11 @@ def test_bad_calls_change_nothing(opened, run, answer):
         (["abort", "--topic", "nothing", "-p", "1", "--start-offset", "0"], 1),
         (["abort", "nobody", "--yes"], 1),
         (["abort", "load"], 1),  # nobody is there to answer
+        (["abort", "load", "--pattern", "l.*"], 2),
+        (["abort", "--topic", "orders", "--longer-than", "0"], 2),
+        (["abort", "--pattern", "("], 2),
+        (["abort", "--longer-than", "-1"], 2),
+        (["abort", "--pattern", "l.*"], 1),
         (["find-hanging", "-p", "1"], 2),
         (["find-hanging", "--topic", "nothing"], 1),
     ):

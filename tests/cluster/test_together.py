@@ -38,7 +38,7 @@ from txnstore.log.codec import encode
 from txnstore.model import ProducerIdentity, Record
 from txnstore.testing.invariants import assert_cluster_sound
 from txnstore.transactions import rows
-from txnstore.transactions.protocol import EPOCH_EXHAUSTED, FenceReason, TransactionState
+from txnstore.transactions.protocol import EPOCH_EXHAUSTED, FenceReason, TransactionState, complete
 from txnstore.transactions.recovery import abort_overdue_in, abort_timed_out, complete_all_decided
 from txnstore.transactions.together import abort_together, complete_together
 from txnstore.transactions.transaction import abort_if_timed_out
@@ -253,6 +253,35 @@ def test_many_that_are_decided_are_completed_together(bench: Bench, commit):
     for number in (1, 2):
         assert bench.read(bench.partition_at(number)) == ([b"a"] * 6 if commit else [])
     assert bench.committed("group of all") == ({bench.partition_at(1): 1} if commit else {})
+    assert_cluster_sound(bench.cluster, at_rest=True)
+
+
+@pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
+def test_a_row_that_is_completed_together_becomes_what_the_rules_make_of_it(bench: Bench, commit):
+    producers = [bench.producer_at(1) for _ in range(3)]
+    usual, last, other_way = producers
+    commits = {usual.transactional_id: commit, last.transactional_id: False, other_way.transactional_id: not commit}
+    exhaust(bench, last)
+    for producer in producers:
+        for number in (1, 2):
+            producer.send(bench.partition_at(number), b"a")
+    with bench.down(2):
+        for producer in producers:
+            with pytest.raises(OutcomeUnknown):
+                producer.end(commit=commits[producer.transactional_id])
+    before = [bench.row(producer.transactional_id) for producer in producers]
+    bench.clock.advance(7)
+    names = [producer.transactional_id for producer in producers]
+    store = bench.cluster.own(1)
+    assert complete_together(store, bench.cluster, names).put_off == {}
+    after = [bench.row(name) for name in names]
+    assert after == [complete(row, now_ms=bench.clock.now_ms()) for row in before]
+    entries = select(transaction_log.c.state, transaction_log.c.first_state, transaction_log.c.reason)
+    for row in after:
+        of_id = entries.where(transaction_log.c.transactional_id == row.transactional_id)
+        newest = of_id.order_by(transaction_log.c.entry_id.desc()).limit(1)
+        found = store.read(lambda connection, newest=newest: connection.execute(newest).one())
+        assert tuple(found) == (row.state, row.state, "completion")
     assert_cluster_sound(bench.cluster, at_rest=True)
 
 

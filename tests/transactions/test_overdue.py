@@ -16,7 +16,7 @@ from txnstore.transactions import recovery, rows, together
 from txnstore.transactions.protocol import FenceReason, TransactionState
 from txnstore.transactions.recovery import AGAIN_MS, abort_overdue
 from txnstore.transactions.rows import lock_row
-from txnstore.transactions.together import TimedOut
+from txnstore.transactions.together import AbortedTogether
 
 S = TransactionState
 
@@ -126,7 +126,7 @@ def test_those_that_cannot_be_aborted_now_keep_no_other_one_open(own_bench, monk
     free = [begin(bench, 1_000).transactional_id for _ in range(3)]
     bench.clock.advance(1_001)
 
-    def abort_together_if_free(names, locality, connection) -> TimedOut:
+    def abort_together_if_free(names, locality, connection) -> AbortedTogether:
         # Locked by somebody.
         aborted = together.abort_together([name for name in names if name not in stuck], locality, connection)
         return replace(aborted, busy=[name for name in names if name in stuck])
@@ -163,7 +163,7 @@ def test_however_slow_a_portion_is_the_next_one_takes_some(own_bench, monkeypatc
     bench.clock.advance(1_001)
     taken: list[list[str]] = []
 
-    def note(some, locality, connection) -> TimedOut:
+    def note(some, locality, connection) -> AbortedTogether:
         taken.append(list(some))
         return together.abort_together(some, locality, connection)
 
@@ -185,7 +185,7 @@ def test_a_portion_of_those_that_have_written_to_several_partitions_is_smaller(o
     bench.clock.advance(1_001)
     taken: list[int] = []
 
-    def note(some, locality, connection) -> TimedOut:
+    def note(some, locality, connection) -> AbortedTogether:
         taken.append(len(some))
         return together.abort_together(some, locality, connection)
 
@@ -228,9 +228,9 @@ def test_whoever_is_told_to_stop_waits_for_no_further_one(own_bench, monkeypatch
     stop = threading.Event()
     asked: list[str] = []
 
-    def together_not(some, *_: object) -> TimedOut:
+    def together_not(some, *_: object) -> AbortedTogether:
         if why == "busy":
-            return TimedOut((), busy=some)
+            return AbortedTogether((), busy=some)
         raise StoreBusy
 
     def wait_for_one(_: object, transactional_id: str, *__: object, **___: object) -> bool:
@@ -287,7 +287,7 @@ def test_those_that_somebody_is_at_work_on_come_last_and_together(own_bench, mon
     bench.clock.advance(1_001)
     taken: list[list[str]] = []
 
-    def abort_others(some, locality, connection) -> TimedOut:
+    def abort_others(some, locality, connection) -> AbortedTogether:
         taken.append(list(some))
         if len(taken) == 1:
             # Locked by somebody who is done soon.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,15 +23,17 @@ from txnstore.db.schema import (
     transactions,
 )
 from txnstore.db.store import RowsMissedError
-from txnstore.errors import InvalidProducerIdMapping, ProducerFenced, TransactionAbortable
+from txnstore.errors import InvalidProducerIdMapping, ProducerFenced, TransactionAbortable, UnknownTopicOrPartition
 from txnstore.log.append import Append
 from txnstore.log.codec import encode
 from txnstore.model import Record
 from txnstore.testing.invariants import assert_sound
-from txnstore.transactions import protocol
+from txnstore.transactions import protocol, rows
+from txnstore.transactions.administration import abort_shown_transactions
 from txnstore.transactions.protocol import EPOCH_EXHAUSTED, FenceReason, TransactionState, complete, fence_and_abort
+from txnstore.transactions.recovery import abort_by_administrator
 from txnstore.transactions.rows import lock_row
-from txnstore.transactions.together import TimedOut, abort_together
+from txnstore.transactions.together import AbortedTogether, abort_together
 from txnstore.transactions.transaction import abort_if_timed_out
 from txnstore.transactions.writers import append_as_writer, begin_transaction, join_transaction, report_writer
 
@@ -104,7 +107,7 @@ def rows_of(bench: Bench, producers: list[Producer]) -> Any:
     return bench.store.read(found), markers, finished
 
 
-def abort_all(bench: Bench, producers: list[Producer]) -> TimedOut:
+def abort_all(bench: Bench, producers: list[Producer]) -> AbortedTogether:
     names = [producer.transactional_id for producer in producers]
     return bench.store.write(partial(abort_together, names, None))
 
@@ -115,7 +118,7 @@ def test_they_leave_the_rows_that_they_leave_one_by_one(store, clock) -> None:
     opened = [open_some(bench) for bench in benches]
     clock.advance(TIMEOUT_MS + 1)
     together = abort_all(benches[0], opened[0])
-    assert together == TimedOut(tuple(producer.transactional_id for producer in opened[0]))
+    assert together == AbortedTogether(tuple(producer.transactional_id for producer in opened[0]))
     # Markers come in the order in which they are named.
     for producer in opened[1]:
         assert abort_if_timed_out(store, producer.transactional_id)
@@ -205,10 +208,61 @@ def test_those_in_time_those_that_are_over_and_those_that_nobody_knows_stay_as_t
     before = [bench.row(producer.transactional_id) for producer in (in_time, over)]
     bench.clock.advance(TIMEOUT_MS + 1)
     nobody = bench.producer("nobody")
-    assert abort_all(bench, [in_time, nobody, over, late]) == TimedOut((late.transactional_id,), busy=("nobody",))
+    assert abort_all(bench, [in_time, nobody, over, late]) == AbortedTogether(
+        (late.transactional_id,), busy=("nobody",)
+    )
     assert [bench.row(producer.transactional_id) for producer in (in_time, over)] == before
-    assert abort_all(bench, [late]) == TimedOut(())
+    assert abort_all(bench, [late]) == AbortedTogether(())
     in_time.commit()
+
+
+@pytest.mark.slow_but_first
+def test_those_that_an_administrator_was_shown_are_aborted_whatever_their_age(own_bench, monkeypatch) -> None:
+    """As one by one; what has ended since, or gone on, stays as it is."""
+    bench = own_bench
+    usual, last, over, gone_on, one = (bench.started(timeout_ms=60_000) for _ in range(5))
+    bench.set_row(last.transactional_id, producer_epoch=EPOCH_EXHAUSTED)
+    last.identity = last.identity.__class__(last.identity.producer_id, EPOCH_EXHAUSTED)
+    for producer in (usual, last, over, gone_on, one):
+        producer.send(bench.partition_ids[0], b"a")
+    usual.send_offsets(f"group {bench.prefix}", {bench.partition_ids[0]: 7})
+    shown = [bench.row(producer.transactional_id) for producer in (usual, last, over, gone_on)]
+    over.commit()
+    gone_on.commit()
+    gone_on.sequences.clear()
+    gone_on.send(bench.partition_ids[0], b"later")
+    before = [bench.row(producer.transactional_id) for producer in (over, gone_on)]
+    assert abort_by_administrator(bench.store, one.transactional_id)
+    with monkeypatch.context() as patched:
+        # None of them is left to be aborted by itself.
+        patched.delattr("txnstore.transactions.administration.abort_by_administrator")
+        assert abort_shown_transactions(bench.store, shown) == 2
+    assert [bench.row(producer.transactional_id) for producer in (over, gone_on)] == before
+    each = {"transactional_id": "", "producer_id": 0}
+    together, alone = (replace(bench.row(producer.transactional_id), **each) for producer in (usual, one))
+    assert together == alone
+    assert bench.journal(usual.transactional_id)[-2:] == bench.journal(one.transactional_id)[-2:]
+    for producer in (usual, last):
+        with pytest.raises(TransactionAbortable, match="by an administrator"):
+            producer.commit()
+    assert bench.offsets(f"group {bench.prefix}").unstable == frozenset()
+    gone_on.commit()
+    assert bench.read(bench.partition_ids[0]) == [b"a", b"a", b"later"]
+    assert_sound(bench.store, at_rest=True)
+
+
+def test_one_that_cannot_be_aborted_keeps_none_that_was_shown_open(own_bench) -> None:
+    bench = own_bench
+    damaged, free = (bench.started(timeout_ms=60_000) for _ in range(2))
+    for producer in (damaged, free):
+        producer.send(bench.partition_ids[0], b"a")
+    # Its partition is not there: no marker can be written.
+    bench.store.write(lambda c: rows.add_partitions(c, damaged.transactional_id, [10**12]))
+    shown = [bench.row(producer.transactional_id) for producer in (damaged, free)]
+    with pytest.raises(UnknownTopicOrPartition):
+        abort_shown_transactions(bench.store, shown)
+    assert bench.row(damaged.transactional_id).state is S.ONGOING
+    assert bench.row(free.transactional_id).state is S.COMPLETE_ABORT
 
 
 def test_one_with_branches_is_left_to_be_aborted_by_itself(own_bench) -> None:
@@ -228,7 +282,7 @@ def test_one_with_branches_is_left_to_be_aborted_by_itself(own_bench) -> None:
     }
     bench.store.write(lambda connection: connection.execute(insert(transaction_branches), share))
     bench.clock.advance(TIMEOUT_MS + 1)
-    expected = TimedOut((plain.transactional_id,), unusual=(branched.transactional_id,))
+    expected = AbortedTogether((plain.transactional_id,), unusual=(branched.transactional_id,))
     assert abort_all(bench, [branched, plain]) == expected
     assert bench.row(branched.transactional_id).state is S.ONGOING
 
@@ -242,12 +296,12 @@ def test_nobody_waits_for_one_that_somebody_is_at_work_on(own_bench) -> None:
         producer.send(bench.partition_ids[0], b"a")
     bench.clock.advance(TIMEOUT_MS + 1)
 
-    def work(connection: Connection) -> TimedOut:
+    def work(connection: Connection) -> AbortedTogether:
         lock_row(connection, locked.transactional_id)
         assert not abort_if_timed_out(bench.store, locked.transactional_id, waits=False)
         return abort_all(bench, [locked, free])
 
-    assert bench.store.write(work) == TimedOut((free.transactional_id,), busy=(locked.transactional_id,))
+    assert bench.store.write(work) == AbortedTogether((free.transactional_id,), busy=(locked.transactional_id,))
 
 
 def executions(bench: Bench, work: Callable[[], object]) -> int:

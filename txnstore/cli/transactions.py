@@ -48,6 +48,7 @@ from txnstore.transactions.administration import (
     OpenInPartition,
     abort_open_transaction,
     abort_open_transactions,
+    abort_shown_transactions,
     drop_lost_offsets,
     offsets_held_elsewhere,
 )
@@ -62,12 +63,7 @@ from txnstore.transactions.listing import (
 )
 from txnstore.transactions.open_transactions import HeldOffsets, OpenTransaction, each_held, each_open
 from txnstore.transactions.outcome import Outcome, remembered_outcome
-from txnstore.transactions.protocol import (
-    STORED,
-    TIMEOUT_NEVER_MS,
-    TransactionMetadata,
-    TransactionState,
-)
+from txnstore.transactions.protocol import STORED, TIMEOUT_NEVER_MS, TransactionMetadata, TransactionState
 
 app: Final = typer.Typer(name="transactions", no_args_is_help=True, help="List, describe and abort transactions.")
 app.add_typer(branches.app)
@@ -75,6 +71,8 @@ app.add_typer(branches.app)
 _MINUTE_MS: Final = 60_000
 #: As Kafka's: the timeout is for a producer that will never write.
 _FENCING_TIMEOUT_MS: Final = 1
+#: So many transactions are named in a question about all of them.
+_NAMED_MAX: Final = 5
 _STATES: Final = {state.kafka_name: state for state in sorted(STORED)}
 
 # The columns of kafka-transactions.sh.
@@ -243,6 +241,7 @@ def describe_producers(
         "txnstore transactions abort load-day",
         "txnstore transactions abort --topic orders --partition 0 --start-offset 17",
         "... abort --topic orders --partition 0 --producer-id 4 --producer-epoch 2",
+        "txnstore transactions abort --longer-than 600000 --pattern 'load-.*'",
     ),
 )
 def abort(
@@ -275,6 +274,14 @@ def abort(
             "--even-if-prepared", help="Also one of a program whose own database decides, and may have committed."
         ),
     ] = False,
+    longer_than: Annotated[
+        int | None,
+        typer.Option("--longer-than", metavar="MS", min=0, help="All that are open for longer than this."),
+    ] = None,
+    pattern: Annotated[
+        str | None,
+        typer.Option("--pattern", metavar="REGEX", help="All whose transactional id matches this as a whole."),
+    ] = None,
     yes: _Yes = False,
     url: Url = None,
     schema: Schema = DEFAULT_SCHEMA,
@@ -283,14 +290,20 @@ def abort(
 
     Give its transactional id; or --topic and --partition with --start-offset, or with --producer-id and
     --producer-epoch; or --producer-id alone, for one that its coordinator knows, or that holds offsets of groups in
-    another database and that its coordinator has lost.
+    another database and that its coordinator has lost. Or give --longer-than, --pattern or both for all that are open
+    and meet them, except those without a timeout, which another database decides: their producers may go on.
     """
     by_offset = start_offset is not None
     by_producer = producer_id is not None or producer_epoch is not None
     in_partition = topic is not None or partition is not None or by_offset or by_producer
-    if (transactional_id is None) != in_partition:
-        raise typer.BadParameter("give a transactional id, or --topic and --partition")
+    are_many = longer_than is not None or pattern is not None
+    if (transactional_id is not None) + in_partition + are_many != 1:
+        raise typer.BadParameter("give a transactional id, or --topic and --partition, or --longer-than or --pattern")
+    many = TransactionFilter([TransactionState.ONGOING], (), longer_than, _compiled(pattern)) if are_many else None
     with opened(url, schema) as cluster:
+        if many is not None:
+            _abort_many(cluster, many, yes=yes)
+            return
         if transactional_id is not None:
             _abort_id(cluster, transactional_id, even_if_prepared=even_if_prepared, yes=yes)
             return
@@ -474,6 +487,27 @@ def _abort_producer(cluster: Cluster, producer_id: int, *, even_if_prepared: boo
         raise CommandFailed(
             f"no transactional id has the producer id {producer_id} now; what does `txnstore verify` say?"
         )
+
+
+def _abort_many(cluster: Cluster, wanted: TransactionFilter, *, yes: bool) -> None:
+    left_out: LeftOut = {}
+    found = {
+        store.database_id: [row for row in rows_there if row.timeout_ms != TIMEOUT_NEVER_MS]
+        for store, rows_there in cluster.read_all(partial(list_transactions, wanted=wanted), left_out)
+    }
+    names = [row.transactional_id for rows_there in found.values() for row in rows_there]
+    if names:
+        some = ", ".join(names[:_NAMED_MAX]) + (", ..." if len(names) > _NAMED_MAX else "")
+        _ask(f"{len(names)} open {'transaction' if len(names) == 1 else 'transactions'}: {some}", yes=yes)
+        aborted = sum(
+            abort_shown_transactions(cluster.own(database_id), shown, cluster) for database_id, shown in found.items()
+        )
+        say(f"{aborted} {'transaction was' if aborted == 1 else 'transactions were'} aborted")
+        if aborted < len(names):
+            hint(f"{len(names) - aborted} had ended meanwhile")
+    elif not left_out:
+        say("no such transaction is open; nothing was changed")
+    tell_and_exit(left_out.values())
 
 
 def _names_of_groups(held: Iterable[LostOffsets]) -> str:

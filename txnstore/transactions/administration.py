@@ -13,7 +13,7 @@ then finds that nobody knows it, may take it for lost whatever happens meanwhile
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -32,6 +32,7 @@ from txnstore.db.store import Store
 from txnstore.errors import (
     InvalidProducerEpoch,
     InvalidTransactionState,
+    StoreUnavailable,
     TransactionCoordinatorFenced,
     TxnStoreError,
 )
@@ -40,10 +41,19 @@ from txnstore.log.locked_partitions import Marker, write_markers
 from txnstore.log.partition_rows import ProducerKey, lock_heads, read_marked_producers
 from txnstore.log.sequences import MarkedProducer
 from txnstore.model import ControlType, ProducerIdentity
-from txnstore.transactions import rows
+from txnstore.transactions import protocol, rows
 from txnstore.transactions.outcome import only_owner
-from txnstore.transactions.protocol import DECIDED, FenceReason, TransactionState
-from txnstore.transactions.recovery import ABORTED_MAX, ABORTED_MIN, HELD_SECONDS
+from txnstore.transactions.protocol import DECIDED, FenceReason, TransactionMetadata, TransactionState
+from txnstore.transactions.recovery import (
+    ABORTED_FIRST,
+    ABORTED_MAX,
+    ABORTED_MIN,
+    HELD_SECONDS,
+    abort_by_administrator,
+    complete_each_if_possible,
+    log_aborted,
+)
+from txnstore.transactions.together import AbortedTogether, abort_shown_together
 from txnstore.transactions.transaction import LockedTransaction, complete_if_possible
 
 _OWNER_OF_PRODUCER: Final = union_all(
@@ -144,6 +154,48 @@ def abort_open_transactions(store: Store, targets: Sequence[OpenInPartition], cl
                 # Somebody else has ended it.
                 continue
             count += 1
+    return count
+
+
+def abort_shown_transactions(store: Store, shown: Sequence[TransactionMetadata], cluster: Cluster | None = None) -> int:
+    """Abort many open transactions that somebody was shown, coordinated by this database; return how many.
+
+    Their producers are told and may go on.  Those that have ended since are left as they are, and what their ids have
+    begun after them.  A few database transactions do it, which hold their locks as briefly as for those that time out.
+
+    Raises:
+        TxnStoreError: some of them could not be aborted; all others are, unless the database cannot be reached.
+        AssertionError: the same, for a row that is damaged.
+    """
+    portions = Portions(rows_max=ABORTED_MAX, held_seconds=HELD_SECONDS)
+    portions.rows = ABORTED_FIRST
+    count = 0
+    failed: TxnStoreError | AssertionError | None = None
+    left = shown
+    while left:
+        size = max(ABORTED_MIN, portions.rows)
+        some, left = {row.transactional_id: row for row in left[:size]}, left[size:]
+
+        def work(connection: Connection, some: Mapping[str, TransactionMetadata] = some) -> AbortedTogether:
+            return abort_shown_together(some, Locality.of(store, cluster), connection)
+
+        try:
+            done = portions.write(store, work, wakes_readers=True, is_awaited=True)
+        except StoreUnavailable:
+            raise
+        except (TxnStoreError, AssertionError):
+            # One of them is damaged: which, they tell one by one.
+            done = AbortedTogether((), unusual=list(some))
+        log_aborted(store, protocol.ADMINISTRATOR_DETAIL, *done.aborted)
+        complete_each_if_possible(store, cluster, done.pending)
+        count += len(done.aborted)
+        for name in (*done.busy, *done.unusual):
+            try:
+                count += abort_by_administrator(store, name, cluster=cluster, shown=some[name])
+            except (TxnStoreError, AssertionError) as error:
+                failed = failed or error
+    if failed is not None:
+        raise failed
     return count
 
 
@@ -301,7 +353,7 @@ def _abort_owner(
         if not is_listed:
             # Damage: it is aborted here as everywhere else.
             rows.add_partitions(connection, row.transactional_id, [target.partition_id])
-        work.fence_and_abort(FenceReason.ADMIN, "by an administrator")
+        work.fence_and_abort(FenceReason.ADMIN, protocol.ADMINISTRATOR_DETAIL)
     elif not is_listed:
         end_here()
         return None

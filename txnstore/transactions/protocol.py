@@ -36,6 +36,8 @@ EPOCH_MAX: Final = 2**15 - 1
 TIMEOUT_NEVER_MS: Final = 2**31 - 1
 #: Why one is that had a timeout: for how long it was open, and its timeout.
 TIMEOUT_DETAIL: Final = "it was open for {} ms, longer than its timeout of {} ms"
+#: Why one is that somebody has ended by hand.
+ADMINISTRATOR_DETAIL: Final = "by an administrator"
 #: Of a transaction that has not begun.
 NO_START_MS: Final = -1
 

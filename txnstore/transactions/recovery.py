@@ -39,13 +39,22 @@ from txnstore.errors import (
 from txnstore.groups.offsets_from_elsewhere import forget_offset_producers
 from txnstore.log.partition_rows import forget_producers
 from txnstore.transactions import protocol, rows
+from txnstore.transactions.delivery import PendingDelivery
 from txnstore.transactions.protocol import (
     DECIDED,
     EXPIRABLE,
     FenceReason,
+    TransactionMetadata,
     TransactionState,
 )
-from txnstore.transactions.together import TimedOut, abort_together, complete_together, fitting, read_shares
+from txnstore.transactions.together import (
+    AbortedTogether,
+    abort_together,
+    complete_together,
+    fitting,
+    is_as_shown,
+    read_shares,
+)
 from txnstore.transactions.transaction import (
     LockedTransaction,
     abort_if_timed_out,
@@ -274,9 +283,9 @@ def _abort_portion(
         # Of one of them something is damaged, also so that no rule has a move for it (`protocol.check_change`), or
         # somebody holds what it needs: that keeps no other one open.
         _log.debug("%s transactions could not be aborted together for their age: %s", len(some), error)
-        done = TimedOut(aborted=(), unusual=some)
+        done = AbortedTogether(aborted=(), unusual=some)
     portion.together = done.aborted
-    _complete_if_possible(store, cluster, done.pending)
+    complete_each_if_possible(store, cluster, done.pending)
     portion.aborted.extend(done.aborted)
     portion.busy = done.busy
     _abort_each(store, done.unusual, cluster, portion, portions, waits=waits)
@@ -309,15 +318,15 @@ def _abort_each(
                 break
 
 
-def _complete_if_possible(store: Store, cluster: Cluster | None, transactional_ids: Sequence[str]) -> None:
-    """Complete what is decided, unless a database that takes part is away: then recovery does it, once it is back."""
-    if not transactional_ids:
+def complete_each_if_possible(store: Store, cluster: Cluster | None, left: Mapping[str, PendingDelivery]) -> None:
+    """Complete what was decided just now, unless a database that takes part is away: once it is back recovery does."""
+    if not left:
         return
     put_off: Mapping[str, TxnStoreError | AssertionError]
     try:
-        put_off = complete_together(store, cluster, transactional_ids).put_off
+        put_off = complete_together(store, cluster, left, left).put_off
     except TxnStoreError as error:
-        put_off = dict.fromkeys(transactional_ids, error)
+        put_off = dict.fromkeys(left, error)
     for transactional_id, why in put_off.items():
         log_put_off(transactional_id, why)
 
@@ -490,16 +499,22 @@ def next_timeout_ms(store: Store) -> int | None:
 
 
 def abort_by_administrator(
-    store: Store, transactional_id: str, detail: str = "by an administrator", cluster: Cluster | None = None
+    store: Store,
+    transactional_id: str,
+    detail: str = protocol.ADMINISTRATOR_DETAIL,
+    cluster: Cluster | None = None,
+    *,
+    shown: TransactionMetadata | None = None,
 ) -> bool:
     """Abort the open transaction whatever its age; its producer is told and may go on.
 
-    Returns False if none is open, or if nobody has used the transactional id.
+    Returns False if none is open, or if nobody has used the transactional id; or if it is another than was `shown`.
     """
 
     def work(connection: Connection) -> bool:
         transaction = LockedTransaction.lock(connection, transactional_id, Locality.of(store, cluster))
-        if transaction.row is None or transaction.row.state is not TransactionState.ONGOING:
+        row = transaction.row
+        if row is None or not is_as_shown(row, shown or row):
             return False
         transaction.fence_and_abort(FenceReason.ADMIN, detail)
         transaction.save("administrator")
@@ -507,10 +522,17 @@ def abort_by_administrator(
 
     aborted = store.write(work, wakes_readers=True)
     if aborted:
-        fields = {"event": "transaction_aborted", "store": str(store.url), "transactional_id": transactional_id}
-        _log.info("the transaction of %.80r was aborted %s", transactional_id, detail, extra=fields)
+        log_aborted(store, detail, transactional_id)
         complete_if_possible(store, cluster, transactional_id)
     return aborted
+
+
+def log_aborted(store: Store, detail: str, *transactional_ids: str) -> None:
+    """Tell people that somebody has ended the transactions by hand."""
+    url = str(store.url)
+    for transactional_id in transactional_ids:
+        fields = {"event": "transaction_aborted", "store": url, "transactional_id": transactional_id}
+        _log.info("the transaction of %.80r was aborted %s", transactional_id, detail, extra=fields)
 
 
 def expire_transactional_ids(store: Store, portions: Portions | None = None) -> tuple[str, ...]:
