@@ -16,6 +16,8 @@ _log = logging.getLogger(__name__)
 
 #: While other transactions hold it back, one after the other, a reader asks at most this often how long they may.
 ASK_SECONDS_MIN: Final = 0.5
+#: How soon it looks again at the least where a time is about to be up: others may be a moment later.
+DUE_SECONDS_MIN: Final = 0.1
 
 
 class OverdueHelp:
@@ -59,16 +61,20 @@ class OverdueHelp:
             self._asked_at = now
             left_seconds = end_overdue(self._store, self._held, self._cluster)
             # Where more is overdue than one look ends, the next one is due at once: each has done its share of it.
-            self._due_at = now if left_seconds == 0.0 else now + max(ASK_SECONDS_MIN, left_seconds)
+            self._due_at = now if left_seconds == 0.0 else now + max(DUE_SECONDS_MIN, left_seconds)
         return max(0.0, self._due_at - now)
 
 
 def end_overdue(
-    store: Callable[[], Store], partition_ids: Collection[int], cluster: Callable[[], Cluster] | None = None
+    store: Callable[[], Store],
+    partition_ids: Collection[int],
+    cluster: Callable[[], Cluster] | None = None,
+    *,
+    after_error_seconds: float = ASK_SECONDS_MIN,
 ) -> float:
     """End what holds these partitions back and is overdue; return in how many seconds more may be, or infinity.
 
-    0: more is overdue than what was ended.
+    0: more is overdue than what was ended.  After an error it is `after_error_seconds`.
     """
     # A client that nothing holds back does not wait for the import of what transactions are made of.
     from txnstore.transactions.recovery import abort_overdue_in
@@ -80,5 +86,5 @@ def end_overdue(
     except TxnStoreError as error:
         # Somebody else may help; the reader only waits longer.
         _log.debug("could not look for transactions whose time is up: %s", error)
-        return ASK_SECONDS_MIN
+        return after_error_seconds
     return math.inf if left_ms is None else left_ms / 1000

@@ -15,7 +15,7 @@ from tests.clients.consumer.log_writer import PATIENCE_SECONDS, eventually
 from tests.clients.steps import values
 from txnstore import Consumer, TopicPartition
 from txnstore.clients import overdue_help
-from txnstore.clients.overdue_help import ASK_SECONDS_MIN, OverdueHelp
+from txnstore.clients.overdue_help import ASK_SECONDS_MIN, DUE_SECONDS_MIN, OverdueHelp
 from txnstore.clients.producer import thread as producer_thread
 from txnstore.clients.producer.thread import IDLE_ASKS_SECONDS, WRITER_ASKS_SECONDS, Alarm, WriterHelp
 from txnstore.clients.worker import Worker
@@ -135,7 +135,7 @@ def asked(monkeypatch):
         count = 0
         left_seconds = 60.0
 
-        def __call__(self, store, partition_ids, cluster=None) -> float:
+        def __call__(self, store, partition_ids, cluster=None, *, after_error_seconds=0.0) -> float:
             self.count += 1
             return self.left_seconds
 
@@ -191,11 +191,22 @@ def test_what_was_let_go_is_not_asked_about(overdue, asked, seconds) -> None:
 
 
 def test_what_could_not_be_asked_is_asked_again_and_not_at_once(overdue, asked) -> None:
-    asked.left_seconds = 0.001
+    asked.left_seconds = ASK_SECONDS_MIN
     overdue.held_back(1, 5)
     assert overdue.help() == ASK_SECONDS_MIN
     overdue.help()
     assert asked.count == 1
+
+
+def test_what_is_overdue_in_a_moment_is_ended_then(overdue, asked, seconds) -> None:
+    asked.left_seconds = 0.3
+    overdue.held_back(1, 5)
+    assert overdue.help() == pytest.approx(0.3)
+    seconds.now_seconds += 0.3
+    # Others may be a millisecond later: they come together.
+    asked.left_seconds = 0.001
+    assert overdue.help() == pytest.approx(DUE_SECONDS_MIN)
+    assert asked.count == 2
 
 
 def test_more_than_one_look_ends_is_ended_by_the_looks_that_follow_at_once(overdue, asked) -> None:
@@ -232,3 +243,71 @@ def test_a_producer_looks_at_most_once_a_second_and_only_after_writing(seconds, 
     assert at_seconds is not None
     assert at_seconds <= seconds()
     assert worker.close(PATIENCE_SECONDS)
+
+
+@pytest.fixture
+def writer(seconds, asked):
+    """What a producer does for readers, on the test's own thread."""
+    cluster = SimpleNamespace(by_leader=lambda partition_ids: {1: list(partition_ids)}, own=lambda number: number)
+    here = cast(Worker, SimpleNamespace(submit=lambda work: work()))
+    return WriterHelp(
+        lambda: cast(Cluster, cluster),
+        lambda name: here,
+        lambda: None,
+        Alarm(threading.RLock()),
+        monotonic_seconds=seconds,
+    )
+
+
+def pass_until_it_looks(writer: WriterHelp, seconds: Time) -> float:
+    """Let the time pass until it looks by itself; return how long that took."""
+    began, at_seconds = seconds(), writer.due_seconds(seconds())
+    assert at_seconds is not None
+    seconds.now_seconds = max(began, at_seconds)
+    writer.run()
+    return seconds() - began
+
+
+def test_a_producer_looks_again_when_the_next_ones_time_is_up_and_at_once_where_more_is_overdue(
+    writer, asked, seconds
+) -> None:
+    writer.wrote([1])
+    asked.left_seconds = 4.0
+    assert pass_until_it_looks(writer, seconds) == WRITER_ASKS_SECONDS
+    asked.left_seconds = 0.0
+    assert pass_until_it_looks(writer, seconds) == 4.0
+    assert pass_until_it_looks(writer, seconds) == 0.0
+    asked.left_seconds = math.inf
+    assert pass_until_it_looks(writer, seconds) == 0.0
+    assert asked.count == 4
+    assert pass_until_it_looks(writer, seconds) == IDLE_ASKS_SECONDS  # for the maintenance
+    assert asked.count == 4
+
+
+def test_a_producer_that_writes_looks_before_its_second_is_over_if_a_time_is_up(writer, asked, seconds) -> None:
+    writer.wrote([1])
+    asked.left_seconds = 0.7
+    pass_until_it_looks(writer, seconds)
+    writer.wrote([1])
+    assert pass_until_it_looks(writer, seconds) == pytest.approx(0.7)
+
+
+def test_a_producer_that_has_nothing_more_to_write_looks_more_and_more_rarely(writer, asked, seconds) -> None:
+    """Others may have one transaction after the other; or it may not end what it finds."""
+    writer.wrote([1])
+    asked.left_seconds = 0.001
+    pass_until_it_looks(writer, seconds)
+    looked_after = [pass_until_it_looks(writer, seconds) for _ in range(8)]
+    assert looked_after == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, IDLE_ASKS_SECONDS])
+    writer.wrote([1])
+    assert pass_until_it_looks(writer, seconds) == pytest.approx(WRITER_ASKS_SECONDS)
+    assert pass_until_it_looks(writer, seconds) == pytest.approx(DUE_SECONDS_MIN)
+
+
+def test_of_a_database_that_cannot_be_asked_a_producer_asks_no_more_before_it_writes(
+    writer, seconds, monkeypatch
+) -> None:
+    monkeypatch.setattr(producer_thread, "end_overdue", lambda *_, after_error_seconds: after_error_seconds)
+    writer.wrote([1])
+    assert pass_until_it_looks(writer, seconds) == WRITER_ASKS_SECONDS
+    assert pass_until_it_looks(writer, seconds) == IDLE_ASKS_SECONDS

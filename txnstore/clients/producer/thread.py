@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from txnstore.background_thread import BackgroundThread, ending_left_seconds
 from txnstore.backoff import Backoff
 from txnstore.clients.model.errors import KafkaError, KafkaException, kafka_error_of, kafka_exception_of
-from txnstore.clients.overdue_help import end_overdue
+from txnstore.clients.overdue_help import DUE_SECONDS_MIN, end_overdue
 from txnstore.clients.worker import Worker
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.deadline import Condition, Deadline, give, new_future, result_within
@@ -129,8 +129,9 @@ class WriterHelp:
     """What a producer does for the readers of partitions that it has written to, now and then.
 
     It comes after the producer's own commits, never in one of them, and in a thread of its own: a database that does
-    not answer keeps no record waiting for this.  Its part in the maintenance is looked at on the same occasions, and
-    now and then.
+    not answer keeps no record waiting for this.  Who has looked knows when the next open transaction's time is up, and
+    looks again then; or at once, where more is overdue than one look ends.  Its part in the maintenance is looked at
+    on the same occasions, and now and then.
     """
 
     def __init__(
@@ -154,6 +155,10 @@ class WriterHelp:
         self._helper: Worker | None = None
         self._is_looking = False
         self._written: set[int] = set()
+        #: Where something was open at the last look, when that may be overdue, and how soon to look again at the least.
+        self._held: set[int] = set()
+        self._overdue_at = math.inf
+        self._pause_seconds = DUE_SECONDS_MIN
         # A short-lived producer asks nobody: what it would have to import takes longer than its records.
         self._asked_at = monotonic_seconds()
 
@@ -170,38 +175,51 @@ class WriterHelp:
         """See `TimedWork`."""
         self._asked_at = self._monotonic_seconds()
         written, self._written = self._written, set()
+        # Many that write no more would all look at each moment at which something might be overdue, or may not end it.
+        self._pause_seconds = DUE_SECONDS_MIN if written else min(2 * self._pause_seconds, IDLE_ASKS_SECONDS)
         if self._helper is None:
             self._helper = self._new_helper("overdue")
-        self._is_looking = True
+        self._is_looking, self._overdue_at = True, math.inf
         try:
-            self._helper.submit(partial(self._help, written))
+            self._helper.submit(partial(self._help, written | self._held))
         except RuntimeError:
             # It takes no more: the producer has been closed.
             self._is_looking = False
 
     def _asks_at(self) -> float:
-        return self._asked_at + (WRITER_ASKS_SECONDS if self._written else IDLE_ASKS_SECONDS)
+        asks_at = self._asked_at + (WRITER_ASKS_SECONDS if self._written else IDLE_ASKS_SECONDS)
+        return min(asks_at, self._overdue_at)
 
-    def _help(self, partition_ids: Collection[int]) -> None:
+    def _help(self, partition_ids: set[int]) -> None:
+        left_seconds = math.inf
         try:
             if partition_ids:
-                self._end_overdue(partition_ids)
+                left_seconds = self._end_overdue(partition_ids)
             self._upkeep()
         finally:
+            if left_seconds > 0.0:
+                left_seconds = max(self._pause_seconds, left_seconds)
             # Nothing was due by itself meanwhile: who sleeps does not know until when.
             with self._alarm.lock:
                 self._is_looking = False
+                self._held = partition_ids if left_seconds < math.inf else set()
+                self._overdue_at = self._monotonic_seconds() + left_seconds
                 self._alarm.ring(self._asks_at())
 
-    def _end_overdue(self, partition_ids: Collection[int]) -> None:
+    def _end_overdue(self, partition_ids: Collection[int]) -> float:
+        """End what is overdue; return in how many seconds more may be, or infinity."""
         try:
             cluster = self._cluster()
             leaders = cluster.by_leader(partition_ids)
         except TxnStoreError as error:
             _log.debug("could not look for transactions whose time is up: %s", error)
-            return
-        for database_id, own in leaders.items():
-            end_overdue(partial(cluster.own, database_id), own, self._cluster)
+            return math.inf
+        left_seconds = [
+            # Of a database that is away the next record will tell.
+            end_overdue(partial(cluster.own, database_id), own, self._cluster, after_error_seconds=math.inf)
+            for database_id, own in leaders.items()
+        ]
+        return min(left_seconds, default=math.inf)
 
 
 class SenderThread:
