@@ -14,7 +14,16 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 
-from scripts import bench_branches, bench_clients, bench_cluster, bench_enlist, bench_groups, bench_log, bench_outbox
+from scripts import (
+    bench_branches,
+    bench_clients,
+    bench_cluster,
+    bench_enlist,
+    bench_groups,
+    bench_hanging,
+    bench_log,
+    bench_outbox,
+)
 from scripts.bench_support import Bench, Raw, Result, number, print_table
 from txnstore.db.opening import open_store
 from txnstore.testing.servers import choose_server
@@ -27,6 +36,7 @@ BENCHES = (
     *bench_enlist.BENCHES,
     *bench_branches.BENCHES,
     *bench_cluster.BENCHES,
+    *bench_hanging.BENCHES,
 )
 
 
