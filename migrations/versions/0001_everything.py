@@ -750,7 +750,7 @@ def _make_participants() -> None:
         _column("reader_id", Int64, "Which reader of the query: a number that it chose by chance for this run."),
         _column("start_offset", Int64, "The first offset of a range that it reads there."),
         _column("end_offset", Int64, "The offset after the end of that range."),
-        _column("from_group", Flag, "Whether the query is told to begin where the group is, which others may move on."),
+        _column("from_group", Flag, "Whether the batch is refused where others have moved the group past it."),
         _column("noted_ms", Int64, "When a task noted it, before it read."),
         PrimaryKeyConstraint(
             "sink_id",

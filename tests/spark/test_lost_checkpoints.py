@@ -67,8 +67,9 @@ def test_what_the_old_driver_commits_before_it_is_fenced_is_not_written_again(lo
 
 
 @pytest.mark.slow_but_first
-def test_a_batch_that_both_drivers_have_planned_is_written_once(log, driver):
-    old, new = driver(), driver()
+@pytest.mark.parametrize("start", ["group", "earliest"])
+def test_a_batch_that_both_drivers_have_planned_is_written_once(log, driver, start):
+    old, new = driver(startingOffsets=start), driver(startingOffsets=start)
     log.plain(0, b"a")
     log.plain(1, b"x")
     assert old.write_down()
@@ -79,6 +80,7 @@ def test_a_batch_that_both_drivers_have_planned_is_written_once(log, driver):
         open_writer(log.store, new.sink_run, 0)
     with pytest.raises(ProducerFenced, match=OWN):
         new.sink()
+    new.options["startingOffsets"] = "group"
     new.begin_anew()
     log.plain(1, b"y")
     assert new.batch() == [b"y"]
@@ -181,6 +183,22 @@ def test_what_a_driver_has_written_itself_is_known_without_its_group(log, driver
     old.committed -= 1
     old.restart()
     assert old.sink() is None
+
+
+@pytest.mark.parametrize("start", [None, "latest"])
+def test_an_empty_batch_of_a_query_that_began_at_the_end_does_not_move_a_group_back(log, driver, start):
+    old, new = driver(startingOffsets=start), driver(startingOffsets=start)
+    assert old.batch() == []
+    assert new.write_down()
+    log.plain(0, b"a", b"b")
+    assert old.batch() == [b"a", b"b"]
+    with pytest.raises(ProducerFenced, match=OWN):
+        new.sink()
+    assert offsets_of(log) == [2, 0]
+    new.begin_anew()
+    assert new.batch() == []
+    log.plain(0, b"c")
+    assert new.batch() == [b"c"]
 
 
 def test_an_empty_batch_does_not_move_a_group_back(log, driver):

@@ -17,8 +17,8 @@ what the batch read are one database transaction, so all of it is there or nothi
 - Only the tasks know which batch they are of, so each notes its range before it reads (see `sink_inputs`); the whole
   range of the batch is what its decision commits for the group.  The decision also keeps, for each partition, how far
   the query's committed batches have read.  By that a batch is recognised whatever its number: one whose input lies
-  below is a replay, one whose input lies at or past it is new.  A query that begins at its group is refused
-  what its group has passed without its own batches: whether that is written nobody says.
+  below is a replay, one whose input lies at or past it is new.  A query that was not told offsets or times to
+  begin at is refused what its group has passed without its own batches: whether that is written nobody says.
 - In commit order all of that is in places (see `log.commit_order`).  A batch ends between transactions, so its group
   stands at the beginning of what is at a place.
 - A version of an application that is not newer than the last one is dropped, too.  Within a streaming query only if

@@ -177,7 +177,8 @@ class SinkInput:
     """Which reader of the query: two of them are not equally far, which one group cannot say."""
 
     from_group: bool = False
-    """Whether the query is told to begin where its group is, which may have moved since that was planned."""
+    """Whether the batch is refused where its group has moved past it since that was planned: so it is unless the query
+    was told offsets or times to begin at."""
 
 
 class Novelty(enum.Enum):
@@ -255,9 +256,9 @@ def read_inputs(connection: Connection, run: SinkRun, batch_id: int, last_batch_
     Raises:
         InvalidRequest: they have read a partition in both orders of delivery for one group, or earlier batches have
             read it in the other one, or two readers have read it for one group.
-        ProducerFenced: the query reads from where its group was, and a transaction has moved that on that may have
-            written the same: of its transactional id, of one that nobody knows any more, or before the query has read
-            anything of any other.
+        ProducerFenced: the query was told no offsets to begin at, and a transaction has moved its group on that may
+            have written the same: of its transactional id, of one that nobody knows any more, or before the query has
+            read anything of any other.
     """
     rows = connection.execute(_READ_INPUTS, _of_batch(run, batch_id)).all()
     _refuse_passed(connection, run, batch_id, rows)

@@ -553,7 +553,7 @@ def _noted(options: SourceOptions, partition: RangePartition) -> SinkInput | Non
         end_offset=wanted.end_offset,
         in_commit_order=options.in_commit_order,
         reader_id=partition.reader_id,
-        from_group=options.start is Edge.GROUP,
+        from_group=options.group_id is not None and isinstance(options.start, Edge),
     )
 
 

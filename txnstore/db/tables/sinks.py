@@ -50,7 +50,7 @@ sink_inputs: Final = table(
     column("reader_id", Int64, "Which reader of the query: a number that it chose by chance for this run."),
     column("start_offset", Int64, "The first offset of a range that it reads there."),
     column("end_offset", Int64, "The offset after the end of that range."),
-    column("from_group", Flag, "Whether the query is told to begin where the group is, which others may move on."),
+    column("from_group", Flag, "Whether the batch is refused where others have moved the group past it."),
     column("noted_ms", Int64, "When a task noted it, before it read."),
     PrimaryKeyConstraint(
         "sink_id",
