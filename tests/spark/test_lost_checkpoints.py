@@ -113,6 +113,56 @@ def test_a_query_that_is_told_to_begin_elsewhere_writes_again_what_its_group_has
 
 
 @pytest.mark.slow_but_first
+def test_a_query_that_begins_at_the_latest_by_default_leaves_out_nothing_that_its_group_has_not_read(log, driver):
+    query = driver(startingOffsets=None)
+    assert query.batch() == []
+    log.plain(0, b"a")
+    assert query.batch() == [b"a"]
+    query.begin_anew()
+    # Nothing lies between.
+    assert query.batch() == []
+    log.plain(0, b"b", b"c")
+    query.begin_anew()
+    with pytest.raises(InvalidConfiguration, match=r"without startingOffsets .* latest offset, 3, .* come to 1 only"):
+        query.batch()
+    assert offsets_of(log) == [1, 0]
+    query.options["startingOffsets"] = "group"
+    query.restart()
+    assert query.batch() == [b"b", b"c"]
+
+
+def test_a_query_that_begins_at_the_latest_by_default_leaves_out_no_partition_that_is_newer_than_its_group(log, driver):
+    query = driver(startingOffsets=None)
+    assert query.batch() == []
+    log.grow(3)
+    query.begin_anew()
+    assert query.batch() == []
+    log.grow(4)
+    log.plain(3, b"a")
+    query.begin_anew()
+    with pytest.raises(InvalidConfiguration, match="without startingOffsets"):
+        query.batch()
+
+
+def test_a_query_that_is_told_to_begin_at_the_latest_says_what_it_leaves_out(log, driver, caplog):
+    query = driver(startingOffsets="latest")
+    assert query.batch() == []
+    log.plain(0, b"a")
+    assert query.batch() == [b"a"]
+    query.begin_anew()
+    assert query.batch() == []
+    assert not caplog.records
+    log.plain(0, b"b", b"c")
+    query.begin_anew()
+    assert query.batch() == []
+    (warning,) = caplog.records
+    assert warning.event == "source_begins_past_group"
+    assert "leaves out" in warning.getMessage()
+    log.plain(0, b"d")
+    assert query.batch() == [b"d"]
+
+
+@pytest.mark.slow_but_first
 def test_what_was_read_of_a_partition_that_has_been_idle_for_long_is_not_written_again(log, driver, clock):
     query = driver()
     log.plain(0, b"a")

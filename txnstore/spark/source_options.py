@@ -36,6 +36,8 @@ _ISOLATION: Final = {
     "read_committed": IsolationLevel.READ_COMMITTED,
     "read_uncommitted": IsolationLevel.READ_UNCOMMITTED,
 }
+#: What says where to begin: the first one that is given.
+_STARTS: Final = ("startingTimestamp", "startingOffsetsByTimestamp", "startingOffsets")
 _SELECTIONS: Final = ("subscribe", "subscribePattern", "assign")
 
 
@@ -200,6 +202,9 @@ class SourceOptions:
     selection: PartitionSelection
     start: Limit
     end: Limit
+    start_is_given: bool = True
+    """Whether an option says where to begin; a stream begins at the latest offsets otherwise."""
+
     time_not_found: str = "error"
     """What a starting time after the last record means: an error, or the latest offset."""
 
@@ -259,6 +264,7 @@ def read_source_options(given: Mapping[str, str], *, streaming: bool) -> SourceO
         selection=selection,
         start=start,
         end=_end(values, in_commit_order=in_commit_order),
+        start_is_given=not values.keys().isdisjoint(_STARTS),
         time_not_found=one_of(values, "startingOffsetsByTimestampStrategy", ("error", "latest"), "error"),
         isolation=isolation,
         in_commit_order=in_commit_order,
@@ -323,13 +329,12 @@ def _check_commit_order(values: Mapping[str, str], isolation: IsolationLevel) ->
 
 def _start(values: Mapping[str, str], *, streaming: bool, in_commit_order: bool) -> Limit:
     # Only the option that wins is read, as in Spark: a time for all, times, offsets.
-    timestamp_ms = _timestamp_ms(values, "startingTimestamp")
+    of_all, by_partition, name = _STARTS
+    timestamp_ms = _timestamp_ms(values, of_all)
     if timestamp_ms is not None:
         return AtTime(timestamp_ms)
-    name = "startingOffsetsByTimestamp"
-    if name in values:
-        return AtTimes(name, read_timestamps(values[name], name))
-    name = "startingOffsets"
+    if by_partition in values:
+        return AtTimes(by_partition, read_timestamps(values[by_partition], by_partition))
     text = values.get(name)
     if text is None:
         return Edge.LATEST if streaming else Edge.EARLIEST

@@ -64,7 +64,7 @@ from txnstore.spark.source_ranges import (
 )
 from txnstore.spark.source_snapshot import (
     SourceSnapshot,
-    check_not_again,
+    check_with_group,
     once_stable,
     read_snapshot,
     resolve_end,
@@ -423,7 +423,7 @@ class TxnStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begins: dict[PartitionName, CommitPosition] = {}
         if start == INITIAL:
             resolved = resolve_start(connection, self._options, snapshot)
-            check_not_again(self._options, resolved, snapshot)
+            check_with_group(self._options, resolved, snapshot)
             for partition, position in resolved.items():
                 begins[partition] = self._loss.go_on_within(partition, position, snapshot.bounds[partition])
                 starts[partition] = begins[partition].place

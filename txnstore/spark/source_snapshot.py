@@ -6,6 +6,7 @@ lies before the ends of all of them or after them all, but where an older one th
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -37,6 +38,7 @@ from txnstore.spark.source_options import (
 from txnstore.spark.stores import check_are_here
 
 _Result = TypeVar("_Result")
+_logger: Final = logging.getLogger(__name__)
 
 #: How long a query that begins at its group's offsets waits for a transaction that is about to change them.
 STABLE_TIMEOUT_SECONDS: Final = 60.0
@@ -105,18 +107,26 @@ def resolve_start(
     return {partition: CommitPosition(offset) for partition, offset in resolved.items()}
 
 
-def check_not_again(
+def check_with_group(
     options: SourceOptions, starts: Mapping[PartitionName, CommitPosition], snapshot: SourceSnapshot
 ) -> None:
-    """Refuse a new stream that would write again what its group has read, and was not told so in so many words.
+    """Refuse a new stream that would write again what its group has read, or leave out what it has not.
 
-    `earliest` stands in many a program that has only lost its checkpoint; offsets and times by partition do not.
+    `earliest` stands in many a program that has only lost its checkpoint, and so does nothing, which is `latest`;
+    offsets and times by partition do not.  Where `latest` is what the program says, a warning has to do.
 
     Raises:
         InvalidConfiguration: it would.
     """
-    if options.start is not Edge.EARLIEST:
-        return
+    if options.start is Edge.EARLIEST:
+        _refuse_again(options, starts, snapshot)
+    elif options.start is Edge.LATEST:
+        _report_left_out(options, starts, snapshot)
+
+
+def _refuse_again(
+    options: SourceOptions, starts: Mapping[PartitionName, CommitPosition], snapshot: SourceSnapshot
+) -> None:
     for partition, start in starts.items():
         committed = snapshot.committed.get(partition)
         if committed is not None and start < committed:
@@ -127,6 +137,28 @@ def check_not_again(
                 " group, set this one back (`txnstore groups reset-offsets`), or name the offsets as JSON, with -2 for"
                 " earliest"
             )
+
+
+def _report_left_out(
+    options: SourceOptions, starts: Mapping[PartitionName, CommitPosition], snapshot: SourceSnapshot
+) -> None:
+    if not snapshot.committed:
+        return
+    for partition, start in starts.items():
+        # As for startingOffsets=group: a partition that was added since the group is not read at all.
+        committed = snapshot.committed.get(partition, CommitPosition(snapshot.bounds[partition].log_start_offset))
+        if start <= committed:
+            continue
+        what = (
+            f"the query begins to read {partition} at the latest offset, {start.place}, though its group"
+            f" {options.group_id!r} has come to {committed.place} only"
+        )
+        if not options.start_is_given:
+            raise InvalidConfiguration(
+                f"without startingOffsets {what}: a query that has lost its checkpoint would leave out what lies"
+                " between. startingOffsets=group goes on where the group is, startingOffsets=latest leaves it out"
+            )
+        _logger.warning("%s, and leaves out what lies between", what, extra={"event": "source_begins_past_group"})
 
 
 def resolve_end(connection: Connection, options: SourceOptions, snapshot: SourceSnapshot) -> dict[PartitionName, int]:
