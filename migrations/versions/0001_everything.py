@@ -751,6 +751,7 @@ def _make_participants() -> None:
         _column("start_offset", Int64, "The first offset of a range that it reads there."),
         _column("end_offset", Int64, "The offset after the end of that range."),
         _column("from_group", Flag, "Whether the batch is refused where others have moved the group past it."),
+        _column("fails_on_loss", Flag, "Whether the batch is refused where batches before it are missing."),
         _column("noted_ms", Int64, "When a task noted it, before it read."),
         PrimaryKeyConstraint(
             "sink_id",

@@ -258,6 +258,7 @@ def inputs(now_ms: int, partition_id: int, count: int) -> list[dict[str, object]
             "start_offset": 0,
             "end_offset": DUE,
             "from_group": False,
+            "fails_on_loss": False,
             "noted_ms": now_ms,
         }
         for number in range(count)

@@ -380,6 +380,28 @@ def test_another_producer_with_the_transactional_id_fences_a_run(query) -> None:
     assert query.visible == []
 
 
+def test_numbers_that_an_older_checkpoint_has_had_dropped_are_not_missing(query) -> None:
+    query.read(0, 0, 5, partition_id=query.target)
+    for batch_id in range(3):
+        query.read(batch_id, batch_id * 10, batch_id * 10 + 10)
+        assert query.batch(batch_id, b"%d" % batch_id)
+    older = query.restarted()
+    # Its batches are cut otherwise: this one reads what is new elsewhere.
+    older.read(1, 5, 10, partition_id=query.target)
+    assert older.batch(1, b"new")
+    older.read(2, 10, 30)
+    assert not older.decide(2)
+    assert older.last == 1
+    # Of two tasks the one that reads on may be the first to note it.
+    older.read(3, 35, 40)
+    last = older.task(3, b"last")
+    older.read(3, 30, 35)
+    assert older.decide(3, last)
+    older.read(5, 50, 60)
+    with pytest.raises(ProducerFenced, match="comes after batch 3 in this store"):
+        older.batch(5, b"past what is missing")
+
+
 @pytest.mark.slow_but_first
 @EITHER_ORDER
 def test_an_older_checkpoint_drops_what_was_read_before_and_goes_on_with_the_rest(query) -> None:

@@ -19,6 +19,8 @@ what the batch read are one database transaction, so all of it is there or nothi
   the query's committed batches have read.  By that a batch is recognised whatever its number: one whose input lies
   below is a replay, one whose input lies at or past it is new.  A query that was not told offsets or times to
   begin at is refused what its group has passed without its own batches: whether that is written nobody says.
+- A batch before which others are missing, and that begins past what they have left, is refused: the store was
+  restored, and the checkpoint is ahead of it.
 - In commit order all of that is in places (see `log.commit_order`).  A batch ends between transactions, so its group
   stands at the beginning of what is at a place.
 - A version of an application that is not newer than the last one is dropped, too.  Within a streaming query only if
@@ -30,6 +32,7 @@ Nothing here needs pyspark: any process may decide, abort or read what was decid
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from functools import partial
@@ -67,6 +70,7 @@ from txnstore.transactions.sinks import lock_sink
 from txnstore.transactions.transaction import LockedTransaction, SentOffsets, write_in_time
 from txnstore.transactions.writers import enter_writer
 
+_log = logging.getLogger(__name__)
 #: So many runs of a transactional id are remembered.
 RUNS_REMEMBERED: Final = 100
 #: What people find who ask which client a transaction belongs to.
@@ -369,6 +373,7 @@ def _decide(
             f"a task of batch {batch_id} wrote nothing because the batch looked committed already, but other tasks read"
             " new data. Nothing was changed"
         )
+    _check_follows(batch_id, last, noted)
     _check_writers(run, batch_id, writers, transaction)
     offsets = _offsets_by_group(noted)
     identity = transaction.known.identity
@@ -437,6 +442,27 @@ def _is_decided(
     if at_decision is TransactionState.COMPLETE_COMMIT and _was_decided_as(connection, run, batch_id):
         return True
     raise _older_checkpoint(batch_id, "is committed, but read something else then")
+
+
+def _check_follows(batch_id: int, last: int | None, noted: NotedInput) -> None:
+    """Refuse a batch before which others are missing: what they read is not in this store, and does not come again.
+
+    A store that was restored is behind the checkpoint, and its log may have grown past that since.  Spark counts one by
+    one; but numbers that were dropped as replays are missing, too, and batches whose tasks Spark has left out, because
+    nothing could come of them, have not moved the positions.  All tasks have to have noted what they read.
+    """
+    if last is None or batch_id <= last + 1 or not noted.skips:
+        return
+    what = (
+        f"batch {batch_id} of the query comes after batch {last} in this store, and those between are missing: the"
+        " database was restored to an earlier state, or another sink has written them"
+    )
+    if noted.fails_on_loss:
+        raise ProducerFenced(
+            f"{what}. What they read would be left out; nothing was changed. Begin a new checkpoint, with"
+            " startingOffsets=group where the source has had a group, or set failOnDataLoss=false on it to go on"
+        )
+    _log.warning("%s; the query goes on without what they read", what, extra={"event": "sink_batches_missing"})
 
 
 def _is_written_by_query(

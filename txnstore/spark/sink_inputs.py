@@ -46,6 +46,7 @@ _READ_INPUTS: Final = (
         sink_inputs.c.start_offset,
         sink_inputs.c.end_offset,
         sink_inputs.c.from_group,
+        sink_inputs.c.fails_on_loss,
         sink_positions.c.in_commit_order.label("was_in_commit_order"),
         sink_positions.c.next_offset,
         exists()
@@ -180,6 +181,9 @@ class SinkInput:
     """Whether the batch is refused where its group has moved past it since that was planned: so it is unless the query
     was told offsets or times to begin at."""
 
+    fails_on_loss: bool = True
+    """Whether the batch is refused where batches before it are missing: failOnDataLoss."""
+
 
 class Novelty(enum.Enum):
     """What the ranges of a batch are to the batches that the query has committed."""
@@ -228,6 +232,12 @@ class NotedInput:
     example: str = ""
     """Of what is mixed: one range, for people."""
 
+    skips: bool = False
+    """Whether it begins past what the query has read, or that is not known."""
+
+    fails_on_loss: bool = False
+    """Whether a reader would rather have the query fail than leave something out."""
+
 
 def note_inputs(store: Store, inputs: Sequence[SinkInput], *, retry_timeout_ms: int | None = None) -> None:
     """Note what a task is about to read; its batch's decision commits it for the group.
@@ -268,6 +278,7 @@ def read_inputs(connection: Connection, run: SinkRun, batch_id: int, last_batch_
     kinds: set[Novelty] = set()
     unplaced: set[str] = set()
     example = ""
+    skips = False
     is_next = last_batch_id is None or batch_id > last_batch_id
     for row in rows:
         is_empty = row.start_offset == row.end_offset
@@ -276,6 +287,9 @@ def read_inputs(connection: Connection, run: SinkRun, batch_id: int, last_batch_
         is_placed = row.next_offset is not None or (is_next and row.has_positions)
         if not is_placed and not is_empty:
             unplaced.add(row.group_id)
+        if not is_empty and key not in begins:
+            # One that was not there before is read from its first record on.
+            skips |= not row.has_positions or row.start_offset > (row.next_offset or 0)
         if row.group_id == NO_GROUP:
             continue
         end = OffsetAndMetadata(row.end_offset, offset_in_transaction=0 if row.in_commit_order else None)
@@ -298,8 +312,9 @@ def read_inputs(connection: Connection, run: SinkRun, batch_id: int, last_batch_
                 f"partition id {row.partition_id}, offsets {row.start_offset} to {row.end_offset}, read up to"
                 f" {row.next_offset}"
             )
+    fails_on_loss = any(row.fails_on_loss for row in rows)
     novelty = Novelty.UNKNOWN if not kinds else kinds.pop() if len(kinds) == 1 else Novelty.MIXED
-    return NotedInput(novelty, ends, begins, _joined(rows), frozenset(unplaced), example)
+    return NotedInput(novelty, ends, begins, _joined(rows), frozenset(unplaced), example, skips, fails_on_loss)
 
 
 def read_input_of_last(connection: Connection, run: SinkRun, batch_id: int) -> Sequence[tuple[str, InputRange]]:
@@ -331,10 +346,11 @@ def commit_inputs(connection: Connection, run: SinkRun, batch_id: int, noted: No
         )
     forget_inputs(connection, run, batch_id)
     connection.execute(_FORGET_LAST, {"of_sink_id": run.sink_id})
-    of_last = {"sink_id": run.sink_id, "run_id": OF_LAST_BATCH, "batch_id": batch_id}
+    of_last: dict[str, object] = {"sink_id": run.sink_id, "run_id": OF_LAST_BATCH, "batch_id": batch_id}
+    of_last |= {"from_group": False, "fails_on_loss": False}
     kept = [
         # Nobody asks any more which reader it was: the number keeps equal ranges apart.
-        {**of_last, "group_id": group_id, "reader_id": number, "from_group": False, **each._asdict()}
+        {**of_last, "group_id": group_id, "reader_id": number, **each._asdict()}
         for number, (group_id, each) in enumerate(noted.ranges)
     ]
     if kept:
@@ -453,6 +469,7 @@ def _input_entry(noted: SinkInput) -> dict[str, object]:
         "start_offset": noted.start_offset,
         "end_offset": noted.end_offset,
         "from_group": noted.from_group,
+        "fails_on_loss": noted.fails_on_loss,
     }
 
 

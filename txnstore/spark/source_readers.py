@@ -554,6 +554,7 @@ def _noted(options: SourceOptions, partition: RangePartition) -> SinkInput | Non
         in_commit_order=options.in_commit_order,
         reader_id=partition.reader_id,
         from_group=options.group_id is not None and isinstance(options.start, Edge),
+        fails_on_loss=options.fail_on_data_loss,
     )
 
 

@@ -51,6 +51,7 @@ sink_inputs: Final = table(
     column("start_offset", Int64, "The first offset of a range that it reads there."),
     column("end_offset", Int64, "The offset after the end of that range."),
     column("from_group", Flag, "Whether the batch is refused where others have moved the group past it."),
+    column("fails_on_loss", Flag, "Whether the batch is refused where batches before it are missing."),
     column("noted_ms", Int64, "When a task noted it, before it read."),
     PrimaryKeyConstraint(
         "sink_id",
