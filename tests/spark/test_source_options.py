@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
+from txnstore.db.url import parse_url
 from txnstore.errors import InvalidConfiguration
 from txnstore.model import IsolationLevel, PartitionName
 from txnstore.spark.options import Side, read_options
@@ -199,6 +200,28 @@ def test_a_url_that_cannot_be_used_is_not_repeated(url, text):
     assert text in str(caught.value)
     assert "pa55" not in str(caught.value)
     assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://db.example/shop",
+        "postgresql:///shop?user=u&host=/tmp",
+        "postgresql://u@db.example/shop?password=other",
+        "postgresql://u:other@db.example/shop",
+        "postgresql://u@[::1]/shop",
+        "postgresql://u@one,two/shop",
+        "postgresql://u@/shop?host=one:5432&host=two:5433",
+    ],
+)
+def test_a_password_of_its_own_counts_whether_or_not_the_url_names_a_user(url):
+    password = "p@ss/w&x +é%:?"
+    address = store_address({"url": url, "password": password})
+    found, without = parse_url(address.url), parse_url(url)
+    assert found.url.password == password
+    assert found.url._replace(password=None) == without.url._replace(password=None)
+    assert "p@ss" not in f"{address}{address!r}"
+    assert "other" not in address.url
 
 
 def test_what_only_brokers_could_use_is_taken_and_logged_by_name(caplog):

@@ -88,7 +88,12 @@ def store_address(values: Mapping[str, str]) -> StoreAddress:
             raise InvalidConfiguration("password is for a database server; an SQLite file has none")
         return StoreAddress(f"sqlite:///{os.path.abspath(str(url.url.database))}", schema)  # noqa: PTH100 - `..` stays
     if "password" in values:
-        text = make_url(text).set(password=values["password"]).render_as_string(hide_password=False)
+        password = values["password"]
+        named = make_url(text).difference_update_query(["password"])
+        # Without a user before the host, SQLAlchemy would leave the password out there.
+        if named.username is None:
+            named = named.update_query_dict({"password": password})
+        text = named.set(password=password).render_as_string(hide_password=False)
     return StoreAddress(text, schema)
 
 
