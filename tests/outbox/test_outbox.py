@@ -19,12 +19,14 @@ from tests.databases import on_sqlite_alone
 from tests.outbox.conftest import engine_url, plain_connection
 from tests.outbox.steps import records, values, waiting
 from txnstore import Consumer, KafkaError, KafkaException, Outbox
+from txnstore.background_thread import BackgroundThread
 from txnstore.clients.consumer import fetcher
 from txnstore.db.callers.attached_files import FILES
 from txnstore.db.opening import open_store
 from txnstore.db.store import Store
 from txnstore.errors import PermissionDenied, StoreBusy, StoreUnavailable
 from txnstore.log.outbox import rows as outbox_rows
+from txnstore.log.outbox import sequencer
 from txnstore.log.outbox.sequencer import OutboxPoller, drain_outbox, sequence_outbox
 from txnstore.outbox import background
 
@@ -252,6 +254,71 @@ def test_closing_moves_what_takes_several_rounds(url, store, connect, monkeypatc
     outbox.close(PATIENCE_SECONDS)
     assert values(store) == [b"good 0", b"good 1", b"good 2"]
     assert threads() == []
+
+
+@pytest.fixture
+def held_once_closed(url, store, connect, monkeypatch):
+    """An outbox with a committed row, that somebody else holds from its close on; and what lets it go."""
+    monkeypatch.setattr(sequencer, "TRY_TIMEOUT_MS", 10)
+    held, let_go = threading.Event(), threading.Event()
+
+    def hold():
+        def work(connection):
+            outbox_rows.lock_outbox(connection, waits=True)
+            held.set()
+            assert let_go.wait(PATIENCE_SECONDS)
+
+        store.write(work)
+
+    outbox, turn = Outbox(url), OutboxPoller.turn
+
+    def turn_once_it_is_closed(poller):
+        eventually(lambda: outbox._closed)
+        return turn(poller)
+
+    monkeypatch.setattr(OutboxPoller, "turn", turn_once_it_is_closed)
+    connection = connect()
+    outbox.produce(connection, "t", b"v")
+    connection.commit()
+    with closing(outbox):
+        holder = threading.Thread(target=hold)
+        holder.start()
+        try:
+            assert held.wait(PATIENCE_SECONDS)
+            yield outbox, let_go
+        finally:
+            let_go.set()
+            holder.join()
+
+
+def test_closing_waits_for_one_who_holds_the_rows_and_moves_what_is_committed(held_once_closed, store, monkeypatch):
+    outbox, let_go = held_once_closed
+    next_pause, pauses = OutboxPoller._next_pause, []
+
+    def count(poller):
+        pauses.append(poller)
+        if len(pauses) == 3:
+            let_go.set()
+        return next_pause(poller)
+
+    monkeypatch.setattr(OutboxPoller, "_next_pause", count)
+    outbox.close(PATIENCE_SECONDS)
+    assert values(store) == [b"v"]
+    assert threads() == []
+
+
+@pytest.mark.parametrize("is_awaited", [False, True])
+def test_closing_says_what_is_left_if_its_time_is_over(held_once_closed, store, caplog, monkeypatch, is_awaited):
+    outbox, let_go = held_once_closed
+    close = BackgroundThread.close
+    if is_awaited:
+        # Its thread may end by itself just before it is not waited for any more.
+        monkeypatch.setattr(BackgroundThread, "close", lambda thread, _: close(thread, PATIENCE_SECONDS))
+    outbox.close(0.05)
+    assert [record.event for record in caplog.records] == ["outbox_left"]
+    assert waiting(store) == 1
+    let_go.set()
+    eventually(lambda: threads() == [])
 
 
 def test_without_its_thread_the_rows_wait(url, store, connect):

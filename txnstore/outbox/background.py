@@ -15,7 +15,7 @@ from txnstore.background_thread import BackgroundThread
 from txnstore.backoff import Backoff
 from txnstore.clients.connection import StoreConnection
 from txnstore.deadline import Condition
-from txnstore.errors import PermissionDenied, StoreClosed, TxnStoreError
+from txnstore.errors import PermissionDenied, StoreBusy, StoreClosed, TxnStoreError
 from txnstore.log.outbox.sequencer import OutboxPoller
 from txnstore.trouble import RepeatedTrouble, kind_of
 
@@ -37,6 +37,8 @@ class BackgroundSequencer:
         self._changed = Condition()
         self._thread = BackgroundThread("txnstore-outbox")
         self._closing = False
+        self._closes_at = 0.0
+        self._gave_up = False
         self._hurries = False
         self._produced_at = 0.0
 
@@ -58,9 +60,21 @@ class BackgroundSequencer:
             self._changed.notify_all()
 
     def close(self, timeout_seconds: float) -> bool:
-        """Move all that is committed once more, let the thread end and wait for it; return whether it has ended."""
+        """Move all that is committed once more, let the thread end and wait for it; return whether it has ended.
+
+        While somebody else is at the rows, or has the database to itself, that is tried until the time is over.
+        """
+        self._closes_at = time.monotonic() + timeout_seconds
         self.stop()
-        return self._thread.close(timeout_seconds)
+        has_ended = self._thread.close(timeout_seconds)
+        if not has_ended or self._gave_up:
+            self._logger.warning(
+                "the outbox was closed before all its rows were moved: for %s seconds the database had no time for it;"
+                " those that wait are left to a consumer, `txnstore maintain` and the like",
+                timeout_seconds,
+                extra={"event": "outbox_left"},
+            )
+        return has_ended
 
     def _run(self) -> None:
         poller: OutboxPoller | None = None
@@ -69,12 +83,13 @@ class BackgroundSequencer:
             with self._changed:
                 hurries, self._hurries = self._hurries, False
                 closing = self._closing
-            is_put_off = True
+            is_put_off, is_busy = True, False
             try:
                 poller = poller or OutboxPoller(self._connection.store())
                 if hurries:
                     poller.hurry()
                 pause_seconds = poller.turn()
+                is_busy = poller.is_busy
                 backoff.succeeded()
                 is_put_off = False
                 if trouble.passed():
@@ -93,7 +108,8 @@ class BackgroundSequencer:
             except Exception as error:  # noqa: BLE001 - a thread that died would leave the rows where they are
                 self._tell(error, is_news=trouble.may_be_told(kind_of(error)))
                 pause_seconds = backoff.back_off() if isinstance(error, TxnStoreError) else PAUSE_LAST_SECONDS
-            if closing and (is_put_off or pause_seconds > 0.0):
+                is_busy = isinstance(error, StoreBusy)
+            if closing and self._ends(pause_seconds, is_put_off=is_put_off, is_busy=is_busy):
                 return
             if time.monotonic() - self._produced_at > BUSY_SECONDS:
                 pause_seconds = max(pause_seconds, IDLE_PAUSE_SECONDS)
@@ -108,6 +124,16 @@ class BackgroundSequencer:
             fields = {"event": "background_work_failed"}
             level = logging.ERROR if is_news else logging.DEBUG
             self._logger.log(level, "moving the rows of the outbox failed", exc_info=error, extra=fields)
+
+    def _ends(self, pause_seconds: float, *, is_put_off: bool, is_busy: bool) -> bool:
+        """Return whether the outbox, which is being closed, has no more to do, or no time; pause where it has."""
+        if not is_busy:
+            return is_put_off or pause_seconds > 0.0
+        left_seconds = self._closes_at - time.monotonic()
+        self._gave_up = left_seconds <= 0.0
+        if not self._gave_up:
+            time.sleep(min(pause_seconds, left_seconds))
+        return self._gave_up
 
     def _sleep(self, seconds: float, *, is_put_off: bool) -> None:
         """Wait until a record comes; after an error to the end, or each record would be one more try."""

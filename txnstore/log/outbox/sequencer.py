@@ -347,20 +347,25 @@ class OutboxPoller:
         self.moved_count = 0
         """How many rows it has moved."""
 
+        self.is_busy = False
+        """Whether the last look had to leave rows, for somebody else was at them or had the database to itself."""
+
     def turn(self) -> float:
         """Look, move a round of rows if there are some, and return in how many seconds to look again.
 
         Raises:
             TxnStoreError: the database refused or cannot be reached; look again later.
         """
+        self.is_busy = False
         if not self._store.read(has_outbox_rows, retry_timeout_ms=TRY_TIMEOUT_MS):
             return self._next_pause()
         try:
             done = sequence_outbox(self._store, retry_timeout_ms=TRY_TIMEOUT_MS, rounds=self._rounds)
         except StoreBusy:
             # Somebody has the whole database to itself (SQLite).
-            return self._next_pause()
+            done = Sequenced(is_busy=True)
         self.moved_count += done.moved_count
+        self.is_busy = done.is_busy
         if done.is_busy:
             return self._next_pause()
         self.hurry()
