@@ -26,7 +26,7 @@ RETENTION_INTERVAL: Final = "offsets.retention.check.interval.ms"
 def _outbox() -> Work:
     from txnstore.log.outbox.sequencer import drain_outbox
 
-    return lambda portion: drain_outbox(portion.store, portion.portions)
+    return lambda portion: drain_outbox(portion.store, portion.portions, portion.cluster)
 
 
 def _decided() -> Work:

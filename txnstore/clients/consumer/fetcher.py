@@ -34,6 +34,7 @@ from txnstore.clients.consumer.subscription import Subscription
 from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.clients.worker import Duties
 from txnstore.db.backend import EVERYTHING, NOTHING, Subjects, Waiter
+from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.portions import Portions
 from txnstore.db.store import Store
 from txnstore.deadline import Condition, Deadline
@@ -206,7 +207,7 @@ class FetchThread:
         self._reader = PartitionReader(fetcher.connection, fetcher.directory, fetcher.options, database_id)
         self._duties = duties
         self._group = group
-        self._outbox = OutboxHelp(self._reader.store, fetcher.logger)
+        self._outbox = OutboxHelp(self._reader.store, fetcher.connection.cluster, fetcher.logger)
         duties.add(OUTBOX_LOOK_SECONDS, self._outbox.look_now_and_then)
         self._news_looked_at = -math.inf
         self._news_due_at = math.inf
@@ -588,12 +589,14 @@ class OutboxHelp:
     def __init__(
         self,
         store: Callable[[], Store],
+        cluster: Callable[[], Cluster],
         logger: logging.Logger,
         *,
         monotonic_seconds: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Help the store that `store` returns, at each look."""
+        """Help the store that `store` returns, at each look; it is one of the databases of `cluster`."""
         self._store = store
+        self._cluster = cluster
         self._logger = logger
         self._monotonic_seconds = monotonic_seconds
         self._looked_at = monotonic_seconds()
@@ -626,12 +629,12 @@ class OutboxHelp:
         """Move a round of rows that a reading has found, unless somebody else is moving them."""
         self._try(_move)
 
-    def _try(self, work: Callable[[Store], None]) -> None:
+    def _try(self, work: Callable[[Store, Cluster], None]) -> None:
         now = self._monotonic_seconds()
         if now < self._paused_until:
             return
         try:
-            work(self._store())
+            work(self._store(), self._cluster())
         except (StoreBusy, StoreClosed):
             # Somebody else is writing (SQLite), or this consumer is being closed.
             return
@@ -648,14 +651,14 @@ def _is_reset(outcome: StartResolved) -> bool:
     return outcome.reset_from is not None or (outcome.passed_over_from is not None and partition.is_recreated)
 
 
-def _look(store: Store) -> None:
+def _look(store: Store, cluster: Cluster) -> None:
     if store.read(has_outbox_rows, retry_timeout_ms=0):
-        _move(store)
+        _move(store, cluster)
 
 
-def _move(store: Store) -> None:
+def _move(store: Store, cluster: Cluster) -> None:
     rounds = rounds_of(store, Portions(seconds=OUTBOX_MOVE_SECONDS))
     # Where a round is all that may be done at once, one is not much.
-    while sequence_outbox(store, retry_timeout_ms=0, rounds=rounds).has_more and rounds.is_bounded:
+    while sequence_outbox(store, retry_timeout_ms=0, rounds=rounds, cluster=cluster).has_more and rounds.is_bounded:
         if rounds.is_over:
             return

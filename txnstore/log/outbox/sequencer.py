@@ -18,10 +18,12 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, select
 
-from txnstore.db.cluster.catalogue import read_store_settings
+from txnstore.db.cluster.catalogue import read_store_settings, read_version
+from txnstore.db.cluster.cluster import Cluster
+from txnstore.db.cluster.membership import CONTROLLER_ID
 from txnstore.db.portions import FOUND_MAX, HELD_SECONDS, LEAST_BYTES, Portions
 from txnstore.db.store import Store, note_change, server_now_ms
-from txnstore.errors import InvalidTimestamp, StoreBusy, UnknownTopicOrPartition, WriteConflict
+from txnstore.errors import InvalidTimestamp, StoreBusy, StoreUnavailable, UnknownTopicOrPartition, WriteConflict
 from txnstore.log.append import append
 from txnstore.log.outbox.records import Destinations, find_destinations, sort_rows
 from txnstore.log.outbox.rows import (
@@ -31,6 +33,7 @@ from txnstore.log.outbox.rows import (
     CallerId,
     Listed,
     Listing,
+    Lock,
     callers_going_on,
     count_moved,
     delete_refused_rows,
@@ -101,6 +104,8 @@ class _RowsRefused(Exception):
         super().__init__()
         self.refusals = refusals
         self.callers = callers
+        self.version: int | None = None
+        """In a member of a cluster: up to which of the controller's changes it was known what is refused."""
 
 
 def rounds_of(store: Store, portions: Portions | None = None) -> Portions:
@@ -119,7 +124,12 @@ def rounds_of(store: Store, portions: Portions | None = None) -> Portions:
 
 
 def sequence_outbox(
-    store: Store, *, waits: bool = False, retry_timeout_ms: int | None = None, rounds: Portions | None = None
+    store: Store,
+    *,
+    waits: bool = False,
+    retry_timeout_ms: int | None = None,
+    rounds: Portions | None = None,
+    cluster: Cluster | None = None,
 ) -> Sequenced:
     """Move a round of rows from the outbox into their partitions, in one database transaction of its own.
 
@@ -128,7 +138,11 @@ def sequence_outbox(
     transaction.  (SQLite does not know which rows belong together: there a row is marked alone.)  Readers are told.
     Who moves more than one round keeps `rounds_of` the store for all of them.
 
+    In a member of a cluster nothing is refused by topics and settings that are not the newest: its `cluster` brings
+    those first, and who has none leaves such rows, and what is behind them, to others.
+
     Raises:
+        StoreUnavailable: a member has rows that cannot become records, and nobody can say if they still could.
         TxnStoreError: the database refused or cannot be reached; the round was made as a whole or not at all.
     """
     rounds = rounds or rounds_of(store)
@@ -143,6 +157,8 @@ def sequence_outbox(
                 goes_on=lambda done: done.has_more,
             )
         except _RowsRefused as refused:
+            if refused.version is not None and _has_newer(store, cluster, refused.version):
+                return Sequenced(has_more=True)
             return _mark(store, refused, retry_timeout_ms)
         except (UnknownTopicOrPartition, InvalidTimestamp):
             # A topic was deleted or configured in between; the next try sees it as it is now.
@@ -151,7 +167,7 @@ def sequence_outbox(
     raise AssertionError
 
 
-def drain_outbox(store: Store, portions: Portions | None = None) -> int:
+def drain_outbox(store: Store, portions: Portions | None = None, cluster: Cluster | None = None) -> int:
     """Move everything that is committed into the outbox when this is called; return how many rows were moved.
 
     What is committed later may go with it, or not: this ends, however fast rows come.
@@ -167,7 +183,8 @@ def drain_outbox(store: Store, portions: Portions | None = None) -> int:
     # Numbers up to there have been given out already, so that only so many rows can come yet, however late.
     while last_id is not None and first_id is not None and first_id <= last_id:
         try:
-            done = sequence_outbox(store, waits=portions is None or not portions.is_bounded, rounds=rounds)
+            waits = portions is None or not portions.is_bounded
+            done = sequence_outbox(store, waits=waits, rounds=rounds, cluster=cluster)
         except (StoreBusy, WriteConflict):
             if not rounds.is_bounded:
                 raise
@@ -224,6 +241,16 @@ def _round(connection: Connection, rounds: Portions, *, waits: bool, in_order: b
     window = list_rows(connection, rows_max=rounds.rows, bytes_max=rounds.size_bytes)
     if not window.rows:
         return Sequenced()
+    # Before anything is judged: what comes meanwhile makes it no newer than that.
+    version = None if lock.database_id == CONTROLLER_ID else read_version(connection)
+    try:
+        return _move(connection, window, lock, in_order=in_order)
+    except _RowsRefused as refused:
+        refused.version = version
+        raise
+
+
+def _move(connection: Connection, window: Listing, lock: Lock, *, in_order: bool) -> Sequenced:
     choice = _choose(connection, window, in_order=in_order)
     random_ = random.Random()
     found = None if choice.fits else _prepare(connection, choice, lock.database_id)
@@ -311,6 +338,20 @@ def _refused(rows: Sequence[Any], refusals: dict[int, str], *, fits: bool) -> _R
     marked = {outbox_id: whys[caller_id] for outbox_id, caller_id, *_ in rows if caller_id in whys}
     # Where a caller's rows fill several pages, most of them are not here.
     return _RowsRefused({**marked, **refusals}, [] if fits else list(whys.items()))
+
+
+def _has_newer(store: Store, cluster: Cluster | None, version: int) -> bool:
+    """Return whether a member has newer topics and settings by now than it had; the controller's are brought first."""
+    if cluster is None or cluster.is_alone:
+        raise StoreUnavailable(
+            "a row cannot become a record by the topics and settings that this database of a cluster knows, and only"
+            " with the URLs of all databases can it be said whether they are the newest: `txnstore maintain` or a"
+            " consumer of the cluster moves it, and what is behind it, or refuses it"
+        )
+    # Nobody waits here for a controller that is away.
+    if cluster.controller.read(read_version, retry_timeout_ms=0) == version:
+        return False
+    return cluster.reconcile(store.database_id) or store.read(read_version) != version
 
 
 def _mark(store: Store, refused: _RowsRefused, retry_timeout_ms: int | None) -> Sequenced:

@@ -1,0 +1,130 @@
+"""The outbox of a member that has not heard of the newest topics and settings: none of its rows is refused for that."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import insert, select
+
+from tests.clients.steps import PATIENCE_SECONDS
+from tests.cluster.conftest import down, read
+from tests.tools.cluster_changes import change_topic_configs, grow_topic
+from txnstore import Consumer
+from txnstore.db.portions import Portions
+from txnstore.db.schema import outbox, partition_heads
+from txnstore.errors import StoreUnavailable
+from txnstore.log.cluster_topics import bring_up_to_date, create_topic
+from txnstore.log.outbox import sequencer
+from txnstore.log.outbox.sequencer import drain_outbox
+from txnstore.maintenance.duties import DUTIES
+from txnstore.maintenance.turns import take_turn
+
+
+@pytest.fixture
+def cluster(site):
+    with site.open() as found:
+        create_topic(found, "known", config={"txnstore.placement": found.label_of(2)})
+        yield found
+
+
+def put(store, *values, topic="known", **columns):
+    rows = [{"topic": topic, "value": value, **columns} for value in values]
+    store.write(lambda connection: connection.execute(insert(outbox), rows))
+
+
+def left(store):
+    """Return what is still in the outbox: values, and why they were refused."""
+    return store.read(
+        lambda connection: [
+            (row.value, row.refusal) for row in connection.execute(select(outbox).order_by(outbox.c.outbox_id))
+        ]
+    )
+
+
+def create(cluster):
+    create_topic(cluster, "late", config={"txnstore.placement": cluster.label_of(2)})
+
+
+def grow(cluster):
+    grow_topic(cluster, "known", partition_count=2)
+
+
+def allow(cluster):
+    change_topic_configs(cluster, "known", {"max.message.bytes": "2000000"})
+
+
+@pytest.fixture(
+    params=[(create, {"topic": "late"}), (grow, {"partition_number": 1}), (allow, {})],
+    ids=["topic", "partition", "size"],
+)
+def member(request, cluster):
+    """A member that was away when a change was made, without which a row in its outbox is no record."""
+    change, columns = request.param
+    found = cluster.own(2)
+    with down(cluster, found):
+        change(cluster)
+    put(found, b"v" * (1_500_000 if change is allow else 1), **columns)
+    put(found, b"behind")
+    return found
+
+
+def lengths(cluster):
+    """Return the lengths of the records that the member holds."""
+    ids = cluster.own(2).read(
+        lambda connection: connection.execute(select(partition_heads.c.partition_id)).scalars().all()
+    )
+    return sorted(len(value or b"") for number in ids for value in read(cluster, number))
+
+
+@pytest.mark.slow_but_first
+def test_the_maintenance_brings_what_a_row_needs_before_it_would_refuse_it(cluster, member):
+    take_turn(member, cluster, DUTIES, Portions(), forced=True)
+    assert left(member) == []
+    assert lengths(cluster) in ([1, 6], [6, 1_500_000])
+
+
+def test_a_consumer_brings_what_a_row_needs_before_it_would_refuse_it(site, cluster, member):
+    urls = ", ".join(site.urls)
+    with Consumer({"bootstrap.servers": urls, "group.id": "g", "auto.offset.reset": "earliest"}) as consumer:
+        consumer.subscribe(["known"])
+        while left(member):
+            assert consumer.poll(PATIENCE_SECONDS) is not None
+    assert len(lengths(cluster)) == 2
+
+
+@pytest.mark.slow_but_first
+def test_who_cannot_ask_for_the_newest_leaves_the_rows_to_others(cluster, member):
+    with pytest.raises(StoreUnavailable, match="only with the URLs of all databases"):
+        drain_outbox(member)
+    with down(cluster, cluster.controller), pytest.raises(StoreUnavailable):
+        drain_outbox(member, cluster=cluster)
+    assert [refusal for _, refusal in left(member)] == [None, None]
+    assert drain_outbox(member, cluster=cluster) == 2
+    assert len(lengths(cluster)) == 2
+
+
+def test_a_row_is_judged_again_if_the_newest_came_by_others_since_it_was(cluster, member, monkeypatch):
+    has_newer = sequencer._has_newer
+
+    def has_newer_once_they_have_come(*arguments):
+        bring_up_to_date(member, cluster)
+        return has_newer(*arguments)
+
+    monkeypatch.setattr(sequencer, "_has_newer", has_newer_once_they_have_come)
+    assert drain_outbox(member, cluster=cluster) == 2
+
+
+def test_a_row_that_cannot_become_a_record_by_the_newest_is_refused(cluster):
+    member = cluster.own(2)
+    put(member, b"v", topic="no/topic")
+    put(member, b"behind")
+    assert drain_outbox(member, cluster=cluster) == 1
+    ((value, refusal),) = left(member)
+    assert value == b"v"
+    assert "a-z A-Z 0-9" in refusal
+
+
+def test_the_controller_itself_refuses_by_what_it_has(cluster):
+    put(cluster.controller, b"v", topic="no/topic")
+    assert drain_outbox(cluster.controller) == 0
+    ((_, refusal),) = left(cluster.controller)
+    assert "a-z A-Z 0-9" in refusal
