@@ -113,14 +113,37 @@ def test_a_row_is_judged_again_if_the_newest_came_by_others_since_it_was(cluster
     assert drain_outbox(member, cluster=cluster) == 2
 
 
-def test_a_row_that_cannot_become_a_record_by_the_newest_is_refused(cluster):
+@pytest.mark.parametrize(
+    ("columns", "why"),
+    [
+        ({"partition_number": 9}, "has partitions 0 to 0, not 9"),
+        ({"topic": "nowhere"}, "changed in the controller"),
+        ({"timestamp_ms": 2**60}, "after the store's time"),
+    ],
+)
+def test_a_row_that_cannot_become_a_record_by_the_newest_is_refused(cluster, columns, why):
     member = cluster.own(2)
-    put(member, b"v", topic="no/topic")
+    put(member, b"v", **columns)
     put(member, b"behind")
+    with pytest.raises(StoreUnavailable):
+        drain_outbox(member)
     assert drain_outbox(member, cluster=cluster) == 1
     ((value, refusal),) = left(member)
     assert value == b"v"
-    assert "a-z A-Z 0-9" in refusal
+    assert why in refusal
+
+
+@pytest.mark.parametrize(
+    ("columns", "why"),
+    [({"topic": "no/topic"}, "a-z A-Z 0-9"), ({"partition_number": -2}, "not -2"), ({"headers": "[1]"}, "its headers")],
+)
+def test_a_row_that_no_change_would_make_a_record_is_refused_at_once(cluster, columns, why):
+    member = cluster.own(2)
+    put(member, b"v", **columns)
+    put(member, b"behind")
+    assert drain_outbox(member) == 1
+    ((_, refusal),) = left(member)
+    assert why in refusal
 
 
 def test_the_controller_itself_refuses_by_what_it_has(cluster):

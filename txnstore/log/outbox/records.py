@@ -46,6 +46,9 @@ class Destinations:
     refused: dict[str, str]
     """Why a topic cannot be written to."""
 
+    missing: frozenset[str]
+    """Those of them that are not there."""
+
     database_id: int
     """The database of the outbox: what lives in another one is out of its reach."""
 
@@ -68,6 +71,14 @@ class Sorted:
     record_count: int = 0
     refusals: dict[int, str] = field(default_factory=dict)
     """By row, why it cannot become a record."""
+
+    may_change: bool = False
+    """Whether one of them could, with other topics and settings."""
+
+    def refuse(self, outbox_id: int, why: str, *, may_change: bool) -> None:
+        """Take note that a row cannot become a record."""
+        self.refusals[outbox_id] = why
+        self.may_change |= may_change
 
 
 def find_destinations(connection: Connection, names: Collection[str], database_id: int) -> Destinations:
@@ -94,7 +105,7 @@ def find_destinations(connection: Connection, names: Collection[str], database_i
             topics[name] = _create(connection, name, settings)
         except (InvalidTopic, UnknownTopicOrPartition, WrongCluster) as error:
             refused[name] = str(error)
-    return Destinations(topics, refused, database_id)
+    return Destinations(topics, refused, frozenset(missing), database_id)
 
 
 def _create(connection: Connection, name: str, settings: Settings | None) -> Topic:
@@ -116,7 +127,8 @@ def sort_rows(rows: Sequence[Row[Any]], found: Destinations, now_ms: int, random
     for name, topic_rows in by_topic.items():
         topic = found.topics.get(name)
         if topic is None:
-            result.refusals.update((row[OUTBOX_ID], found.refused[name]) for row in topic_rows)
+            for row in topic_rows:
+                result.refuse(row[OUTBOX_ID], found.refused[name], may_change=name in found.missing)
             continue
         target = _Target.of(topic, found.database_id, now_ms, random_)
         # The append asks how old they are now; here it was judged by when each of them came.
@@ -168,10 +180,10 @@ def _sort_topic(target: _Target, rows: Sequence[Any], result: Sorted) -> dict[in
             number = next(hashed) if key else target.keyless  # noqa: PLW2901 - where it goes
         if timestamp_ms is None:
             timestamp_ms = target.now_ms  # noqa: PLW2901 - when it was
-        why = None
+        why, may_change = None, True
         headers: Sequence[Header] = ()
         if number not in target.own:
-            why = _why_no_partition(target.topic, number)
+            why, may_change = _why_no_partition(target.topic, number), number >= len(target.topic.partition_ids)
         elif key is None and is_compacted(target.topic.settings):
             why = f"topic {target.topic.name} is compacted, and its records need a key"
         elif not (target.earliest_ms <= timestamp_ms <= target.latest_ms or target.took(timestamp_ms, inserted_ms)):
@@ -181,10 +193,11 @@ def _sort_topic(target: _Target, rows: Sequence[Any], result: Sorted) -> dict[in
                 headers = _headers(headers_text)
             except (DamagedColumn, UnicodeEncodeError) as error:
                 why = f"its headers are not [name, value, ...] with text, [hex digits] or null as values ({error})"
+                may_change = False
         if why is None:
             sorted_.setdefault(number, []).append((outbox_id, key, value, timestamp_ms, headers))
         else:
-            result.refusals[outbox_id] = why
+            result.refuse(outbox_id, why, may_change=may_change)
     return sorted_
 
 
@@ -249,9 +262,8 @@ def _encode(partition_id: int, topic: Topic, items: list[_Item], result: Sorted)
         result.appends.append(Append(partition_id, batch, topic.settings))
         result.record_count += len(items)
     elif len(items) == 1:
-        result.refusals[items[0][0]] = (
-            f"it takes {batch.size_bytes} bytes, above the max.message.bytes of topic {topic.name}, {largest}"
-        )
+        why = f"it takes {batch.size_bytes} bytes, above the max.message.bytes of topic {topic.name}, {largest}"
+        result.refuse(items[0][0], why, may_change=True)
     else:
         half = len(items) // 2
         _encode(partition_id, topic, items[:half], result)

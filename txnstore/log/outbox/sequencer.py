@@ -25,7 +25,7 @@ from txnstore.db.portions import FOUND_MAX, HELD_SECONDS, LEAST_BYTES, Portions
 from txnstore.db.store import Store, note_change, server_now_ms
 from txnstore.errors import InvalidTimestamp, StoreBusy, StoreUnavailable, UnknownTopicOrPartition, WriteConflict
 from txnstore.log.append import append
-from txnstore.log.outbox.records import Destinations, find_destinations, sort_rows
+from txnstore.log.outbox.records import Destinations, Sorted, find_destinations, sort_rows
 from txnstore.log.outbox.rows import (
     PAGE_BYTES_MAX,
     PAGE_ROWS_MAX,
@@ -100,12 +100,13 @@ class _ChosenCallers:
 class _RowsRefused(Exception):
     """Some rows cannot become records: this round is rolled back, and they are marked."""
 
-    def __init__(self, refusals: dict[int, str], callers: list[tuple[int, str]]) -> None:
+    def __init__(self, refusals: dict[int, str], callers: list[tuple[int, str]], *, may_change: bool) -> None:
         super().__init__()
         self.refusals = refusals
         self.callers = callers
+        self.may_change = may_change
         self.version: int | None = None
-        """In a member of a cluster: up to which of the controller's changes it was known what is refused."""
+        """Up to which of the controller's changes this was judged, if it is a member that may not have the newest."""
 
 
 def rounds_of(store: Store, portions: Portions | None = None) -> Portions:
@@ -246,7 +247,7 @@ def _round(connection: Connection, rounds: Portions, *, waits: bool, in_order: b
     try:
         return _move(connection, window, lock, in_order=in_order)
     except _RowsRefused as refused:
-        refused.version = version
+        refused.version = version if refused.may_change else None
         raise
 
 
@@ -258,12 +259,12 @@ def _move(connection: Connection, window: Listing, lock: Lock, *, in_order: bool
     for page in _pages(connection, window, choice):
         # Unread: as an error of the database it would stop all others, too.
         if refusals := {row.outbox_id: _TOO_LARGE for row in page if row.size_bytes > ROW_BYTES_MAX}:
-            raise _refused(page, refusals, fits=choice.fits)
+            raise _refused(page, Sorted(refusals=refusals), fits=choice.fits)
         rows = take_rows(connection, [listed.outbox_id for listed in page])
         known = found or find_destinations(connection, {row.topic for row in rows}, lock.database_id)
         result = sort_rows(rows, known, lock.now_ms, random_)
         if result.refusals:
-            raise _refused(rows, result.refusals, fits=choice.fits)
+            raise _refused(rows, result, fits=choice.fits)
         append(connection, result.appends)
         moved_count += result.record_count
     count_moved(connection, moved_count)
@@ -325,8 +326,9 @@ def _pages(connection: Connection, window: Listing, choice: _ChosenCallers) -> I
         listing = list_rows(connection, from_id=last_id + 1)
 
 
-def _refused(rows: Sequence[Any], refusals: dict[int, str], *, fits: bool) -> _RowsRefused:
+def _refused(rows: Sequence[Any], found: Sorted, *, fits: bool) -> _RowsRefused:
     """Return which rows are to be marked, for some that cannot become records."""
+    refusals = found.refusals
     first_of: dict[int, int] = {}
     for outbox_id, caller_id, *_ in rows:
         if outbox_id in refusals and caller_id is not None:
@@ -337,7 +339,8 @@ def _refused(rows: Sequence[Any], refusals: dict[int, str], *, fits: bool) -> _R
     }
     marked = {outbox_id: whys[caller_id] for outbox_id, caller_id, *_ in rows if caller_id in whys}
     # Where a caller's rows fill several pages, most of them are not here.
-    return _RowsRefused({**marked, **refusals}, [] if fits else list(whys.items()))
+    callers = [] if fits else list(whys.items())
+    return _RowsRefused({**marked, **refusals}, callers, may_change=found.may_change)
 
 
 def _has_newer(store: Store, cluster: Cluster | None, version: int) -> bool:
