@@ -1,6 +1,7 @@
 # What `_bulk.c` and the files in C beside it hold; `bulk.py` says whether it is there.
 from array import array
 from collections.abc import Callable, Iterator, Sequence, Sized
+from types import MethodDescriptorType
 from typing import Any, Generic, Self, TypeAlias, TypeVar, final
 
 from txnstore.clients.model.errors import KafkaError
@@ -39,7 +40,7 @@ class Messages(Iterator[_M], Generic[_M]):
         first_offset: int,
         offsets: list[int] | None,
         timestamp_ms: int,
-        timestamps_ms: list[int] | None,
+        timestamps_ms: list[int] | bytes | None,
         keys: _Column,
         values: _Column,
         headers: list[Sequence[Header]] | None,
@@ -59,9 +60,11 @@ class Polls:
     _outlet: Outlet
     def poll(self, timeout: float = -1) -> Any: ...
 
+def own_method(kind: type, method: MethodDescriptorType, /) -> MethodDescriptorType: ...
 def ascends(numbers: array[int], /) -> bool: ...
 def bounds(numbers: Sequence[int], /) -> tuple[int, int] | None: ...
 def pack_differences(numbers: Sequence[int], base: int, /) -> str | None: ...
+def unpack_sums(text: str, base: int, count: int, /) -> bytes | None: ...
 def pack_cells(cells: Sequence[bytes | None], size_bytes_max: int, /) -> tuple[bytes, list[int], bytes] | None: ...
 def survey(
     sizes_bytes: Sequence[int],

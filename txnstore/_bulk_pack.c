@@ -1,7 +1,8 @@
-/* The bulk paths of the log in C: the columns that a record batch is packed into.
+/* The bulk paths of the log in C: the columns that a record batch is packed into, and their numbers as they are read.
  *
- * Each function returns None of what is not as it nearly always is, lists of exactly bytes, None and integers of 64 bits;
- * log/columns.py goes on with that in Python.  No code of Python runs in between, so no list changes meanwhile.
+ * Each function returns None of what is not as it nearly always is, lists of exactly bytes, None and integers of 64 bits,
+ * and texts as they are packed; Python goes on with that, or says what is wrong with it.  No code of Python runs in
+ * between, so no list changes meanwhile.
  */
 
 #include "_bulk.h"
@@ -127,6 +128,66 @@ pack_differences(PyObject *module, PyObject *const *given, Py_ssize_t given_coun
     }
     *place = ']';
     return text;
+}
+
+/* Read one number, as JSON has it, with spaces in front; return what follows it, or NULL: it is none, or has more digits
+ * than surely fit 64 bits.  The text ends with NUL, which is neither space nor digit. */
+static const char *
+read_number(const char *place, long long *number)
+{
+    enum { DIGITS_THAT_FIT = 18 };
+    while (*place == ' ') {
+        place++;
+    }
+    const int is_negative = *place == '-';
+    const char *first = place + is_negative, *end = first;
+    long long found = 0;
+    while (*end >= '0' && *end <= '9' && end - first < DIGITS_THAT_FIT) {
+        found = 10 * found + (*end++ - '0');
+    }
+    if (end == first || (*end >= '0' && *end <= '9') || (*first == '0' && end - first > 1)) {
+        return NULL;
+    }
+    *number = is_negative ? -found : found;
+    return end;
+}
+
+static PyObject *
+unpack_sums(PyObject *module, PyObject *const *given, Py_ssize_t given_count)
+{
+    if (given_count != 3) {
+        PyErr_Format(PyExc_TypeError, "unpack_sums takes 3 arguments, not %zd", given_count);
+        return NULL;
+    }
+    PyObject *text = given[0];
+    long long base, count;
+    if (!PyUnicode_CheckExact(text) || !PyUnicode_IS_COMPACT_ASCII(text) ||
+        !integer_of(given[1], &base) || !integer_of(given[2], &count) || count < 1 ||
+        count > PyUnicode_GET_LENGTH(text) / 2) {
+        Py_RETURN_NONE;
+    }
+    PyObject *sums = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)count * (Py_ssize_t)sizeof(int64_t));
+    if (sums == NULL) {
+        return NULL;
+    }
+    const char *place = (const char *)PyUnicode_1BYTE_DATA(text), *end = place + PyUnicode_GET_LENGTH(text);
+    char *sum_place = PyBytes_AS_STRING(sums);
+    int is_so = *place == '[';
+    for (long long index = 0; is_so && index < count; index++, sum_place += sizeof(int64_t)) {
+        long long number = 0;
+        place = read_number(place + 1, &number);
+        is_so = place != NULL && *place == (index < count - 1 ? ',' : ']') &&
+                (base < 0 ? number >= LLONG_MIN - base : number <= LLONG_MAX - base);
+        if (is_so) {
+            const int64_t sum = base + number;
+            memcpy(sum_place, &sum, sizeof(sum));
+        }
+    }
+    if (!is_so || place + 1 != end) {
+        Py_DECREF(sums);
+        Py_RETURN_NONE;
+    }
+    return sums;
 }
 
 /* --- byte strings --------------------------------------------------------------------------------------------------- */
@@ -261,6 +322,9 @@ static PyMethodDef pack_functions[] = {
     {"pack_differences", FUNCTION(pack_differences),
      "pack_differences(numbers, base, /)\n--\n\n"
      "Return how much larger each number is than `base` as a flat JSON array of numbers of one width."},
+    {"unpack_sums", FUNCTION(unpack_sums),
+     "unpack_sums(text, base, count, /)\n--\n\n"
+     "Return `base` plus each of the `count` numbers of such an array, as this machine has numbers of 64 bits."},
     {"pack_cells", FUNCTION(pack_cells),
      "pack_cells(cells, size_bytes_max, /)\n--\n\n"
      "Return the positions of keys or values as a column, the indexes of those that are null, and what they hold."},

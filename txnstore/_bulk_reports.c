@@ -172,8 +172,9 @@ deliveries_next(Deliveries *self)
     /* At once: where memory is asked for, the collector of garbage may run whatever takes the next report. */
     const Py_ssize_t index = self->index++;
     PyObject *pair = NULL;
-    Fields *message = (Fields *)self->type->tp_alloc(self->type, 0);
+    Fields *message = bulk_new_message(self->type);
     if (message != NULL) {
+        PyObject_GC_Track(message);
         message->source = Py_XNewRef(deliveries_cell(self->sources, index));
         message->timestamp_ms = Py_XNewRef(deliveries_cell(self->timestamps_ms, index));
         message->key = Py_XNewRef(deliveries_cell(self->keys, index));

@@ -29,6 +29,27 @@ def message_module(*, in_c: bool) -> ModuleType:
     return module
 
 
+def all_spare_messages() -> list[Any]:
+    """Return messages in the memory of all that are gone: while they are held, the next ones ask for some."""
+    count = 1_000
+    return list(
+        bulk.core.Messages(
+            message_type=message.Message,
+            source=("t", 0, 1),
+            details=message.NO_DETAILS,
+            index=0,
+            count=count,
+            first_offset=0,
+            offsets=None,
+            timestamp_ms=0,
+            timestamps_ms=None,
+            keys=None,
+            values=None,
+            headers=None,
+        )
+    )
+
+
 def outcome(work: Callable[[], Any]) -> Any:
     """Return what the work returns, or what it raises: its kind and its text."""
     try:

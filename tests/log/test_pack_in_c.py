@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from txnstore.log.codec import PackedColumns, encode_packed
 from txnstore.log.columns import (
     COLUMN_BYTES_MAX,
     Codec,
+    DamagedColumn,
     PackedBytes,
     fitting,
     join_headers,
@@ -41,6 +43,12 @@ class OwnBytes(bytes):
     """Bytes of a kind of their own."""
 
 
+class OwnText(str):
+    """A text of a kind of its own."""
+
+    __slots__ = ()
+
+
 plain = st.none() | st.binary(max_size=9) | st.just(b"x" * 70_000)
 odd = st.builds(bytearray, st.binary(max_size=3)) | st.just(memoryview(b"view")) | st.just(OwnBytes(b"own"))
 cells = st.lists(plain, min_size=1, max_size=40) | st.lists(plain | odd | st.sampled_from(["text", 5, 1.5]), min_size=1)
@@ -51,6 +59,51 @@ numbers = (
     | st.lists(st.integers(-(2**70), 2**70), min_size=1)
     | st.lists(st.integers(0, 2) | st.booleans(), min_size=1)
 )
+
+
+def sums_in_python(text: str, base: int, count: int) -> bytes | None:
+    """Return what `unpack_sums` may; None: it is left to Python."""
+    try:
+        numbers = columns.unpack_integers(text, "numbers")
+        sums = array("q", [base + number for number in numbers])
+    except (DamagedColumn, OverflowError):
+        return None
+    return sums.tobytes() if len(sums) == count else None
+
+
+@given(numbers, st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 3), st.integers(-1, 1))
+def test_numbers_that_were_packed(found: list[Any], base: int, too_many: int) -> None:
+    text, count = pack_integers(found), len(found) + too_many
+    unpacked = bulk.core.unpack_sums(text, base, count)
+    if unpacked is not None:
+        assert unpacked == sums_in_python(text, base, count)
+    else:
+        # Nothing that batches have is left to Python.
+        assert sums_in_python(text, base, count) is None or any(abs(number) >= 10**18 for number in found)
+
+
+@given(st.text("[]01239 ,-", max_size=9), st.text("[]01239 ,-+.eE\n\t\0é", max_size=6), st.integers(0, 4))
+def test_texts_that_are_no_packed_numbers(inside: str, more: str, count: int) -> None:
+    for text in (f"[{inside}]", f"[{inside}]{more}", f"[{inside}{more}]", more, inside):
+        unpacked = bulk.core.unpack_sums(text, 5, count)
+        assert unpacked is None or unpacked == sums_in_python(text, 5, count)
+
+
+WRITTEN_OTHERWISE = (
+    "[01]|[-01]|[00]|[+1]|[1.0]|[1e1]|[1 ]|[1 ,2]|[1,]|[,1]|[-0]|[- 1]|[-]|[]|[ ]|[1]]|[1] | [1]|[1\0]|[1]\0|[\t1]"
+    "|[1,2|1,2]|1||[1 2]|[--1]|[1-]|[é]"
+)
+LARGE = (0, 10**18 - 1, -(10**18) + 1, 10**18, 2**63 - 1, -(2**63), 2**63, 10**30)
+
+
+@pytest.mark.parametrize("text", [*WRITTEN_OTHERWISE.split("|"), *(f"[{number}]" for number in LARGE)])
+@pytest.mark.parametrize("base", [0, 5, 2**63 - 1, -(2**63)])
+def test_texts_one_by_one(text, base):
+    for count in (1, 2):
+        unpacked = bulk.core.unpack_sums(text, base, count)
+        assert unpacked is None or unpacked == sums_in_python(text, base, count)
+    is_usual = text in {"[0]", f"[{10**18 - 1}]", f"[{1 - 10**18}]"} and base in {0, 5}
+    assert (bulk.core.unpack_sums(text, base, 1) is not None) or not is_usual
 
 
 @given(cells)
@@ -255,6 +308,16 @@ def test_what_takes_more_than_a_column_holds_is_refused(monkeypatch):
                 [None] * 2,
             ),
         ),
+        ("unpack_sums", (b"[1]", 0, 1)),
+        ("unpack_sums", (OwnText("[1]"), 0, 1)),
+        ("unpack_sums", ("[1]", 2**63, 1)),
+        ("unpack_sums", ("[1]", None, 1)),
+        ("unpack_sums", ("[1]", 0, 0)),
+        ("unpack_sums", ("[1]", 0, -1)),
+        ("unpack_sums", ("[1]", 0, 2**62)),
+        ("unpack_sums", ("[1]", 0, 2**70)),
+        ("unpack_sums", ("[1]", 2**63 - 1, 1)),
+        ("unpack_sums", ("[-1]", -(2**63), 1)),
         (
             "survey",
             (
@@ -283,7 +346,14 @@ def test_what_is_not_as_usual_is_left_to_python(name, arguments):
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments"), [("pack_differences", ([1],)), ("pack_cells", ([b""],)), ("survey", ([1],)), ("bounds", ())]
+    ("name", "arguments"),
+    [
+        ("pack_differences", ([1],)),
+        ("unpack_sums", ("[1]", 1)),
+        ("pack_cells", ([b""],)),
+        ("survey", ([1],)),
+        ("bounds", ()),
+    ],
 )
 def test_arguments_that_are_missing(name, arguments):
     with pytest.raises(TypeError):
@@ -301,6 +371,8 @@ def test_memory_and_counts_stay_as_they_are_over_many_batches():
         for numbers in ([5, 5, 70_000] * 100, [5, 2**64], [-(2**63), 2**63 - 1]):
             bulk.core.pack_differences(numbers, 5)
             bulk.core.bounds(numbers)
+        for text in ("[ 5,70]", "[5,x]", "[5,70"):
+            bulk.core.unpack_sums(text, 2**40, 2)
         bulk.core.survey([5] * 300, of_values, of_values, [2**40] * 300, [None] * 300)
 
     assert_nothing_is_kept(turn, kept, turns=50, references_max=40, bytes_max=20_000)

@@ -64,7 +64,8 @@ class _AtLength:
 
     def __set_name__(self, owner: type, name: str) -> None:
         setattr(owner, f"_{name}_at_length", self._poll)
-        setattr(owner, name, vars(Polls)[name])
+        # Its own: see `own_method`.
+        setattr(owner, name, bulk.core.own_method(owner, vars(Polls)[name]))
 
 
 def short_in_c(poll: _Poll) -> _Poll:

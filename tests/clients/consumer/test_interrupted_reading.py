@@ -16,6 +16,7 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
 import txnstore
+from tests.clients.bulk_paths import all_spare_messages
 from tests.clients.consumer.log_writer import PATIENCE_SECONDS, texts
 from tests.clients.moments import attempt, every_interrupt
 from tests.databases import on_sqlite_alone
@@ -179,12 +180,15 @@ def test_a_signal_that_comes_while_poll_makes_a_record_takes_none_with_it(log, m
     callbacks, gc.callbacks[:] = gc.callbacks[:], []
     # What others have left would be interrupted instead.
     gc.collect()
+    # Memory has to be asked for, for garbage to be collected.
+    spare = all_spare_messages()
     seen: list[bytes] = []
     interrupt_count = 0
     try:
         for _ in range(RECORD_COUNT // 4):
             # By the long way, behind which the short one in C is open.
-            seen.append(consumer.poll(PATIENCE_SECONDS).value())
+            spare.append(consumer.poll(PATIENCE_SECONDS))
+            seen.append(spare[-1].value())
             message = None
             reference = weakref.ref(circle := Circle(), partial(next, tripped))
             del circle
@@ -196,6 +200,7 @@ def test_a_signal_that_comes_while_poll_makes_a_record_takes_none_with_it(log, m
             finally:
                 gc.set_threshold(*thresholds)
             assert reference() is None
+            spare.append(message)
             seen += [] if message is None else [message.value()]
     finally:
         gc.set_threshold(*thresholds)

@@ -7,13 +7,13 @@ import itertools
 import weakref
 from array import array
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.clients.bulk_paths import everything, needs_c, opened_both_ways
+from tests.clients.bulk_paths import all_spare_messages, everything, needs_c, opened_both_ways
 from tests.tools.markers import encode_control
 from tests.tools.memory import assert_nothing_is_kept, called_as_garbage_is_collected
 from txnstore import bulk
@@ -197,10 +197,16 @@ def test_each_message_is_taken_once_also_if_memory_is_collected_meanwhile():
     positions = array("i", range(count + 1))
     messages = bulk.core.Messages(**arguments(count=count, values=(bytes(count), positions, ())))
     taken: list[int] = []
-    kept: list[list[object]] = []
-    with called_as_garbage_is_collected(lambda: taken.extend(each.offset() for each in itertools.islice(messages, 1))):
+    kept: list[Any] = all_spare_messages()
+
+    def take_next() -> None:
+        for each in itertools.islice(messages, 1):
+            kept.append(each)
+            taken.append(each.offset())
+
+    with called_as_garbage_is_collected(take_next):
         for message in messages:
-            kept.append([])
+            kept.append(message)
             taken.append(message.offset())
     assert sorted(taken) == list(range(7, 7 + count))
 
@@ -227,6 +233,11 @@ def test_each_message_is_taken_once_also_if_memory_is_collected_meanwhile():
         ({"first_offset": 2**63}, OverflowError),
         ({"offsets": (1, 2)}, TypeError),
         ({"timestamps_ms": (1, 2)}, TypeError),
+        ({"timestamps_ms": bytearray(16)}, TypeError),
+        ({"timestamps_ms": b""}, ValueError),
+        ({"timestamps_ms": bytes(15)}, ValueError),
+        ({"timestamps_ms": bytes(24)}, ValueError),
+        ({"timestamps_ms": bytes(16), "count": 2**62}, ValueError),
         ({"headers": ((), ())}, TypeError),
         ({"values": (b"abc",)}, TypeError),
         ({"values": ("abc", array("i", [0, 1, 3]), ())}, TypeError),
@@ -268,6 +279,50 @@ def test_nothing_is_read_beyond_what_has_changed_meanwhile():
         next(messages)
     offsets += [7, 8]
     assert (next(messages).value(), next(messages, None), next(messages, None)) == (b"bc", None, None)
+
+
+@needs_c
+def test_packed_timestamps_are_any_of_64_bits():
+    packed_ = array("q", [-(2**63), 2**63 - 1]).tobytes()
+    first, second = bulk.core.Messages(**arguments(timestamps_ms=packed_))
+    assert (first.timestamp(), second.timestamp()) == ((1, -(2**63)), (1, 2**63 - 1))
+    assert (first._record[:2], second._record[:2]) == ((7, -(2**63)), (8, 2**63 - 1))
+    second.set_value(b"")
+    assert everything(second)[7] == (1, 2**63 - 1)
+
+
+class WithFinalizer(Message):
+    """Says when it goes."""
+
+    __slots__ = ()
+    gone: ClassVar[list[int]] = []
+
+    def __del__(self) -> None:
+        self.gone.append(self.offset())  # type: ignore[arg-type]  # it has one
+
+
+@needs_c
+def test_memory_of_messages_that_are_gone_is_used_again_with_nothing_left_in_it():
+    spare, marked = all_spare_messages(), Marked()
+    gone = weakref.ref(marked)
+    for message_type in (Message, WithFinalizer, Message, WithFinalizer):
+        first, second = bulk.core.Messages(**arguments(message_type=message_type, values=None))
+        first.set_headers(marked)
+        first.set_error(marked)
+        address = id(first)
+        del first, second
+        again = list(bulk.core.Messages(**arguments()))
+        assert address in map(id, again) or message_type is not Message
+        assert [everything(each)[:8] for each in again] == [
+            ("orders", 3, 7, None, b"a", None, None, (1, 1)),
+            ("orders", 3, 8, None, b"bc", None, None, (1, 1)),
+        ]
+        assert not any(map(gc.is_tracked, again))
+        del again
+    # Memory that is marked for its finalizer having been called would keep the next one from it.
+    assert sorted(WithFinalizer.gone) == [7, 7, 8, 8]
+    del marked, spare
+    assert gone() is None
 
 
 @needs_c

@@ -131,6 +131,23 @@ def test_the_texts_and_arguments_are_the_same(name):
         in_c(5)
 
 
+def test_methods_in_c_are_the_class_s_own():
+    """As such they are called in less time."""
+    names = [name for name in vars(MessageFields) if not name.startswith("_")]
+    assert {vars(Message)[name].__objclass__ for name in names} == {Message}
+    assert {getattr(Message, name).__qualname__ for name in names} == {f"Message.{name}" for name in names}
+
+
+@pytest.mark.parametrize(
+    "given_",
+    [(), (Message,), (Message, 5), (5, dict.get), (int, dict.get), (MessageFields, bulk.IN_C and vars(Message)["key"])],
+    ids=str,
+)
+def test_no_class_gets_methods_of_another_one(given_):
+    with pytest.raises(TypeError):
+        bulk.core.own_method(*given_)
+
+
 def test_nothing_is_missing_in_c():
     own = {name for name in vars(MessageFields) if not name.startswith("__") or name == "__len__"}
     assert own - set(vars(bulk.core.MessageFields)) == set()

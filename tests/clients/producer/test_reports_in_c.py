@@ -106,6 +106,8 @@ def test_what_others_take_of_the_callbacks_ends_the_messages():
 def test_a_message_is_kept_and_changed_like_any_other():
     given_ = columns(RECORDS)
     (first, second, *_) = [message for _, message in deliveries(given_)]
+    # Unlike those of a batch they hold an error, which may hold anything.
+    assert gc.is_tracked(second)
     first.set_value([first])
     assert (first.key(), second.value(), second.latency()) == (None, b"v1", 1e9 - 1.0)
     assert gc.is_tracked(first)

@@ -127,11 +127,17 @@ def open_in_c(source: RecordSource, batch: RecordBatch, from_offset: int) -> Ite
         first_offset=batch.base_offset,
         offsets=None if isinstance(offsets, range) else _listed(offsets),
         timestamp_ms=batch.base_timestamp_ms,
-        timestamps_ms=_listed(batch.timestamps_ms()),
+        timestamps_ms=_timestamps_ms(batch),
         keys=_column(batch.keys()),
         values=_column(batch.values()),
         headers=_listed(batch.headers()),
     )
+
+
+def _timestamps_ms(batch: RecordBatch) -> list[int] | bytes | None:
+    deltas = batch.row.timestamp_deltas_ms
+    packed = None if deltas is None else bulk.core.unpack_sums(deltas, batch.base_timestamp_ms, batch.record_count)
+    return _listed(batch.timestamps_ms()) if packed is None else packed
 
 
 def _listed(cells: Sequence[_T] | None) -> list[_T] | None:

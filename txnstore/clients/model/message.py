@@ -10,6 +10,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count as count_from
 from itertools import repeat, tee
+from types import MethodDescriptorType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, SupportsFloat, SupportsIndex
 
 from txnstore import bulk
@@ -261,6 +262,13 @@ class Message(_Fields):
 
     def __setstate__(self, marker_offset: int) -> None:
         self._source = (*self._source[:_PLAIN_SOURCE_LENGTH], marker_offset)
+
+
+if bulk.IN_C:
+    # What is inherited is called in more time.
+    for _name, _method in vars(_Fields).items():
+        if isinstance(_method, MethodDescriptorType):
+            setattr(Message, _name, bulk.core.own_method(Message, _method))
 
 
 def _checked_timestamp(timestamp: object) -> tuple[int, int]:
