@@ -441,8 +441,8 @@ module_execute(PyObject *module)
     if (state->fields_type == NULL) {
         return -1;
     }
-    if (bulk_add_messages(module) < 0 || bulk_add_poll(module) < 0 || bulk_add_pack(module) < 0 ||
-        bulk_add_produce(module, state) < 0) {
+    if (bulk_add_messages(module) < 0 || bulk_add_checksum(module) < 0 || bulk_add_poll(module) < 0 ||
+        bulk_add_pack(module) < 0 || bulk_add_produce(module, state) < 0) {
         return -1;
     }
     return bulk_add_reports(module);

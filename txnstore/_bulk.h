@@ -85,6 +85,7 @@ long long bulk_message_offset(const Messages *self, Py_ssize_t index);
 PyObject *bulk_make_message(Messages *self, Py_ssize_t index);
 
 /* Of the file of that name each: add what it has to the module. */
+int bulk_add_checksum(PyObject *module);
 int bulk_add_messages(PyObject *module);
 int bulk_add_pack(PyObject *module);
 int bulk_add_poll(PyObject *module);
