@@ -27,16 +27,17 @@ fields_clear(Fields *self)
 {
     Py_CLEAR(self->source);
     Py_CLEAR(self->details);
+    /* First of a record: with them, all of it is taken to be there. */
+    Py_CLEAR(self->headers);
     Py_CLEAR(self->offset);
     Py_CLEAR(self->timestamp_ms);
     Py_CLEAR(self->key);
     Py_CLEAR(self->value);
-    Py_CLEAR(self->headers);
     return 0;
 }
 
 /* The memory of messages that are gone, with nothing in it, for the next ones.  It is common to all interpreters that can
- * import this: they share one lock, and their memory. */
+ * import this: see `module_slots`. */
 enum { SPARE_MAX = 512 };
 static Fields *spare_messages[SPARE_MAX];
 static int spare_count = 0;
@@ -474,6 +475,10 @@ module_clear(PyObject *module)
 
 static PyModuleDef_Slot module_slots[] = {
     {Py_mod_exec, module_execute},
+#if PY_VERSION_HEX >= 0x030C0000
+    /* Those with a lock or with memory of their own do without. */
+    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
+#endif
     {0, NULL},
 };
 

@@ -269,6 +269,7 @@ if bulk.IN_C:
     for _name, _method in vars(_Fields).items():
         if isinstance(_method, MethodDescriptorType):
             setattr(Message, _name, bulk.core.own_method(Message, _method))
+    del _name, _method
 
 
 def _checked_timestamp(timestamp: object) -> tuple[int, int]:
