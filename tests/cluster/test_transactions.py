@@ -457,7 +457,7 @@ def test_offsets_that_a_transaction_of_another_database_holds_are_named_with_the
     for one in held.values():
         assert (one.transactional_id, one.state, one.timeout_ms) == (producer.transactional_id, S.ONGOING, 60_000)
         assert (one.age_ms, one.pending_offset, one.coordinator_database_id) == (10, 7, 1)
-        assert producer.transactional_id in one.freed_by
+        assert producer.transactional_id in (one.freed_by or "")
 
     def away(database_id: int) -> Store:
         raise StoreUnavailable

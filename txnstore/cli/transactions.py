@@ -332,10 +332,8 @@ def abort(
         # If who coordinates it is away, the abort says so.
         owner = None if even_if_prepared else _transactional_id_of(cluster, target.producer.producer_id, {})
         if owner is not None:
-            cluster.at_coordinator(
-                owner,
-                lambda store: _refuse_prepared(store.read(lambda c: describe_transaction(c, owner)).row),
-            )
+            describe_it = partial(describe_transaction, transactional_id=owner)
+            cluster.at_coordinator(owner, lambda store: _refuse_prepared(store.read(describe_it).row))
         _ask(f"the open transaction of producer {target.producer} in {topic}-{partition}", yes=yes)
         cluster.at_partition(target.partition_id, lambda leader: abort_open_transaction(leader, target, cluster))
         say(f"the transaction of producer {target.producer} was aborted")
