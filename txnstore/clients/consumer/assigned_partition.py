@@ -86,7 +86,7 @@ class AssignedPartition:
         self.has_fallen_behind = False
         """Whether that is where it was read, not where the application has sought: in another one it means nothing."""
         self.leader: int | None = None
-        """The number of the database that holds it; None: not looked up, or not needed because there is only one."""
+        """The number of the database that holds it; None: not looked up."""
         self.partition_id: int | None = None
         """What these offsets belong to; None: not looked up. A topic that is recreated gets other partitions."""
         self.is_recreated = False

@@ -8,6 +8,7 @@ when there is nothing new; work that comes in between, and the consumer's end, w
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import math
 import threading
@@ -35,6 +36,7 @@ from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.clients.worker import Duties
 from txnstore.db.backend import EVERYTHING, NOTHING, Subjects, Waiter
 from txnstore.db.cluster.cluster import Cluster
+from txnstore.db.cluster.membership import CONTROLLER_ID
 from txnstore.db.portions import Portions
 from txnstore.db.store import Store
 from txnstore.deadline import Condition, Deadline
@@ -122,6 +124,8 @@ class Fetcher:
         self.is_awaited = is_awaited
         self.on_error = on_error
         self.logger = logger
+        self.snapshots = itertools.count(1)
+        """The numbers of all readings: a partition may pass from one thread to another."""
         self._first = FetchThread(self, None, duties, group)
         self._further: dict[int, FetchThread] = {}
         self._closing = False
@@ -204,7 +208,10 @@ class FetchThread:
         self._arrived = fetcher.arrived
         self._wanted = fetcher.wanted
         self._subscription = fetcher.subscription
-        self._reader = PartitionReader(fetcher.connection, fetcher.directory, fetcher.options, database_id)
+        self._given_database_id = database_id
+        self._reader = self._new_reader()
+        #: Whether the database was alone at the last turn; further threads are for clusters.
+        self._is_alone = is_first
         self._duties = duties
         self._group = group
         self._outbox = OutboxHelp(self._reader.store, fetcher.connection.cluster, fetcher.logger)
@@ -282,6 +289,12 @@ class FetchThread:
         finally:
             self._close_waiter()
 
+    def _new_reader(self) -> PartitionReader:
+        fetcher = self._fetcher
+        return PartitionReader(
+            fetcher.connection, fetcher.directory, fetcher.options, self._given_database_id, snapshots=fetcher.snapshots
+        )
+
     def _turn(self) -> None:
         """Do what is due, read what is wanted, or wait."""
         due_seconds = min(self._duties.run_due(), self._look_for_news(), self._reader.help())
@@ -292,13 +305,17 @@ class FetchThread:
             positions = self._subscription.to_read(now, is_wanted)
             if self._closing:
                 return
+            has_grown, self._is_alone = self._is_alone and is_wanted is not None, is_wanted is None
             self._in_turn = {position.partition for position in positions}
             due_seconds = min(due_seconds, self._subscription.next_retry(now, is_wanted))
             # With news of the group due it has just been woken; being woken again would tell it nothing.
             listens = self._listens_for_group and self._news_due_at == math.inf
-            if not (unresolved or positions or listens):
+            if not (has_grown or unresolved or positions or listens):
                 self._wanted.wait(min(due_seconds, threading.TIMEOUT_MAX))
                 return
+        if has_grown:
+            self._begin_anew()
+            return
         if self._locate([*unresolved, *positions]):
             return
         if unresolved:
@@ -330,20 +347,32 @@ class FetchThread:
             is_first if partition.leader is None or partition.needs_group else partition.leader == own_id
         )
 
+    def _begin_anew(self) -> None:
+        """Read on in a cluster that has grown: the group may live elsewhere, and others may have to read this."""
+        # What it waits for, and knows of commits, is that database's.
+        self._close_waiter()
+        self._reader = self._new_reader()
+        self._fetcher.start()
+
     def _locate(self, positions: list[FetchPosition]) -> bool:
-        """Find out the leaders that are not known; return whether there were any."""
-        if not positions or self._fetcher.connection.cluster().is_alone:
-            return False
+        """Find out the leaders that are not known; return whether a cluster had to be asked for any."""
         unlocated = [position for position in positions if position.partition.leader is None]
         if not unlocated:
             return False
-        located = self._reader.locate(unlocated)
+        is_alone = self._fetcher.connection.cluster().is_alone
+        # Also what is read of a database alone has its leader at once: if the cluster grows, all of it has the same.
+        located = (
+            dict.fromkeys((position.partition for position in unlocated), CONTROLLER_ID)
+            if is_alone
+            else self._reader.locate(unlocated)
+        )
         with self._wanted:
             for partition, leader in located.items():
                 partition.leader = leader
-        # Another thread may have to read them.
-        self._fetcher.start()
-        return True
+        if not is_alone:
+            # Another thread may have to read them.
+            self._fetcher.start()
+        return not is_alone
 
     def _listen_for_group(self, due_seconds: float) -> None:
         """Wait for commits although there is nothing to read: a rebalance is one."""

@@ -8,7 +8,7 @@ A partition that cannot be read does not keep others from being read: what went 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeVar
@@ -169,14 +169,19 @@ class PartitionReader:
         directory: TopicDirectory,
         options: ConsumerOptions,
         database_id: int | None = None,
+        *,
+        snapshots: Iterator[int] | None = None,
     ) -> None:
-        """Read with these settings from the database of this number, by default from the one that holds the group."""
+        """Read with these settings from the database of this number, by default from the one that holds the group.
+
+        The readings draw their numbers from `snapshots`.
+        """
         self._given_database_id = database_id
         self._connection = connection
         self._directory = directory
         self._options = options
         self._positions = options.positions
-        self._snapshots = itertools.count(1)
+        self._snapshots = snapshots or itertools.count(1)
         self._may_read_journal = True
         #: What it has told of the commits of the last pages: those of a large transaction have the same one.
         self._told: Mapping[int, ToldCommit] = {}
@@ -302,12 +307,12 @@ class PartitionReader:
             return outcomes
         wanted = {partition_id: position.position for partition_id, position in known.items()}
         room = Room(records_max, self._options.page_bytes_max)
+        # One thread reads a partition, and another one only later: so this reading is later than all before it.
+        snapshot = next(self._snapshots)
         try:
             delivered = self._news(wanted, room, waiter) or self._pages(wanted, room, asks_outbox=asks_outbox)
         except _OF_ONE_PARTITION as error:
             return [*outcomes, *self._one_by_one(list(known.values()), records_max, error)]
-        # One thread reads, so this reading is later than all before it.
-        snapshot = next(self._snapshots)
         for partition_id, position in known.items():
             self._check_goes_on(position, delivered[partition_id].bounds)
         if self._options.is_atomic:

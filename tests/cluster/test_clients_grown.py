@@ -1,0 +1,168 @@
+"""Clients that were opened while their database was alone, and live on after another one has joined."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.clients.consumer.log_writer import eventually
+from txnstore import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
+from txnstore.admin import AdminClient, NewTopic
+from txnstore.clients.consumer.fetcher import FetchThread
+from txnstore.clients.consumer.reader import PartitionReader
+from txnstore.db.cluster.membership import Database, addresses_of, coordinator_of_name, label_of_address
+from txnstore.db.url import parse_url
+
+PATIENCE_SECONDS = 60.0
+ATOMIC = {"txnstore.delivery.order": "commit", "txnstore.delivery.atomic": True, "enable.auto.commit": False}
+#: A name that the second of two databases coordinates.
+MEMBERS = [Database(number, str(number), str(number), coordinates=True) for number in (1, 2)]
+ELSEWHERE = next(name for name in map("g-{}".format, itertools.count()) if coordinator_of_name(name, MEMBERS) == 2)
+
+
+@pytest.fixture
+def alone(site):
+    return site.urls[0]
+
+
+@pytest.fixture
+def both(site):
+    return ", ".join(site.urls[:2])
+
+
+@pytest.fixture
+def grow(site, both) -> Callable[..., None]:
+    """Let the second database join, and let a client hear of it, which is given its URL."""
+
+    def grow(consumer: Consumer | None = None) -> None:
+        with AdminClient({"bootstrap.servers": both}) as admin:
+            placement = label_of_address(parse_url(site.urls[1]))
+            new = NewTopic("there", 1, config={"txnstore.placement": placement})
+            admin.create_topics([new])["there"].result(PATIENCE_SECONDS)
+        if consumer is not None:
+            cluster = consumer._core.connection.cluster()
+            assert cluster.is_alone
+            cluster._addresses += addresses_of([site.urls[1]])
+            cluster.refresh()
+
+    return grow
+
+
+def commit(producer: Producer, shares: dict[int, int], value: bytes) -> None:
+    producer.begin_transaction()
+    for partition, count in shares.items():
+        for _ in range(count):
+            producer.produce("t", value, partition=partition)
+    producer.commit_transaction(PATIENCE_SECONDS)
+
+
+def turn(consumer: Consumer) -> None:
+    """Let each fetching thread do what it has at hand; none waits for what is still to come."""
+    for thread in list(consumer._core.fetcher._threads()):
+        with thread._wanted:
+            is_wanted = thread._is_wanted()
+            unresolved = thread._subscription.to_resolve(0.0, is_wanted)
+            positions = thread._subscription.to_read(0.0, is_wanted)
+        has_grown = thread._is_alone and is_wanted is not None
+        if has_grown or unresolved or any(not position.partition.is_at_end for position in positions):
+            thread._turn()
+
+
+@pytest.mark.parametrize("turns", [1, 2])
+def test_transactions_stay_whole_when_a_database_joins_under_a_running_reader(alone, grow, turns, monkeypatch):
+    """One partition is located while what is buffered of the other is still of the time before."""
+    monkeypatch.setattr(FetchThread, "start", lambda _: None)
+    with AdminClient({"bootstrap.servers": alone}) as admin:
+        admin.create_topics([NewTopic("t", 2)])["t"].result(PATIENCE_SECONDS)
+    shares, count = {0: 1, 1: 5}, 40
+    with Producer({"bootstrap.servers": alone, "transactional.id": "x"}) as producer:
+        producer.init_transactions(PATIENCE_SECONDS)
+        for number in range(count):
+            commit(producer, shares, b"%d" % number)
+    small_pages = {"queued.min.messages": 45, "message.max.bytes": 1000, "fetch.max.bytes": 1000}
+    with Consumer({"bootstrap.servers": alone, "group.id": "g", **small_pages, **ATOMIC}) as consumer:
+        consumer.assign([TopicPartition("t", number, OFFSET_BEGINNING) for number in shares])
+        found: list[bytes] = []
+        while len(found) < count:
+            if len(found) == 2 and consumer._core.connection.is_alone:
+                grow(consumer)
+            for _ in range(turns):
+                turn(consumer)
+            transaction = consumer.consume_transaction(0)
+            if transaction is not None:
+                values, partitions = zip(*((one.value(), one.partition()) for one in transaction.messages), strict=True)
+                assert sorted(partitions) == [0, 1, 1, 1, 1, 1]
+                assert set(values) == {b"%d" % len(found)}
+                found.append(values[0])
+
+
+def test_what_was_read_while_a_database_was_alone_says_nothing_of_what_was_committed_since(
+    alone, both, grow, monkeypatch
+):
+    """Another thread goes on with its partitions, as the group lives in the other database."""
+    monkeypatch.setattr(FetchThread, "start", lambda _: None)
+    with AdminClient({"bootstrap.servers": alone}) as admin:
+        admin.create_topics([NewTopic("t", 2)])["t"].result(PATIENCE_SECONDS)
+    with Producer({"bootstrap.servers": alone}) as producer:
+        for partition in (0, 1):
+            producer.produce("t", b"plain", partition=partition)
+        assert producer.flush(PATIENCE_SECONDS) == 0
+    with Consumer({"bootstrap.servers": alone, "group.id": ELSEWHERE, **ATOMIC}) as consumer:
+        consumer.assign([TopicPartition("t", number, OFFSET_BEGINNING) for number in (0, 1)])
+        for _ in range(6):
+            for partition in consumer._core.subscription:
+                partition.is_at_end = False
+            turn(consumer)
+        assert [consumer.consume_transaction(0).messages[0].value() for _ in range(2)] == [b"plain"] * 2
+        grow(consumer)
+        turn(consumer)
+        with Producer({"bootstrap.servers": both, "transactional.id": "x"}) as producer:
+            producer.init_transactions(PATIENCE_SECONDS)
+            commit(producer, {0: 1, 1: 1}, b"whole")
+        consumer.pause([TopicPartition("t", 0)])
+        first, second = consumer._core.subscription
+        second.is_at_end = False
+        turn(consumer)
+        assert (first.buffered_records, second.buffered_records) == (0, 1)
+        consumer.resume([TopicPartition("t", 0)])
+        found = consumer.consume_transaction(0)
+        while found is None:
+            turn(consumer)
+            found = consumer.consume_transaction(0)
+        assert [message.partition() for message in found.messages] in ([0, 1], [1, 0])
+
+
+def test_a_thread_waits_for_commits_where_it_reads_after_the_cluster_has_grown(alone, both, grow, monkeypatch):
+    made: list[tuple[Any, int]] = []
+    make = PartitionReader.waiter
+
+    def waiter(reader: PartitionReader, *arguments: Any) -> Any:
+        made.append((make(reader, *arguments), reader.database_id))
+        return made[-1][0]
+
+    monkeypatch.setattr(PartitionReader, "waiter", waiter)
+    with (
+        Producer({"bootstrap.servers": alone}) as producer,
+        Consumer({"bootstrap.servers": alone, "group.id": ELSEWHERE}) as consumer,
+    ):
+        producer.produce("t", b"0")
+        assert producer.flush(PATIENCE_SECONDS) == 0
+        consumer.assign([TopicPartition("t", 0, OFFSET_BEGINNING)])
+        assert consumer.poll(PATIENCE_SECONDS).value() == b"0"
+        eventually(lambda: made)
+        grow(consumer)
+        consumer.incremental_assign([TopicPartition("there", 0, OFFSET_BEGINNING)])
+        with Producer({"bootstrap.servers": both}) as other:
+            for number in range(3):
+                for topic in ("t", "there"):
+                    other.produce(topic, b"%d" % number)
+                    assert other.flush(PATIENCE_SECONDS) == 0
+                    message = consumer.poll(PATIENCE_SECONDS)
+                    assert (message.topic(), message.value()) == (topic, b"%d" % number)
+        threads = list(consumer._core.fetcher._threads())
+        eventually(lambda: all(thread._waiter is not None for thread in threads))
+        places = {id(waiter): database_id for waiter, database_id in made}
+        assert [places[id(thread._waiter)] for thread in threads] == [2, 1]
