@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
 from tests.clients.consumer.log_writer import eventually
-from txnstore import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
-from txnstore.admin import AdminClient, NewTopic
+from txnstore import (
+    OFFSET_BEGINNING,
+    Consumer,
+    ConsumerGroupState,
+    ConsumerGroupTopicPartitions,
+    KafkaException,
+    Producer,
+    TopicPartition,
+)
+from txnstore.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 from txnstore.clients.consumer.fetcher import FetchThread
 from txnstore.clients.consumer.reader import PartitionReader
+from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.cluster.membership import Database, addresses_of, coordinator_of_name, label_of_address
 from txnstore.db.url import parse_url
+from txnstore.log.retention import delete_expired_batches
+from txnstore.transactions.listing import hanging_in_cluster
 
 PATIENCE_SECONDS = 60.0
 ATOMIC = {"txnstore.delivery.order": "commit", "txnstore.delivery.atomic": True, "enable.auto.commit": False}
@@ -99,6 +111,101 @@ def test_transactions_stay_whole_when_a_database_joins_under_a_running_reader(al
                 found.append(values[0])
 
 
+def next_of(consumer: Consumer) -> tuple[str | None, bytes | None]:
+    message = consumer.poll(PATIENCE_SECONDS)
+    assert message is not None
+    return message.topic(), message.value()
+
+
+def committed_by(url: str, group_id: str, offset: int) -> None:
+    with Consumer({"bootstrap.servers": url, "group.id": group_id}) as consumer:
+        consumer.commit(offsets=[TopicPartition("t", 0, offset)], asynchronous=False)
+
+
+@pytest.fixture
+def ten(alone):
+    """Ten records in a partition."""
+    with Producer({"bootstrap.servers": alone}) as producer:
+        for number in range(10):
+            producer.produce("t", b"%d" % number)
+            assert producer.flush(PATIENCE_SECONDS) == 0
+
+
+def test_a_group_goes_on_from_what_it_has_committed_where_it_lives_by_now(alone, both, site, ten):
+    settings = {"bootstrap.servers": alone, "group.id": ELSEWHERE, "auto.offset.reset": "latest"}
+    with Consumer(settings) as consumer:
+        assert consumer.list_topics("t", PATIENCE_SECONDS).topics
+        committed_by(both, ELSEWHERE, 3)
+        cluster = consumer._core.connection.cluster()
+        assert cluster.is_alone
+        cluster._addresses += addresses_of([site.urls[1]])
+        consumer.assign([TopicPartition("t", 0)])
+        assert next_of(consumer) == ("t", b"3")
+
+
+def test_what_is_asked_of_a_group_is_asked_where_it_lives_by_now(alone, both, site, ten):
+    settings = {"bootstrap.servers": alone}
+
+    def let_know(cluster: Cluster) -> None:
+        assert cluster.is_alone
+        cluster._addresses += addresses_of([site.urls[1]])
+
+    with Consumer({**settings, "group.id": ELSEWHERE}) as consumer:
+        consumer.list_topics("t", PATIENCE_SECONDS)
+        with ExitStack() as stack:
+            admins = [stack.enter_context(AdminClient(settings)) for _ in range(5)]
+            for admin in admins:
+                admin.list_topics("t", PATIENCE_SECONDS)
+            committed_by(both, ELSEWHERE, 3)
+            let_know(consumer._core.connection.cluster())
+            assert consumer.committed([TopicPartition("t", 0)], PATIENCE_SECONDS)[0].offset == 3
+            # Without the second URL it is told so.
+            with pytest.raises(KafkaException, match="no URL of the list leads there"):
+                admins[0].describe_consumer_groups([ELSEWHERE])[ELSEWHERE].result(PATIENCE_SECONDS)
+            for admin in admins[1:]:
+                let_know(admin._connection.cluster())
+            groups = admins[1].list_consumer_groups().result(PATIENCE_SECONDS)
+            assert [group.group_id for group in groups.valid or ()] == [ELSEWHERE]
+            found = admins[2].describe_consumer_groups([ELSEWHERE])[ELSEWHERE].result(PATIENCE_SECONDS)
+            assert (found.state, found.is_simple_consumer_group) == (ConsumerGroupState.EMPTY, True)
+            request = [ConsumerGroupTopicPartitions(ELSEWHERE)]
+            listed = admins[3].list_consumer_group_offsets(request)[ELSEWHERE].result(PATIENCE_SECONDS)
+            assert [partition.offset for partition in listed.topic_partitions or ()] == [3]
+            with pytest.warns(DeprecationWarning, match="list_groups"):
+                assert [group.id for group in admins[4].list_groups(timeout=PATIENCE_SECONDS)] == [ELSEWHERE]
+
+
+def test_what_a_group_has_not_read_is_kept_wherever_it_lives_by_now(site, alone, both, ten):
+    entries = [
+        ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+        for name, value in {"retention.ms": "1", "txnstore.retention.unread.ms": "-1"}.items()
+    ]
+    with AdminClient({"bootstrap.servers": alone}) as admin:
+        resource = ConfigResource(ResourceType.TOPIC, "t", incremental_configs=entries)
+        admin.incremental_alter_configs([resource])[resource].result(PATIENCE_SECONDS)
+    site.clock.advance(10**12)
+    with site.open(alone) as stale:
+        committed_by(both, ELSEWHERE, 2)
+        # It has no URL of the group's database.
+        assert delete_expired_batches(stale.controller, stale, batches_max=100) == 0
+        stale._addresses += addresses_of([site.urls[1]])
+        assert delete_expired_batches(stale.controller, stale, batches_max=100) == 2
+
+
+def test_a_transaction_does_not_hang_because_its_coordinator_has_joined_since(site, alone, both, ten):
+    settings = {"bootstrap.servers": both, "transactional.id": ELSEWHERE}
+    with site.open(alone) as stale, Producer(settings) as producer:
+        producer.init_transactions(PATIENCE_SECONDS)
+        producer.begin_transaction()
+        producer.produce("t", b"open", partition=0)
+        assert producer.flush(PATIENCE_SECONDS) == 0
+        site.clock.advance(10**12)
+        for _ in range(2):
+            assert hanging_in_cluster(stale, {}, 60_000) == []
+            stale._addresses += addresses_of([site.urls[1]])
+        producer.abort_transaction(PATIENCE_SECONDS)
+
+
 def test_what_was_read_while_a_database_was_alone_says_nothing_of_what_was_committed_since(
     alone, both, grow, monkeypatch
 ):
@@ -113,10 +220,10 @@ def test_what_was_read_while_a_database_was_alone_says_nothing_of_what_was_commi
     with Consumer({"bootstrap.servers": alone, "group.id": ELSEWHERE, **ATOMIC}) as consumer:
         consumer.assign([TopicPartition("t", number, OFFSET_BEGINNING) for number in (0, 1)])
         for _ in range(6):
-            for partition in consumer._core.subscription:
-                partition.is_at_end = False
+            for assigned in consumer._core.subscription:
+                assigned.is_at_end = False
             turn(consumer)
-        assert [consumer.consume_transaction(0).messages[0].value() for _ in range(2)] == [b"plain"] * 2
+        assert all(consumer.consume_transaction(0) for _ in range(2))
         grow(consumer)
         turn(consumer)
         with Producer({"bootstrap.servers": both, "transactional.id": "x"}) as producer:
@@ -151,7 +258,7 @@ def test_a_thread_waits_for_commits_where_it_reads_after_the_cluster_has_grown(a
         producer.produce("t", b"0")
         assert producer.flush(PATIENCE_SECONDS) == 0
         consumer.assign([TopicPartition("t", 0, OFFSET_BEGINNING)])
-        assert consumer.poll(PATIENCE_SECONDS).value() == b"0"
+        assert next_of(consumer) == ("t", b"0")
         eventually(lambda: made)
         grow(consumer)
         consumer.incremental_assign([TopicPartition("there", 0, OFFSET_BEGINNING)])
@@ -160,8 +267,7 @@ def test_a_thread_waits_for_commits_where_it_reads_after_the_cluster_has_grown(a
                 for topic in ("t", "there"):
                     other.produce(topic, b"%d" % number)
                     assert other.flush(PATIENCE_SECONDS) == 0
-                    message = consumer.poll(PATIENCE_SECONDS)
-                    assert (message.topic(), message.value()) == (topic, b"%d" % number)
+                    assert next_of(consumer) == (topic, b"%d" % number)
         threads = list(consumer._core.fetcher._threads())
         eventually(lambda: all(thread._waiter is not None for thread in threads))
         places = {id(waiter): database_id for waiter, database_id in made}

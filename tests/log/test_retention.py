@@ -342,6 +342,9 @@ class OneAway:
     def __init__(self, store):
         self._store = store
 
+    def has_learned_of_others(self):
+        return False
+
     def stores(self, left_out):
         left_out[2] = StoreUnavailable("it is away")
         yield self._store

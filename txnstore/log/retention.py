@@ -299,6 +299,8 @@ def _offsets_read_by_all(store: Store, cluster: Cluster | None) -> _ReadOffsets:
     if cluster is None:
         _note_committed(store, read_offsets)
         return read_offsets
+    # Groups may live in a database that has joined since.
+    cluster.has_learned_of_others()
     left_out: LeftOut = {}
     for one in cluster.stores(left_out):
         with cluster.leaving_out(one.database_id, left_out):

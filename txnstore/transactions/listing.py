@@ -284,6 +284,8 @@ def hanging_in_cluster(
         TxnStoreError: the only database is away, or refuses.
     """
     found: list[HangingInPartition] = []
+    # Of what a database coordinates that has joined since, nobody else knows that it is open.
+    cluster.has_learned_of_others()
     for store in cluster.stores(left_out):
         suspects: list[HangingInPartition] = []
         with cluster.leaving_out(store.database_id, left_out):

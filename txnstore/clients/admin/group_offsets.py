@@ -107,7 +107,7 @@ def find(
         committed = administration.list_offsets(connection, group_id)
         return committed, set(_known(connection, wanted or ()))
 
-    committed, known = cluster.at_coordinator(
+    committed, known = cluster.ask_coordinator(
         group_id, lambda coordinator: coordinator.read(work, retry_timeout_ms=call.retry_ms(coordinator))
     )
     if wanted is None:
@@ -148,7 +148,7 @@ def alter(
             administration.alter_offsets(connection, group_id, offsets)
 
     try:
-        cluster.at_coordinator(group_id, lambda coordinator: write(coordinator, call, work))
+        cluster.ask_coordinator(group_id, lambda coordinator: write(coordinator, call, work))
     except UnknownMember:
         # Said of each partition, as Kafka says it.
         text = f"group {group_id[:80]!r} has members; stop them first, then alter its offsets"
@@ -183,7 +183,7 @@ def delete(
                     " were left alone"
                 )
 
-    cluster.at_coordinator(group_id, lambda coordinator: write(coordinator, call, work))
+    cluster.ask_coordinator(group_id, lambda coordinator: write(coordinator, call, work))
     return _answer(request, errors)
 
 

@@ -218,6 +218,7 @@ def find(
     types: Collection[enum.Enum],
 ) -> ListConsumerGroupsResult:
     """Return the groups in one of these states and of one of these types; empty: all."""
+    cluster.has_learned_of_others()
     left_out: LeftOut = {}
     found = cluster.read_all(administration.list_groups, left_out, retry_timeout_ms=call.retry_ms_of_each(cluster))
     groups = [group.without_expired() for _, groups in found for group in groups]
@@ -232,7 +233,7 @@ def find(
 def describe(cluster: Cluster, call: Call[str, ConsumerGroupDescription], group_id: str) -> ConsumerGroupDescription:
     """Return the group's description."""
     check_group_id(group_id)
-    return cluster.at_coordinator(group_id, lambda coordinator: _describe(coordinator, call, group_id))
+    return cluster.ask_coordinator(group_id, lambda coordinator: _describe(coordinator, call, group_id))
 
 
 def _describe(coordinator: Store, call: Call[str, ConsumerGroupDescription], group_id: str) -> ConsumerGroupDescription:
@@ -251,7 +252,7 @@ def _describe(coordinator: Store, call: Call[str, ConsumerGroupDescription], gro
 
 def delete(cluster: Cluster, call: Call[str, None], group_id: str) -> None:
     """Delete the group."""
-    cluster.at_coordinator(
+    cluster.ask_coordinator(
         group_id,
         lambda coordinator: write(
             coordinator, call, lambda connection: administration.delete_group(connection, group_id)
@@ -262,6 +263,7 @@ def delete(cluster: Cluster, call: Call[str, None], group_id: str) -> None:
 def list_metadata(cluster: Cluster, group_id: str | None) -> list[GroupMetadata]:
     """Return the groups, or the one of this id if there is one, as librdkafka's oldest call shows them."""
     if group_id is None:
+        cluster.has_learned_of_others()
         left_out: LeftOut = {}
         retry_ms = None if cluster.is_alone else OPENING_MS
         found = cluster.read_all(administration.list_groups, left_out, retry_timeout_ms=retry_ms)
@@ -273,7 +275,7 @@ def list_metadata(cluster: Cluster, group_id: str | None) -> list[GroupMetadata]
         group = coordinator.read(lambda connection: administration.find_group(connection, group_id))
         return [] if group is None else [_metadata(coordinator, group.without_expired())]
 
-    return cluster.at_coordinator(group_id, find_one)
+    return cluster.ask_coordinator(group_id, find_one)
 
 
 def _description(member: ListedMember) -> MemberDescription:

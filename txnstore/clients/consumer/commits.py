@@ -264,10 +264,14 @@ class OffsetCommits:
             nonlocal ids, errors, found
             ids, errors = self._ids(partitions)
             if ids:
-                cluster = self._connection.cluster()
-                found = cluster.at_coordinator(
-                    self._options.group_id, lambda store: store.read(work, retry_timeout_ms=timeout_ms)
-                )
+                cluster, group_id = self._connection.cluster(), self._options.group_id
+                read_there = partial(Store.read, work=work, retry_timeout_ms=timeout_ms)
+                asked_id = cluster.coordinator_id_of(group_id)
+                found = cluster.at_coordinator(group_id, read_there)
+                if not found.offsets.keys() >= ids.keys():
+                    cluster.has_learned_of_others()
+                    if cluster.coordinator_id_of(group_id) != asked_id:
+                        found = cluster.at_coordinator(group_id, read_there)
 
         self._directory.again_if_unknown({partition.topic for partition in partitions}, ask)
         committed = {partition: found.offsets.get(key) for key, partition in ids.items()} if found else {}

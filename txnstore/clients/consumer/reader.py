@@ -172,10 +172,7 @@ class PartitionReader:
         *,
         snapshots: Iterator[int] | None = None,
     ) -> None:
-        """Read with these settings from the database of this number, by default from the one that holds the group.
-
-        The readings draw their numbers from `snapshots`.
-        """
+        """Read from the database of this number, by default the group's; its readings are numbered by `snapshots`."""
         self._given_database_id = database_id
         self._connection = connection
         self._directory = directory
@@ -245,7 +242,7 @@ class PartitionReader:
         known, outcomes = self._known(positions)
         if not known:
             return outcomes
-        stored_ids = [partition_id for partition_id, position in known.items() if _is_asked_for(position)]
+        asked_id, stored_ids = self.database_id, [number for number, it in known.items() if _is_asked_for(it)]
         own = {partition_id: position for partition_id, position in known.items() if not self._is_elsewhere(position)}
 
         def work(connection: Connection) -> tuple[dict[int, Bounds], CommittedOffsets, dict[int, int | None]]:
@@ -265,6 +262,10 @@ class PartitionReader:
             # Deleted since the directory was read: try again in a moment.
             self._forget(known.values())
             return [*outcomes, *(PartitionFailed(position, None) for position in known.values())]
+        if not committed.offsets.keys() >= set(stored_ids):
+            self._connection.cluster().has_learned_of_others()
+            if self.database_id != asked_id:  # It has joined since.
+                return [*outcomes, *map(PartitionMoved, known.values())]
         for partition_id, position in known.items():
             if self._is_unstable(partition_id, committed):
                 outcomes.append(PartitionFailed(position, None))

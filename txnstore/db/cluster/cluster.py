@@ -106,7 +106,7 @@ class Cluster:
         self._executor: ThreadPoolExecutor | None = None
         self._opening: dict[int, threading.Lock] = {}
         self.forget_threads_after_fork()
-        controller.has_learned_of_others = self._has_learned_of_others
+        controller.has_learned_of_others = self.has_learned_of_others
         _opened.add(self)
 
     def __repr__(self) -> str:
@@ -229,7 +229,14 @@ class Cluster:
             if self._stores.get(member.database_id) is None:
                 self._enter(address, store, member)
 
-    def _has_learned_of_others(self) -> bool:
+    def has_learned_of_others(self) -> bool:
+        """Look again if there is one database as far as anybody has looked; return whether there are more by now.
+
+        Groups and transactional ids have their databases for ever once there are two: others need not be looked for.
+
+        Raises:
+            TxnStoreError: as `refresh`.
+        """
         if not self.is_alone:
             return False
         self.refresh()
@@ -559,6 +566,11 @@ class Cluster:
             if self.is_alone or not self.reconcile(self.coordinator_id_of(name)):
                 raise
             return call(self.coordinator_of(name))
+
+    def ask_coordinator(self, name: str, call: Callable[[Store], Result]) -> Result:
+        """Make a call as `at_coordinator` which nobody refuses, as it reads: it finds nothing in the wrong database."""
+        self.has_learned_of_others()
+        return self.at_coordinator(name, call)
 
     def coordinator_of_producer(self, producer_id: int) -> Store:
         """Return the store that gave out the producer id: it coordinates its transactions."""
