@@ -9,7 +9,7 @@ import os
 import pytest
 from typer.testing import CliRunner
 
-from txnstore import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from txnstore import OFFSET_BEGINNING, OFFSET_INVALID, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from txnstore.admin import (
     AbortTransactionSpec,
     AdminClient,
@@ -31,6 +31,7 @@ from txnstore.db.opening import open_store
 from txnstore.db.store import Store
 from txnstore.db.url import parse_url
 from txnstore.errors import StoreUnavailable
+from txnstore.log.topics import create_topic, delete_topic, grow_topic
 from txnstore.maintenance.loop import Maintenance
 
 PATIENCE_SECONDS = 60.0
@@ -324,6 +325,83 @@ def test_clients_of_one_database_work_on_when_a_second_one_joins(site):
             later.commit_transaction(PATIENCE_SECONDS)
         assert value_of(c) == b"2"
         c.commit(asynchronous=False)
+
+
+# --- a database whose copies lag --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def lagging(admin):
+    """A group of the second database, which was away while topics changed at the controller."""
+    cluster = admin._connection.cluster()
+    here = cluster.label_of(1)
+    placed = {"txnstore.placement": here}
+    topics = [
+        NewTopic("again", 1, config=placed),
+        NewTopic("grown", 1, config=placed),
+        NewTopic("gone", 1, config=placed),
+    ]
+    for future in admin.create_topics(topics).values():
+        future.result(PATIENCE_SECONDS)
+    group_id = leaders_of(admin, "lagging")[1]
+    requests = [ConsumerGroupTopicPartitions(group_id, [TopicPartition(name, 0, 0) for name in ("again", "gone")])]
+    admin.alter_consumer_group_offsets(requests)[group_id].result(PATIENCE_SECONDS)
+
+    def change(connection):
+        delete_topic(connection, "again")
+        create_topic(connection, "again", config=placed)
+        grow_topic(connection, "grown", partition_count=3)
+        delete_topic(connection, "gone")
+        create_topic(connection, "new", config=placed)
+
+    cluster.controller.write(change)
+    return group_id
+
+
+def test_offsets_are_set_in_what_a_topics_name_stands_for_at_the_controller(admin, lagging, make):
+    wanted = [TopicPartition("again", 0, 5), TopicPartition("new", 0, 5), TopicPartition("gone", 0, 5)]
+    requests = [ConsumerGroupTopicPartitions(lagging, wanted)]
+    altered = admin.alter_consumer_group_offsets(requests)[lagging].result(PATIENCE_SECONDS)
+    errors = {it.topic: it.error for it in altered.topic_partitions}
+    assert {name: error and error.code() for name, error in errors.items()} == {
+        "again": None,
+        "new": None,
+        "gone": KafkaError.UNKNOWN_TOPIC_OR_PART,
+    }
+    producer = make(Producer)
+    for number in range(8):
+        producer.produce("again", b"%d" % number)
+        assert producer.flush(PATIENCE_SECONDS) == 0
+    consumer = make(Consumer, group_id=lagging)
+    consumer.assign([TopicPartition("again", 0)])
+    assert value_of(consumer) == b"5"
+
+
+def test_offsets_are_listed_of_what_a_topics_name_stands_for_at_the_controller(admin, lagging):
+    wanted = [TopicPartition("again", 0), TopicPartition("new", 0)]
+    request = [ConsumerGroupTopicPartitions(lagging, wanted)]
+    listed = admin.list_consumer_group_offsets(request)[lagging].result(PATIENCE_SECONDS)
+    assert [(it.topic, it.offset, it.error) for it in listed.topic_partitions] == [
+        ("again", OFFSET_INVALID, None),
+        ("new", OFFSET_INVALID, None),
+    ]
+
+
+def test_a_group_is_reset_in_all_partitions_that_a_topic_has_at_the_controller(urls, lagging):
+    arguments = ["groups", "reset-offsets", lagging, "--topic", "grown", "--to-earliest", "--execute", "--json"]
+    result = CliRunner().invoke(program_with(NAMES), ["--url", urls, *arguments])
+    assert result.exit_code == 0, result.output
+    assert [row["partition"] for row in json.loads(result.stdout)] == [0, 1, 2]
+
+
+def test_a_group_is_described_with_what_it_has_committed_in_a_topic_that_is_deleted_elsewhere(urls, lagging):
+    result = CliRunner().invoke(program_with(NAMES), ["--url", urls, "groups", "describe", lagging, "--json"])
+    assert result.exit_code == 0, result.output
+    (described,) = json.loads(result.stdout)
+    (gone,) = [row for row in described["offsets"] if row["topic"] == "gone"]
+    assert (gone["committed_offset"], gone["high_watermark"], gone["lag"]) == (0, None, None)
+    result = CliRunner().invoke(program_with(NAMES), ["--url", urls, "groups", "describe", lagging])
+    assert result.exit_code == 0, result.output
 
 
 # --- the commands -----------------------------------------------------------------------------------------------------

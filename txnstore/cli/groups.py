@@ -40,6 +40,7 @@ from txnstore.groups.administration import (
 from txnstore.groups.commit_rules import check_group_id
 from txnstore.groups.unread import count_unread
 from txnstore.log.bounds import Bounds, offset_for_time, read_bounds
+from txnstore.log.cluster_topics import bring_up_to_date
 from txnstore.log.topics import Topic, find_topics, get_topic
 from txnstore.model import IsolationLevel, OffsetAndMetadata, PartitionName
 
@@ -96,7 +97,8 @@ def offset_rows(cluster: Cluster, store: Store, connection: Connection, group: L
         if partition.topic in topics and partition.partition < len(topics[partition.topic].partition_ids)
     }
     positions = {partition_id: committed.offsets.get(partition) for partition, partition_id in ids.items()}
-    distances = read(list(positions), partial(_distances, positions))
+    # A topic that the group's database still has may be deleted by now.
+    distances = read(list(cluster.leaders_of(positions)), partial(_distances, positions))
     return [
         {
             "topic": partition.topic,
@@ -104,7 +106,7 @@ def offset_rows(cluster: Cluster, store: Store, connection: Connection, group: L
             **_position(positions[partition_id]),
             "pending": partition in committed.unstable,
             "member_id": owners.get(partition),
-            **distances[partition_id],
+            **distances.get(partition_id, _DISTANCE_UNKNOWN),
         }
         for partition, partition_id in ids.items()
     ]
@@ -139,6 +141,11 @@ def _distance(connection: Connection, bounds: Bounds, committed: OffsetAndMetada
         "open_records": open_records,
     }
 
+
+#: That of a partition which is not there.
+_DISTANCE_UNKNOWN: Final = dict.fromkeys(
+    ("log_start_offset", "last_stable_offset", "high_watermark", "lag", "open_records")
+)
 
 app: Final = typer.Typer(name="groups", no_args_is_help=True, help="List, describe, reset and delete consumer groups.")
 
@@ -317,13 +324,13 @@ def reset_offsets(
             alter_offsets(connection, group, offsets, changes_order=order is not None)
         return rows
 
+    def reset(store: Store) -> list[dict[str, Any]]:
+        # It may not have heard yet of all partitions that a topic has.
+        bring_up_to_date(store, cluster)
+        return store.write(partial(change, store), wakes_readers=True) if execute else store.read(partial(plan, store))
+
     with opened(url, schema) as cluster:
-        rows = cluster.at_coordinator(
-            group,
-            lambda store: (
-                store.write(partial(change, store), wakes_readers=True) if execute else store.read(partial(plan, store))
-            ),
-        )
+        rows = cluster.at_coordinator(group, reset)
     shown = [{name: value for name, value in row.items() if name not in _NOT_SHOWN} for row in rows]
     names_order = order is not None or any(row["order"] == Order.COMMIT.value for row in rows)
     columns = [column for column in _RESET_COLUMNS if names_order or column.key != "order"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import TypeVar
 
 from sqlalchemy import Connection
 
@@ -13,8 +15,10 @@ from txnstore.clients.model.errors import KafkaError, kafka_error_of
 from txnstore.clients.model.metadata import ConsumerGroupTopicPartitions
 from txnstore.clients.model.topic_partition import TopicPartition, with_committed
 from txnstore.db.cluster.cluster import Cluster
+from txnstore.db.store import Store
 from txnstore.errors import (
     GroupSubscribedToTopic,
+    StoreUnavailable,
     TxnStoreError,
     UnknownMember,
     UnknownTopicOrPartition,
@@ -23,8 +27,11 @@ from txnstore.errors import (
 from txnstore.groups import administration
 from txnstore.groups.administration import ListedOffsets
 from txnstore.groups.commit_rules import check_group_id
+from txnstore.log.cluster_topics import bring_up_to_date
 from txnstore.log.topics import find_topics
 from txnstore.model import OffsetAndMetadata
+
+Result = TypeVar("Result")
 
 # --- arguments, in confluent-kafka's words ----------------------------------------------------------------------------
 
@@ -107,9 +114,13 @@ def find(
         committed = administration.list_offsets(connection, group_id)
         return committed, set(_known(connection, wanted or ()))
 
-    committed, known = cluster.ask_coordinator(
-        group_id, lambda coordinator: coordinator.read(work, retry_timeout_ms=call.retry_ms(coordinator))
-    )
+    def read(coordinator: Store) -> tuple[ListedOffsets, set[TopicPartition]]:
+        # While the controller is away, what the names stand for here is the best that there is.
+        with suppress(StoreUnavailable):
+            bring_up_to_date(coordinator, cluster)
+        return coordinator.read(work, retry_timeout_ms=call.retry_ms(coordinator))
+
+    committed, known = cluster.ask_coordinator(group_id, read)
     if wanted is None:
         known = {*map(public_partition, committed.offsets), *map(public_partition, committed.unstable)}
     found = []
@@ -148,7 +159,7 @@ def alter(
             administration.alter_offsets(connection, group_id, offsets)
 
     try:
-        cluster.ask_coordinator(group_id, lambda coordinator: write(coordinator, call, work))
+        _change(cluster, group_id, lambda coordinator: write(coordinator, call, work))
     except UnknownMember:
         # Said of each partition, as Kafka says it.
         text = f"group {group_id[:80]!r} has members; stop them first, then alter its offsets"
@@ -183,8 +194,18 @@ def delete(
                     " were left alone"
                 )
 
-    cluster.ask_coordinator(group_id, lambda coordinator: write(coordinator, call, work))
+    _change(cluster, group_id, lambda coordinator: write(coordinator, call, work))
     return _answer(request, errors)
+
+
+def _change(cluster: Cluster, group_id: str, work: Callable[[Store], Result]) -> Result:
+    """Do the work where the group lives, once names of topics stand there for what they stand for at the controller."""
+
+    def up_to_date(coordinator: Store) -> Result:
+        bring_up_to_date(coordinator, cluster)
+        return work(coordinator)
+
+    return cluster.ask_coordinator(group_id, up_to_date)
 
 
 def _known(connection: Connection, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
