@@ -407,6 +407,37 @@ def test_a_group_is_described_with_what_it_has_committed_in_a_topic_that_is_dele
 # --- the commands -----------------------------------------------------------------------------------------------------
 
 
+def test_a_drawing_shows_groups_and_transactional_ids_of_all_databases(urls, site, admin, make):
+    cluster = admin._connection.cluster()
+    new = NewTopic("drawn", 1, config={"txnstore.placement": cluster.label_of(1)})
+    admin.create_topics([new])["drawn"].result(PATIENCE_SECONDS)
+    groups, names = leaders_of(admin, "group"), leaders_of(admin, "name")
+    for broker, name in names.items():
+        producer = make(Producer, transactional_id=name)
+        producer.init_transactions(PATIENCE_SECONDS)
+        producer.begin_transaction()
+        producer.produce("drawn", b"record")
+        producer.commit_transaction(PATIENCE_SECONDS)
+        request = [ConsumerGroupTopicPartitions(groups[broker], [TopicPartition("drawn", 0, broker)])]
+        admin.alter_consumer_group_offsets(request)[groups[broker]].result(PATIENCE_SECONDS)
+
+    def drawn(url):
+        result = CliRunner().invoke(program_with(NAMES), ["--url", url, "timeline", "drawn", "--json"])
+        timeline = json.loads(result.stdout)
+        pointers = {it["name"]: it["offset"] for it in timeline["pointers"] if it["name"].startswith("group")}
+        return result, [it["name"].rpartition(" ")[0] for it in timeline["lanes"]], pointers
+
+    result, lanes, pointers = drawn(urls)
+    assert (result.exit_code, lanes) == (0, list(names.values()))
+    assert pointers == {f"group {name}": broker for broker, name in sorted(groups.items(), key=lambda item: item[1])}
+    # What is not asked is said.
+    result, lanes, pointers = drawn(", ".join(site.urls[:2]))
+    assert result.exit_code == FAILED
+    assert lanes == ["" if broker == 2 else name for broker, name in names.items()]
+    assert cluster.label_of(3) in result.stderr
+    assert len(pointers) == 2
+
+
 @pytest.mark.slow
 @pytest.mark.slow_on_postgresql
 def test_the_commands_show_and_do_everything_over_all_databases(urls, admin, topic, make):

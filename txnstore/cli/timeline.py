@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -17,8 +17,9 @@ from rich.text import Text
 from sqlalchemy import Connection, bindparam, func, select, union
 
 from txnstore.cli.options import Json, PartitionShown, Schema, Url, complete_topic, examples, opened, partition_shown
-from txnstore.cli.output import CommandFailed, printable, say, show_json
+from txnstore.cli.output import CommandFailed, printable, say, show_json, tell_and_exit
 from txnstore.clients.brokers import at_leader_of
+from txnstore.db.cluster.cluster import Cluster, LeftOut
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.schema import finished_transactions, group_offsets, record_batches, transaction_log
 from txnstore.db.statements import are_among
@@ -84,6 +85,7 @@ class TimelineLane:
     name: str
     outcome: str
     marks: dict[int, Mark] = field(default_factory=dict)
+    producer_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,7 @@ class Timeline:
 
     topic: str
     partition: int
+    partition_id: int
     first_offset: int
     end_offset: int
     """The offset after the last one that is shown."""
@@ -129,7 +132,7 @@ class Timeline:
 def read_timeline(
     connection: Connection, topic: str, partition: int, *, from_offset: int | None, count: int
 ) -> Timeline:
-    """Return `count` offsets of the partition from `from_offset` on, or the last ones.
+    """Return `count` offsets of the partition from `from_offset` on, or the last ones; `add_names` adds the rest.
 
     Raises:
         UnknownTopicOrPartition: there is no such topic or partition.
@@ -145,8 +148,32 @@ def read_timeline(
         Pointer("last stable offset", bounds.last_stable_offset),
         Pointer("high watermark", high_watermark),
     ]
-    pointers += [_group_pointer(*row) for row in connection.execute(_GROUPS, _of(partition_id))]
-    return Timeline(topic, partition, first, end, _lanes(connection, partition_id, first, end), pointers)
+    lanes = _lanes(connection, partition_id, first, end)
+    return Timeline(topic, partition, partition_id, first, end, lanes, pointers)
+
+
+def add_names(cluster: Cluster, timeline: Timeline, left_out: LeftOut) -> None:
+    """Add what each database knows of the groups and transactional ids that it coordinates.
+
+    Of a database that is left out nothing is said.
+
+    Raises:
+        TxnStoreError: the only database is away, or refuses.
+    """
+    producer_ids = {lane.producer_id for lane in timeline.lanes if lane.producer_id is not None}
+    groups: list[Any] = []
+    names: dict[int, str] = {}
+
+    def read(connection: Connection) -> tuple[Sequence[Any], dict[int, str]]:
+        return connection.execute(_GROUPS, _of(timeline.partition_id)).all(), _names(connection, producer_ids)
+
+    for _, (groups_there, names_there) in cluster.read_all(read, left_out):
+        groups += groups_there
+        names |= names_there
+    timeline.pointers.extend(_group_pointer(*row) for row in sorted(groups))
+    for lane in timeline.lanes:
+        if lane.producer_id in names:
+            lane.name = f"{names[lane.producer_id]} {lane.name}"
 
 
 def _group_pointer(group_id: str, offset: int, offset_in_transaction: int | None) -> Pointer:
@@ -165,7 +192,6 @@ def _lanes(connection: Connection, partition_id: int, first: int, end: int) -> l
     producers = sorted({(row.producer_id, row.producer_epoch) for row in batches if row.is_transactional})
     rows = connection.execute(_FINISHED, {**stretch, "producers": producers}).all()
     finished = {(row.producer_id, row.producer_epoch): row for row in rows}
-    names = _names(connection, {row.producer_id for row in batches} | {producer_id for producer_id, _ in finished})
     plain = TimelineLane("no transaction", "")
     lanes: dict[tuple[int, int], TimelineLane] = {}
     for row in batches:
@@ -175,27 +201,23 @@ def _lanes(connection: Connection, partition_id: int, first: int, end: int) -> l
             continue
         key = (row.producer_id, row.producer_epoch)
         ended = finished.get(key)
-        lane = _lane_of(lanes, key, names, None if ended is None else ControlType(ended.outcome))
+        lane = _lane_of(lanes, key, None if ended is None else ControlType(ended.outcome))
         lane.marks.update(dict.fromkeys(offsets, Mark(lane.outcome)))
     for key, row in finished.items():
         if first <= row.marker_offset < end:
             outcome = ControlType(row.outcome)
             mark = Mark.COMMIT if outcome is ControlType.COMMIT else Mark.ABORT
-            _lane_of(lanes, key, names, outcome).marks[row.marker_offset] = mark
+            _lane_of(lanes, key, outcome).marks[row.marker_offset] = mark
     ordered = sorted(lanes.values(), key=lambda lane: min(lane.marks))
     return [*([plain] if plain.marks else []), *ordered]
 
 
 def _lane_of(
-    lanes: dict[tuple[int, int], TimelineLane],
-    key: tuple[int, int],
-    names: Mapping[int, str],
-    outcome: ControlType | None,
+    lanes: dict[tuple[int, int], TimelineLane], key: tuple[int, int], outcome: ControlType | None
 ) -> TimelineLane:
     if key not in lanes:
         marks = {ControlType.COMMIT: Mark.COMMITTED, ControlType.ABORT: Mark.ABORTED, None: Mark.OPEN}
-        name = f"{names[key[0]]} {key[0]}:{key[1]}" if key[0] in names else f"{key[0]}:{key[1]}"
-        lanes[key] = TimelineLane(name, marks[outcome].value)
+        lanes[key] = TimelineLane(f"{key[0]}:{key[1]}", marks[outcome].value, producer_id=key[0])
     return lanes[key]
 
 
@@ -282,16 +304,24 @@ def timeline(
                 lambda connection: read_timeline(connection, topic, number, from_offset=from_offset, count=count)
             ),
         )
+        left_out: LeftOut = {}
+        add_names(cluster, found, left_out)
+    _show(found, svg_file, as_json=as_json)
+    tell_and_exit(left_out.values())
+
+
+def _show(found: Timeline, svg_file: Path | None, *, as_json: bool) -> None:
     if svg_file is not None:
         try:
             svg_file.write_text(svg(found), encoding="utf-8")
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else "this is not a path"
             raise CommandFailed(f"{svg_file}: {reason}") from None
+        name = f"{found.topic}-{found.partition}"
         if found.first_offset == found.end_offset:
-            say(f"{svg_file} shows no offsets of {topic}-{number}: it has none there")
+            say(f"{svg_file} shows no offsets of {name}: it has none there")
             return
-        say(f"{svg_file} shows the offsets {found.first_offset} to {found.end_offset - 1} of {topic}-{number}")
+        say(f"{svg_file} shows the offsets {found.first_offset} to {found.end_offset - 1} of {name}")
         return
     if as_json:
         show_json(found.as_json())
