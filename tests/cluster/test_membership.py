@@ -356,6 +356,14 @@ def test_a_member_that_is_away_is_named_never_by_its_url_and_left_alone_for_a_wh
         assert cluster.own(2).database_id == 2
 
 
+def test_of_a_listed_database_that_is_away_it_is_said_when_it_joins(sqlite_site: Site, caplog):
+    # Nobody listens on this port.
+    with sqlite_site.open(sqlite_site.urls[0], "postgresql://u@127.0.0.1:1/x?connect_timeout=1") as cluster:
+        assert cluster.is_alone
+    (record,) = [it for it in caplog.records if getattr(it, "event", None) == "database_unavailable"]
+    assert record.getMessage().endswith("it joins when a client opens this list while it can be reached")
+
+
 def test_the_pause_has_an_upper_bound(sqlite_site: Site):
     seconds = [0.0]
     with sqlite_site.open() as cluster:

@@ -205,7 +205,8 @@ class Cluster:
             store = address.open(self._open, create=create)
         except StoreUnavailable as error:
             fields = {"event": "database_unavailable", "database": address.label}
-            _log.warning("%s; it will be tried again when it is next needed", error, extra=fields)
+            text = "%s; if it is no member yet, it joins when a client opens this list while it can be reached"
+            _log.warning(text, error, extra=fields)
             return
         member = self._member_of(store)
         if member is None:
