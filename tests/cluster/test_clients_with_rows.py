@@ -11,9 +11,10 @@ from sqlalchemy import insert
 from typer.testing import CliRunner
 
 from tests.clients.steps import PATIENCE_SECONDS, create_topic, error_of
-from txnstore import Consumer, KafkaError, Producer
+from txnstore import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from txnstore.cli.program import NAMES, program_with
 from txnstore.db.schema import outbox
+from txnstore.db.url import parse_url
 from txnstore.log.topics import find_topics
 from txnstore.participants.branches import Branches
 from txnstore.testing.postgres_server import connection_string
@@ -36,6 +37,28 @@ def test_a_consumer_helps_the_outbox_of_each_database_that_it_reads(site):
             row = {"topic": "orders", "partition_number": number, "value": b"%d" % leader}
             cluster.own(leader).write(lambda connection, row=row: connection.execute(insert(outbox), row))
     assert records(urls, "orders", 3) == [b"1", b"2", b"3"]
+
+
+def test_a_commit_on_a_connection_to_another_database_says_why_it_has_to_be_the_groups(sqlite_site):
+    urls = ", ".join(sqlite_site.urls)
+    create_topic(urls, "orders", 1)
+    group_id = name_at(sqlite_site, 2)
+    settings = {"bootstrap.servers": urls, "group.id": group_id, "enable.auto.commit": False}
+    first, second = (str(parse_url(url).url.database) for url in sqlite_site.urls[:2])
+    for file, refusal in ((first, rf"second\.db, where group '{group_id}' lives: its name decides"), (second, None)):
+        with (
+            Consumer(settings) as consumer,
+            contextlib.closing(sqlite3.connect(file, isolation_level=None)) as connection,
+        ):
+            connection.execute("BEGIN")
+            offsets = [TopicPartition("orders", 0, 0)]
+            if refusal is None:
+                assert consumer.commit(offsets=offsets, connection=connection)
+                connection.execute("COMMIT")
+            else:
+                with pytest.raises(KafkaException, match=refusal):
+                    consumer.commit(offsets=offsets, connection=connection)
+                connection.execute("ROLLBACK")
 
 
 @pytest.fixture

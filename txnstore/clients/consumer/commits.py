@@ -140,11 +140,14 @@ class OffsetCommits:
                 f"there is no partition {missing.topic[:80]!r} [{missing.partition}] to commit an offset for"
             )
         try:
-            store = self._connection.cluster().coordinator_of(membership.group_id)
+            cluster = self._connection.cluster()
+            store = cluster.coordinator_of(membership.group_id)
             if callers.keeps_prepared:
                 # A producer of another store may be asked to enlist the connection later on.
                 note_offsets(getattr(callers.driver, "driver_connection", callers.driver), store.schema)
-            run_joined(store, callers, partial(_commit_for_caller, membership, wanted))
+            group = f"group {membership.group_id[:80]!r}"
+            why_there = "" if cluster.is_alone else f", where {group} lives: its name decides in which database"
+            run_joined(store, callers, partial(_commit_for_caller, membership, wanted), why_there=why_there)
         except TxnStoreError as error:
             if isinstance(error, UnknownTopicOrPartition):
                 self._directory.forget_all()

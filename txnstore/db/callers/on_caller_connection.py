@@ -58,8 +58,12 @@ _STORE: Final = HotStatement(select(stores.c.store_uuid, stores.c.schema_version
 _known: Final[weakref.WeakKeyDictionary[Any, dict[tuple[str, str], bool]]] = weakref.WeakKeyDictionary()
 
 
-def run_joined(store: Store, callers: CallersConnection, work: Callable[[Connection], Result]) -> Result:
+def run_joined(
+    store: Store, callers: CallersConnection, work: Callable[[Connection], Result], *, why_there: str = ""
+) -> Result:
     """Run `work` within the caller's database transaction, and return what it returned.
+
+    Who hands over a connection to another database is told `why_there` it is to be done.
 
     After an error the caller has to roll back: a commit would keep what `work` had done until then.
 
@@ -72,7 +76,8 @@ def run_joined(store: Store, callers: CallersConnection, work: Callable[[Connect
     callers.check_usable()
     if not is_same_store(store, callers):
         raise InvalidRequest(
-            f"this connection is on another database than {store.url}: hand over a connection to the same database"
+            f"this connection is on another database than {store.url}{why_there}: hand over a connection to the same"
+            " database"
         )
     if callers.backend_name == "sqlite":
         _run(store, callers, check_files)
