@@ -7,16 +7,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from sqlalchemy import Connection
+
 from txnstore.clients.connection import StoreConnection, repeat, write_repeatable
 from txnstore.clients.consumer.arguments import ConsumerOptions
 from txnstore.clients.consumer.events import refused_topic, unknown_topic
 from txnstore.clients.model.errors import KafkaError
 from txnstore.clients.topic_directory import TopicDirectory
 from txnstore.db.backend import Subjects
-from txnstore.db.store import Store
+from txnstore.db.store import Store, chunks
 from txnstore.errors import TxnStoreError
 from txnstore.groups import coordinator
 from txnstore.groups.group import MemberAnswer, MemberDetails, Report
+from txnstore.log.topics import Topic, find_topics
 from txnstore.model import NO_GENERATION, GroupMembership, is_storable_text
 
 Answered = TypeVar("Answered")
@@ -76,7 +79,7 @@ class GroupRequests:
             (name, number) for name in sorted(existing) for number in range(len(existing[name].partition_ids))
         )
         if partitions != self._found:
-            self._bring_copies()
+            self._bring_copies(existing)
             self._found = partitions
         missing = {
             name: refused_topic(name, refused[name]) if name in refused else unknown_topic(name)
@@ -84,11 +87,20 @@ class GroupRequests:
         }
         return SubscribedTopics(partitions, missing, frozenset(names | existing.keys()))
 
-    def _bring_copies(self) -> None:
+    def _bring_copies(self, existing: Mapping[str, Topic]) -> None:
         """Let the group assign what the controller knows: the group's database may not have heard of it yet."""
         cluster = self._connection.cluster()
-        if not cluster.is_alone:
-            cluster.reconcile(cluster.coordinator_of(self._options.group_id).database_id)
+        store = cluster.coordinator_of(self._options.group_id)
+        if store is cluster.controller:
+            return
+
+        def copied(connection: Connection) -> dict[str, tuple[int, ...]]:
+            copies = (topic for some in chunks(list(existing)) for topic in find_topics(connection, some))
+            return {topic.name: topic.partition_ids for topic in copies}
+
+        # Mostly it has: the whole catalogue need not be read for that, at each start of each consumer.
+        if store.read(copied) != {name: topic.partition_ids for name, topic in existing.items()}:
+            cluster.reconcile(store.database_id)
 
     def join(self, topics: Sequence[str], found: SubscribedTopics, report: Report) -> MemberAnswer:
         """Enter the group, or tell it of a changed subscription."""
