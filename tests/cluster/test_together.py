@@ -12,9 +12,11 @@ from sqlalchemy import Connection, Table, event, select, update
 from tests.cluster.conftest import Bench, Producer, down
 from tests.tools.crashes import is_commit
 from tests.tools.lists import be_many
+from txnstore import Consumer, TopicPartition
 from txnstore.db.backend import Subjects
 from txnstore.db.cluster.locality import Locality
 from txnstore.db.schema import (
+    finished_transactions,
     offset_producers,
     pending_group_offsets,
     pending_markers,
@@ -45,6 +47,7 @@ from txnstore.transactions.transaction import abort_if_timed_out
 from txnstore.transactions.writers import append_as_writer, begin_transaction, join_transaction, report_writer
 
 S = TransactionState
+PATIENCE_SECONDS = 60.0
 TIMEOUT_MS = 60_000
 #: What differs from one transaction to another that is alike.
 IDS = {"transactional_id", "producer_id", "previous_producer_id", "writer_producer_id", "entry_id", "group_id"}
@@ -283,6 +286,76 @@ def test_a_row_that_is_completed_together_becomes_what_the_rules_make_of_it(benc
         found = store.read(lambda connection, newest=newest: connection.execute(newest).one())
         assert tuple(found) == (row.state, row.state, "completion")
     assert_cluster_sound(bench.cluster, at_rest=True)
+
+
+def decide_unheard(bench: Bench) -> list[tuple[str, int]]:
+    """Let five transactions end while the second database is away, the last transactional id first.
+
+    Each has two records in each partition there, one by a further writer. Returns the name of each, which is also in
+    its records, and its epoch, in the order of decisions; the fourth was aborted.
+    """
+    there = [bench.partition_at(2, nth) for nth in range(2)]
+    store = bench.cluster.own(1)
+    producers = sorted((bench.producer_at(1) for _ in range(5)), key=lambda each: each.transactional_id, reverse=True)
+    # Two of them have another epoch than the others.
+    for producer in producers[1:3]:
+        producer.send(bench.partition_at(1), b"before")
+        producer.end(commit=True)
+    found = []
+    for producer in producers:
+        name, identity = producer.transactional_id, producer.identity
+        begin_transaction(store, name, identity, cluster=bench.cluster)
+        writer = join_transaction(store, name, identity, cluster=bench.cluster)
+        for number in there:
+            producer.send(number, name.encode())
+            batch = encode([Record(name.encode())], producer=writer.identity, base_sequence=0, is_transactional=True)
+            append_as_writer(store, writer, [Append(number, batch)], cluster=bench.cluster)
+        report_writer(store, writer, cluster=bench.cluster)
+        found.append((name, identity.epoch))
+    with bench.down(2):
+        for producer in producers:
+            bench.clock.advance(1)
+            with pytest.raises(OutcomeUnknown):
+                producer.end(commit=producer is not producers[3])
+    return found
+
+
+def commit_numbers_in(bench: Bench, partition_id: int) -> list[tuple[int, int | None]]:
+    """Return the epoch and the commit number of each producer's transaction, in the order of markers."""
+    statement = (
+        select(finished_transactions.c.producer_epoch, finished_transactions.c.commit_number)
+        .where(finished_transactions.c.partition_id == partition_id)
+        .order_by(finished_transactions.c.marker_offset)
+    )
+    return [tuple(row) for row in bench.cluster.own(2).read(lambda connection: connection.execute(statement).all())]
+
+
+def test_each_of_those_that_are_completed_together_is_a_commit_of_its_own(bench: Bench) -> None:
+    decided = decide_unheard(bench)
+    assert len({epoch for _, epoch in decided}) == 2
+    assert len(complete_all_decided(bench.cluster.own(1), bench.cluster)) == len(decided)
+    first, second = (commit_numbers_in(bench, bench.partition_at(2, nth)) for nth in range(2))
+    # A transaction has one number in all partitions, and so have its writers.
+    assert first == second
+    assert [epoch for epoch, _ in first[::2]] == [epoch for _, epoch in decided]
+    assert first[::2] == first[1::2]
+    numbers = [number for _, number in first[::2]]
+    assert numbers.pop(3) is None
+    assert numbers == sorted(set(numbers))  # type: ignore[type-var]  # none of them is None
+    assert_cluster_sound(bench.cluster, at_rest=True)
+
+
+def test_a_consumer_gets_those_that_are_completed_together_one_by_one_as_they_were_decided(bench: Bench) -> None:
+    committed = [name for number, (name, _) in enumerate(decide_unheard(bench)) if number != 3]
+    complete_all_decided(bench.cluster.own(1), bench.cluster)
+    settings = {"txnstore.delivery.order": "commit", "txnstore.delivery.atomic": True, "auto.offset.reset": "earliest"}
+    places = [bench.topic.partition_ids.index(bench.partition_at(2, nth)) for nth in range(2)]
+    with Consumer({"bootstrap.servers": ", ".join(bench.site.urls), "group.id": "readers", **settings}) as consumer:
+        consumer.assign([TopicPartition(bench.topic.name, place) for place in places])
+        for name in committed:
+            transaction = consumer.consume_transaction(PATIENCE_SECONDS)
+            assert transaction is not None
+            assert [message.value() for message in transaction.messages] == [name.encode()] * 4
 
 
 def test_one_that_is_damaged_elsewhere_keeps_no_other_one_open(bench: Bench):

@@ -20,7 +20,7 @@ from txnstore.db.schema import finished_transactions, record_batches, transactio
 from txnstore.db.store import Store
 from txnstore.log.append import Append, append_at_once
 from txnstore.log.codec import encode
-from txnstore.log.partition_rows import draw_commit_number, lock_heads
+from txnstore.log.partition_rows import draw_commit_number, draw_commit_numbers, lock_heads, number_of_entry
 from txnstore.model import NO_PRODUCER, Record
 
 Result = TypeVar("Result")
@@ -48,6 +48,15 @@ def append_plainly(store: Store, *partition_ids: int) -> None:
 def test_a_number_is_above_all_before_it_also_where_nothing_was_written_into_the_journal(store: Store) -> None:
     numbers = [store.write(draw_commit_number) for _ in range(3)]
     assert numbers == sorted(set(numbers))
+
+
+def test_numbers_that_are_drawn_together_rise_and_are_above_all_before_them(store: Store) -> None:
+    following = store.write(number_of_entry)
+    drawn = [store.write(partial(draw_commit_numbers, count=count)) for count in (3, 1, 2)]
+    assert [len(some) for some in drawn] == [3, 1, 2]
+    numbers = [number for some in drawn for number in some]
+    assert numbers == sorted(set(numbers))
+    assert following <= numbers[0]
 
 
 def test_numbers_of_transactions_and_of_what_is_in_none_are_of_one_row(

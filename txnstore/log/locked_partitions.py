@@ -42,7 +42,7 @@ from txnstore.log.codec import MARKER, EncodedBatch, marker_checksum
 from txnstore.log.partition_rows import (
     Head,
     ProducerKey,
-    draw_commit_number,
+    draw_commit_numbers,
     insert_batches,
     lock_heads,
     read_marked_producers,
@@ -143,7 +143,7 @@ class LockedPartitions:
     """What the partitions know of them, with the changes so far."""
 
     commit_number: int | None = None
-    """That of the transactions whose commit was written, and of what was placed outside any; None: nothing was."""
+    """That of the last transaction whose commit was written, or of what was placed outside any; None: nothing was."""
 
     #: Who has a row already, and what batches have made of producers since.
     _known: Collection[ProducerKey] = ()
@@ -151,6 +151,10 @@ class LockedPartitions:
     _batches: list[dict[str, Any]] = field(default_factory=list)
     _markers: list[dict[str, Any]] = field(default_factory=list)
     _finished: list[dict[str, Any]] = field(default_factory=list)
+    #: Those of `_finished` that commit, by the transaction of which they are parts.
+    _commits: defaultdict[ProducerIdentity | None, list[dict[str, Any]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
     #: By partition: where transactions begin that were open at the first marker, the oldest first, and whose they are.
     _open: defaultdict[int, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
 
@@ -206,8 +210,10 @@ class LockedPartitions:
         state = self._state_after(partition_id, batch, recent)
         return Placed(recent.base_offset, recent.last_offset, state.transaction_first_offset == recent.base_offset)
 
-    def place_marker(self, marker: Marker) -> None:
+    def place_marker(self, marker: Marker, transaction: ProducerIdentity | None = None) -> None:
         """Place a marker if it is not there yet: the open transaction of its producer is over in the partition.
+
+        If there may be markers of several transactions, `transaction` says what this one belongs to: who began it.
 
         Raises:
             InvalidProducerEpoch: the partition has seen a newer epoch of the producer.
@@ -239,18 +245,19 @@ class LockedPartitions:
             }
         )
         if state is not None and state.transaction_first_offset is not None:
-            self._finished.append(
-                {
-                    "partition_id": partition_id,
-                    "marker_offset": offset,
-                    "producer_id": producer_id,
-                    "producer_epoch": state.epoch,
-                    "first_offset": state.transaction_first_offset,
-                    "outcome": int(marker.control_type),
-                    "last_stable_offset": self._oldest_open(partition_id, otherwise=offset + 1),
-                    "commit_number": None,
-                }
-            )
+            row = {
+                "partition_id": partition_id,
+                "marker_offset": offset,
+                "producer_id": producer_id,
+                "producer_epoch": state.epoch,
+                "first_offset": state.transaction_first_offset,
+                "outcome": int(marker.control_type),
+                "last_stable_offset": self._oldest_open(partition_id, otherwise=offset + 1),
+                "commit_number": None,
+            }
+            self._finished.append(row)
+            if marker.control_type is ControlType.COMMIT:
+                self._commits[transaction].append(row)
 
     def announce(self, producer: ProducerIdentity) -> None:
         """Write down at once that the producer may append where it was not known.
@@ -264,11 +271,14 @@ class LockedPartitions:
     def save(self) -> None:
         """Write what was placed."""
         plain = [row for row in self._batches if not row["is_transactional"]]
-        committed = [row for row in self._finished if row["outcome"] == ControlType.COMMIT]
-        if plain or committed:
-            self.commit_number = draw_commit_number(self.connection)
-        for row in (*plain, *committed):
-            row["commit_number"] = self.commit_number
+        commits = [commit for commit in (plain, *self._commits.values()) if commit]
+        if commits:
+            # One each: a reader of whole transactions takes those with one number for one.
+            numbers = draw_commit_numbers(self.connection, len(commits))
+            for commit, number in zip(commits, numbers, strict=True):
+                for row in commit:
+                    row["commit_number"] = number
+            self.commit_number = numbers[-1]
         for row in self._batches:
             row["running_max_timestamp_ms"] = self.heads[row["partition_id"]].running_max_timestamp_ms
         if self._batches:
@@ -362,7 +372,7 @@ def _as_batch(marker: Mapping[str, Any]) -> dict[str, Any]:
 
 # --- markers that come by themselves ----------------------------------------------------------------------------------
 
-_NOTHING_KNOWN: Final[Mapping[ProducerKey, int]] = MappingProxyType({})
+_NOTHING_KNOWN: Final[Mapping[ProducerKey, ProducerIdentity]] = MappingProxyType({})
 # The first batch of an open transaction.
 _BEGAN_WITH_EPOCH: Final = HotStatement(
     select(record_batches.c.producer_epoch)
@@ -374,17 +384,21 @@ _BEGAN_WITH_EPOCH: Final = HotStatement(
 
 
 def write_markers(
-    connection: Connection, markers: Sequence[Marker], begun_with: Mapping[ProducerKey, int] = _NOTHING_KNOWN
+    connection: Connection,
+    markers: Sequence[Marker],
+    begun_by: Mapping[ProducerKey, ProducerIdentity] = _NOTHING_KNOWN,
 ) -> dict[ProducerKey, bool]:
     """Write markers; each transaction is then over in its partition, in the order given.
 
-    A marker that is there already is not written again (KAFKA-19999).  `begun_with` tells of some the epoch that the
-    transaction has begun with.  Of these none is written where the producer has gone on with a newer one: they are
-    returned, with whether that has something open there, which is no part of the transaction.
+    A marker that is there already is not written again (KAFKA-19999).  `begun_by` tells of some who has begun the
+    transaction, and with which epoch.  Of these none is written where the producer has gone on with a newer one: they
+    are returned, with whether that has something open there, which is no part of the transaction.  Each of these
+    transactions is a commit of its own, if it commits, in the order of their first markers; of the others all that
+    commit are one.
 
     Raises:
         UnknownTopicOrPartition: a partition is not in this database.
-        InvalidProducerEpoch: the partition has seen a newer epoch of a producer that is not one of `begun_with`.
+        InvalidProducerEpoch: the partition has seen a newer epoch of a producer that is not one of `begun_by`.
         TransactionCoordinatorFenced: the partition has a marker of a newer coordinator.
     """
     outrun: dict[ProducerKey, bool] = {}
@@ -393,19 +407,20 @@ def write_markers(
     work = LockedPartitions.lock(connection, (), [marker.key for marker in markers], only_ends=True)
     for marker in markers:
         state = work.producers.get(marker.key)
-        if state is not None and _is_outrun(connection, marker, state, begun_with.get(marker.key)):
+        transaction = begun_by.get(marker.key)
+        if state is not None and transaction is not None and _is_outrun(connection, marker, state, transaction.epoch):
             outrun[marker.key] = state.transaction_first_offset is not None
         else:
-            work.place_marker(marker)
+            work.place_marker(marker, transaction)
     work.save()
     return outrun
 
 
 def _is_outrun(
-    connection: Connection, marker: Marker, state: ProducerInPartition | MarkedProducer, begun_with: int | None
+    connection: Connection, marker: Marker, state: ProducerInPartition | MarkedProducer, begun_with: int
 ) -> bool:
     """Return whether the producer has gone on here after the transaction that the marker is to end."""
-    if begun_with is None or state.epoch <= begun_with or marker.coordinator_epoch < state.coordinator_epoch:
+    if state.epoch <= begun_with or marker.coordinator_epoch < state.coordinator_epoch:
         return False
     if state.transaction_first_offset is None:
         return state.epoch > marker.producer.epoch

@@ -3,7 +3,8 @@
 All that was committed in a database has one strict order, transactions and what is in none: that of the numbers of
 the commits.  A commit draws a number once it has locked the heads of all the partitions that were written to, and
 holds the locks until it is done.  So the numbers grow along each partition, and what was committed before, or
-what somebody has read, has a lower one than whatever is asked to commit after that.
+what somebody has read, has a lower one than whatever is asked to commit after that.  Transactions that another
+database has decided and that are delivered together have one each.
 
 They are those of the journal: the entry of a commit has its number for key, if it is in the same database.  PostgreSQL
 draws from the sequence behind the key, where nobody waits for anybody; SQLite from where it counts the keys, a page
@@ -29,6 +30,7 @@ from sqlalchemy import (
     column,
     delete,
     exists,
+    func,
     insert,
     literal_column,
     select,
@@ -42,6 +44,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import next_value
 
 from txnstore.db.cluster.membership import CONTROLLER_ID, PRODUCER_ID_BITS
+from txnstore.db.ddl import Int32
 from txnstore.db.names import CODE_SCHEMA, SQLITE_PREFIX
 from txnstore.db.portions import Portions
 from txnstore.db.postgresql.commit_function import JOURNAL_NUMBERS
@@ -172,14 +175,23 @@ def _compile_next_number(element: _next_number, compiler: SQLCompiler, **options
 
 
 _FROM_SEQUENCE: Final = HotStatement(select(_next_number(NumberSequence(JOURNAL_NUMBERS, schema=CODE_SCHEMA))))
+# The search path may have more functions of that name.
+_SOME_FROM_SEQUENCE: Final = HotStatement(
+    _FROM_SEQUENCE.statement.select_from(
+        func.pg_catalog.generate_series(1, bindparam("count", type_=Int32)).table_valued("number")
+    )
+)
 _JOURNAL: Final = SQLITE_PREFIX + str(transaction_log.name)
 #: Where SQLite keeps the last key that AUTOINCREMENT gave out. The temporary tables of an enlisted connection may have
 #: one of their own, which comes first where no database is named.
 _LAST_KEYS: Final = table("sqlite_sequence", column("name"), column("seq"), schema="main")
 _FROM_LAST_KEY: Final = HotStatement(
-    update(_LAST_KEYS).where(_LAST_KEYS.c.name == _JOURNAL).values(seq=_LAST_KEYS.c.seq + 1).returning(_LAST_KEYS.c.seq)
+    update(_LAST_KEYS)
+    .where(_LAST_KEYS.c.name == _JOURNAL)
+    .values(seq=_LAST_KEYS.c.seq + bindparam("count", type_=Int32))
+    .returning(_LAST_KEYS.c.seq)
 )
-_FIRST_KEY: Final = insert(_LAST_KEYS).values(name=_JOURNAL, seq=1)
+_FIRST_KEY: Final = insert(_LAST_KEYS).values(name=_JOURNAL)
 _FOLLOWING_KEY: Final = HotStatement(select(_LAST_KEYS.c.seq + 1).where(_LAST_KEYS.c.name == _JOURNAL))
 #: For so many milliseconds of a store's age there is one producer id, given out or not. One that lost its last commits
 #: gives nobody the id of a producer that lives on, for whose repetitions its records would be taken.
@@ -283,14 +295,21 @@ def insert_batches(connection: Connection, placed: Sequence[Mapping[str, Any]]) 
 
 def draw_commit_number(connection: Connection) -> int:
     """Return a number that is above all that were drawn before; the heads of the partitions must be locked."""
+    return draw_commit_numbers(connection, 1)[0]
+
+
+def draw_commit_numbers(connection: Connection, count: int) -> Sequence[int]:
+    """Return so many such numbers, at least one, the lowest first."""
     if connection.dialect.name != "sqlite":
-        return int(_FROM_SEQUENCE.value(connection))
-    number: int | None = _FROM_LAST_KEY.value(connection)
-    if number is None:
+        if count == 1:
+            return [int(_FROM_SEQUENCE.value(connection))]
+        return sorted(_SOME_FROM_SEQUENCE.values(connection, {"count": count}))
+    last: int | None = _FROM_LAST_KEY.value(connection, {"count": count})
+    if last is None:
         # Nothing was ever written into this journal: another database coordinates.
-        connection.execute(_FIRST_KEY)
-        return 1
-    return number
+        connection.execute(_FIRST_KEY, {"seq": count})
+        last = count
+    return range(last - count + 1, last + 1)
 
 
 def number_of_entry(connection: Connection) -> int:

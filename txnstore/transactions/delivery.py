@@ -270,12 +270,12 @@ def _deliver_at_once(cluster: Cluster, database_id: int, shares: Sequence[_Share
         if share.group_ids
     ]
 
-    begun_with = {marker.key: share.left.decided.begin_epoch for share in shares for marker in share.markers}
+    begun_by = {marker.key: share.left.decided.begin_identity for share in shares for marker in share.markers}
 
     def work(markers: Sequence[Marker], connection: Connection) -> tuple[dict[ProducerKey, bool], dict[int, bool]]:
         # What is struck off at the coordinator is never told again.
         make_durable(connection)
-        outrun = write_markers(connection, markers, begun_with)
+        outrun = write_markers(connection, markers, begun_by)
         return outrun, finish_offsets_from_elsewhere(connection, ended)
 
     def write(markers: Sequence[Marker]) -> None:

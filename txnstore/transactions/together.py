@@ -578,10 +578,12 @@ def _read_pending_deliveries(transactional_ids: Collection[str], connection: Con
     group_ids: dict[str, list[str]] = {}
     for found in _GROUPS.rows(connection, these):
         group_ids.setdefault(found.transactional_id, []).append(found.group_id)
+    # Elsewhere they are commits in the order in which they were decided here, by the clock.
     return {
         name: PendingDelivery(decided[name], markers.get(name, ()), sorted(group_ids.get(name, ())))
-        for name in transactional_ids
-        if name in decided
+        for name in sorted(
+            (name for name in transactional_ids if name in decided), key=lambda name: decided[name].last_update_ms
+        )
     }
 
 

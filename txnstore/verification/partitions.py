@@ -300,7 +300,11 @@ class _PartitionCheck:
             yield from self._number_violations(*self.plain_commits.popleft(), None)
 
     def _number_violations(self, offset: int, number: int, epoch: int | None) -> Iterator[Violation]:
-        """Compare the number of a commit with those before it; what is written at once has one in common."""
+        """Compare the number of a commit with those before it.
+
+        What is appended at once has one in common, and so have a transaction's writers, whose records have its epoch:
+        nothing here tells them from another transaction with the same epoch.
+        """
         last, self.last_commit = self.last_commit, (number, epoch)
         if last is None or number > last[0] or (number == last[0] and (epoch is None or last[1] in {None, epoch})):
             return
