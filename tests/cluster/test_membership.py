@@ -16,11 +16,8 @@ from sqlalchemy import Connection, delete
 from tests.cluster.conftest import Producer, Site, down, read
 from tests.tools.crashes import crash_at, noting, steps_of
 from txnstore.db.cluster import cluster as cluster_module
-from txnstore.db.cluster import membership
 from txnstore.db.cluster.cluster import Cluster, open_cluster
 from txnstore.db.cluster.membership import (
-    CLAIMED_ID,
-    CONTROLLER_ID,
     Address,
     Database,
     claim,
@@ -28,7 +25,6 @@ from txnstore.db.cluster.membership import (
     hash_of_name,
     label_of_address,
     read_databases,
-    register,
     reserve,
     split_urls,
 )
@@ -460,43 +456,6 @@ def test_two_lists_of_another_order_at_once_wedge_nothing(sqlite_site: Site):
                 store.write(lambda connection: reserve(connection, "first.db"))
     with sqlite_site.open(second, first) as cluster:
         assert ids(cluster) == [(1, True), (2, True)]
-
-
-def test_a_list_in_a_wrong_order_leaves_the_fresh_databases_free(site: Site):
-    old, new, newest = site.urls
-    with site.open(old) as alone:
-        create_topic(alone, "mine")
-    for _ in range(2):
-        with pytest.raises(WrongCluster, match="has topics of its own"):
-            site.open(new, newest, old)
-    with site.open(old, new, newest) as cluster:
-        assert [number for number, _ in ids(cluster)] == [1, 2, 3]
-        cluster.own(3)
-        assert_cluster_sound(cluster, at_rest=True)
-
-
-def test_a_list_that_is_refused_takes_no_database_from_one_that_is_not(sqlite_site: Site, monkeypatch):
-    """Both have laid claim to it, and the other one registers it before this one is refused."""
-    first, second, third = sqlite_site.urls
-    with sqlite_site.open(third) as alone:
-        create_topic(alone, "mine")
-    claims: list[str] = []
-
-    def claim_late(connection: Connection, controller: Database) -> Database | None:
-        claims.append(controller.label)
-        if len(claims) == 2:
-            with open_store(first) as other, open_store(second) as newcomer:
-                entry = ("second.db", newcomer.store_uuid, None)
-                other.write(lambda connection: register(connection, "first.db", [entry]))
-        return claim(connection, controller)
-
-    monkeypatch.setattr(membership, "claim", claim_late)
-    with pytest.raises(WrongCluster, match="has topics of its own"):
-        sqlite_site.open(first, second, third)
-    with open_store(second) as store:
-        assert [member.database_id for member in store.read(read_databases)] == [CLAIMED_ID, CONTROLLER_ID]
-    with sqlite_site.open(first, second) as cluster:
-        assert cluster.own(2).database_id == 2
 
 
 def test_who_has_not_heard_of_the_second_database_gives_no_name_a_second_home(site: Site):

@@ -11,9 +11,7 @@ import hashlib
 import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Final
 
 from sqlalchemy import Connection, bindparam, delete, exists, insert, select, update
@@ -268,7 +266,7 @@ def join(controller: Store, own: Database, label: str, newcomers: Sequence[tuple
             entries.append((address.label, store.store_uuid, former))
         controller.write(lambda connection: register(connection, label, entries))
     except WrongCluster:
-        controller.write(partial(_give_up, own, [store for _, store in newcomers]))
+        controller.write(_give_up)
         raise
 
 
@@ -280,29 +278,11 @@ def reserve(connection: Connection, label: str) -> None:
     connection.execute(update(databases).where(databases.c.label == ALONE_LABEL).values(label=label))
 
 
-def _give_up(controller: Database, newcomers: Iterable[Store], connection: Connection) -> None:
-    """Let those go that were claimed and not registered, and a reserved database be alone if nobody has joined it."""
-    # While it is held nobody registers them.
+def _give_up(connection: Connection) -> None:
+    """Let a reserved database be alone again if nobody has joined it."""
     connection.execute(_LOCK)
-    members = read_databases(connection)
-    registered = {member.store_uuid for member in members}
-    for store in newcomers:
-        if store.store_uuid not in registered:
-            # One that is away by now stays claimed.
-            with suppress(TxnStoreError):
-                store.write(partial(_let_go, controller))
-    if len(members) == 1:
+    if len(read_databases(connection)) == 1:
         connection.execute(update(databases).values(label=ALONE_LABEL))
-
-
-def _let_go(controller: Database, connection: Connection) -> None:
-    """Let a database be fresh again that is claimed by the controller."""
-    connection.execute(_LOCK)
-    members = {member.database_id: member for member in read_databases(connection)}
-    own = members.get(CLAIMED_ID)
-    if own is not None and members[CONTROLLER_ID].store_uuid == controller.store_uuid:
-        connection.execute(delete(databases))
-        connection.execute(insert(databases), _row(CONTROLLER_ID, ALONE_LABEL, own.store_uuid, coordinates=True))
 
 
 def claim(connection: Connection, controller: Database) -> Database | None:
