@@ -211,68 +211,6 @@ def test_the_callbacks_of_a_rebalance_get_this_consumer(configuration, fill, wra
     run(scenario())
 
 
-def test_on_revoke_may_wait_for_a_worker_that_commits(configuration, fill):
-    fill("t", 4)
-
-    async def scenario():
-        queue: asyncio.Queue = asyncio.Queue()
-        is_revoked = asyncio.Event()
-        committed: list[int] = []
-
-        async def work():
-            while True:
-                message = await queue.get()
-                await is_revoked.wait()
-                (partition,) = await consumer.commit(message=message, asynchronous=False)
-                committed.append(partition.offset)
-                queue.task_done()
-
-        async def on_revoke(_, partitions):
-            is_revoked.set()
-            await queue.join()
-
-        async with AIOConsumer(configuration | {"enable.auto.commit": False}) as consumer:
-            worker = asyncio.create_task(work())
-            await consumer.subscribe(["t"], on_revoke=on_revoke)
-            for _ in range(2):
-                queue.put_nowait(await consumer.poll(WAIT_SECONDS))
-            await consumer.unsubscribe()
-            assert await consumer.poll(0.1) is None
-            assert committed == [1, 2]
-            worker.cancel()
-
-    run(scenario())
-
-
-def test_the_assignment_of_another_task_waits_until_a_callback_about_it_has_returned(configuration, fill):
-    fill("t", 1)
-
-    async def scenario():
-        is_running = asyncio.Event()
-        changes = []
-
-        async def change():
-            await is_running.wait()
-            changes.append(asyncio.create_task(consumer.assign([])))
-            await asyncio.sleep(0)
-            return await consumer.committed([TopicPartition("t", 0)], WAIT_SECONDS)
-
-        async def on_assign(_, partitions):
-            is_running.set()
-            assert await asked == partitions
-            assert not changes[0].done()
-
-        async with AIOConsumer(configuration) as consumer:
-            asked = asyncio.create_task(change())
-            await consumer.subscribe(["t"], on_assign)
-            while not changes:
-                await consumer.poll(0.1)
-            await changes[0]
-            assert await consumer.assignment() == []
-
-    run(scenario())
-
-
 def test_a_callback_of_a_rebalance_may_assign(configuration, fill):
     fill("t", 5)
 

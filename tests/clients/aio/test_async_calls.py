@@ -245,57 +245,6 @@ def test_a_task_that_outlives_its_callback_waits_for_its_turn():
     run(scenario())
 
 
-def test_a_callback_may_wait_for_calls_of_other_tasks_whenever_they_come():
-    async def scenario():
-        calls = make_calls()
-        is_due, is_running = threading.Event(), asyncio.Event()
-
-        async def call_while_it_runs():
-            await is_running.wait()
-            return await calls.run_beside(threading.current_thread)
-
-        async def callback():
-            is_running.set()
-            return await early, await late
-
-        def outer():
-            assert is_due.wait(WAIT_SECONDS)
-            # As on_commit: a callback within a call of another one.
-            return threading.current_thread(), *calls.callback(within)()
-
-        async def within():
-            return await calls.run(calls.callback(callback))
-
-        first = asyncio.create_task(calls.run(outer))
-        late = asyncio.create_task(call_while_it_runs())
-        await asyncio.sleep(0)
-        early, given_up = (asyncio.create_task(calls.run_beside(threading.current_thread)) for _ in range(2))
-        waiting = asyncio.create_task(calls.run(threading.current_thread))
-        await asyncio.sleep(0)
-        given_up.cancel()
-        is_due.set()
-        outermost, *others = await first
-        assert others == [outermost] * 2
-        assert isinstance(await waiting, threading.Thread)
-        # Now it is a turn like any other.
-        assert await calls.run_beside(lambda: 1) == 1
-        assert not calls.is_busy
-        await calls.close()
-
-    run(scenario())
-
-
-def test_calls_that_may_be_made_beside_a_callback_have_their_turns_where_there_is_none():
-    async def scenario():
-        calls = make_calls()
-        order: list[int] = []
-        await asyncio.gather(*(calls.run_beside(order.append, number) for number in range(20)))
-        assert order == list(range(20))
-        await calls.close()
-
-    run(scenario())
-
-
 def test_a_callback_of_one_client_calls_another_one_the_usual_way():
     async def scenario():
         one, other = make_calls(1), make_calls(1)

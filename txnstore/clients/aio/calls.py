@@ -1,8 +1,7 @@
 """Calls of a blocking client from an asyncio program: calls run in threads, callbacks run on the loop.
 
 A callback, of a rebalance for example, comes while its call blocks a thread, and it may call the client again.  That
-inner call is run by the very thread that waits for the callback: whatever the client holds is held by that thread.  So
-are calls of other tasks, for which the callback may be waiting: a worker that commits what it has done.
+inner call is run by the very thread that waits for the callback: whatever the client holds is held by that thread.
 """
 
 from __future__ import annotations
@@ -64,9 +63,6 @@ class AsyncCalls:
         """Where the calls run."""
         self._owns_executor = executor is None
         self._turn = asyncio.Lock() if one_at_a_time else None
-        self._callbacks: list[_RunningCallback] = []
-        """Those that run; each was called by a call of the one before it."""
-        self._callback_runs = asyncio.Event()
         self.is_closed = False
         """Whether it has begun to close the client."""
         self._closing: asyncio.Task[None] | None = None
@@ -112,37 +108,6 @@ class AsyncCalls:
         if turn is None:
             return await self._answer(*self._submit(call))
         await turn.acquire()
-        return await self._run_in_turn(turn, call)
-
-    async def run_beside(
-        self, work: Callable[_Parameters, _Result], *arguments: _Parameters.args, **keywords: _Parameters.kwargs
-    ) -> _Result:
-        """As `run`, but while a callback runs, or once one does, the call has its turn at once, in the thread of that.
-
-        The callback may be waiting for the task that makes it.
-        """
-        turn = self._turn
-        if turn is None or not turn.locked() or self.is_in_callback:
-            return await self.run(work, *arguments, **keywords)
-        call = functools.partial(work, *arguments, **keywords)
-        its_turn = asyncio.ensure_future(turn.acquire())
-        try:
-            while not (its_turn.done() or self._callbacks):
-                callback_runs = asyncio.ensure_future(self._callback_runs.wait())
-                try:
-                    await asyncio.wait((its_turn, callback_runs), return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    callback_runs.cancel()
-        except BaseException:
-            if not its_turn.cancel():
-                turn.release()
-            raise
-        if its_turn.done():
-            return await self._run_in_turn(turn, call)
-        its_turn.cancel()
-        return await self._run_inside(self._callbacks[-1], call)
-
-    async def _run_in_turn(self, turn: asyncio.Lock, call: Callable[[], _Result]) -> _Result:
         try:
             submitted, running = self._submit(call)
         except BaseException:
@@ -216,7 +181,6 @@ class AsyncCalls:
             # What waits on that one, or for its turn there, waits for ever.
             self.loop, self._closing = asyncio.get_running_loop(), None
             self._turn = None if self._turn is None else asyncio.Lock()
-            self._callbacks, self._callback_runs = [], asyncio.Event()
         self._check_loop()
         self.is_closed = True
         if self._closing is None:
@@ -230,17 +194,6 @@ class AsyncCalls:
         if self._owns_executor:
             shutdown = functools.partial(self.executor.shutdown, wait=not self.is_in_callback)
             await self.loop.run_in_executor(None, shutdown)
-
-    def begin(self, callback: _RunningCallback) -> None:
-        """Let calls of other tasks be made in the callback's thread."""
-        self._callbacks.append(callback)
-        self._callback_runs.set()
-
-    def end(self, callback: _RunningCallback) -> None:
-        """Let them wait for their turn again."""
-        self._callbacks.remove(callback)
-        if not self._callbacks:
-            self._callback_runs.clear()
 
     async def _run_inside(self, callback: _RunningCallback, call: Callable[[], _Result]) -> _Result:
         outcome: asyncio.Future[_Result] = self.loop.create_future()
@@ -275,13 +228,11 @@ def forwarding(
 
 async def _call(function: Callable[..., Any], arguments: tuple[Any, ...], callback: _RunningCallback) -> Any:
     token = _running_callback.set(callback)
-    callback.owner.begin(callback)
     try:
         result = function(*arguments)
         return await result if inspect.isawaitable(result) else result
     finally:
         callback.finished = True
-        callback.owner.end(callback)
         _running_callback.reset(token)
 
 

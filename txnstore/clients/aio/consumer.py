@@ -84,9 +84,8 @@ class AIOConsumer(OfOneProcess):
     """A `Consumer` whose methods are coroutines; made while a loop runs, and used on that loop.
 
     Calls are made one after the other, in threads.  Callbacks may be coroutine functions; they run on the loop, get
-    this object as their consumer, and may await its methods.  While one runs, calls of other tasks are made as well,
-    for it may wait for these, but for those that read, change what is read, or close.  Cancelling `poll` or `consume`,
-    as `asyncio.wait_for` does, loses no message: the next call returns it.
+    this object as their consumer, and may await its methods.  Cancelling `poll` or `consume`, as `asyncio.wait_for`
+    does, loses no message: the next call returns it.
 
     Args:
         consumer_conf: the configuration of `Consumer`; it is not changed.
@@ -150,7 +149,7 @@ class AIOConsumer(OfOneProcess):
         deadline = Deadline(check_timeout(timeout))
         while True:
             left_seconds = deadline.left_seconds()
-            found = await self._call_in_turn(self._read_transaction, min(left_seconds, _SLICE_SECONDS), messages_max)
+            found = await self._call(self._read_transaction, min(left_seconds, _SLICE_SECONDS), messages_max)
             self._take()
             if found is not None or left_seconds <= _SLICE_SECONDS:
                 self._let_go()
@@ -166,11 +165,9 @@ class AIOConsumer(OfOneProcess):
         """Subscribe as `Consumer.subscribe` does; the callbacks get this object and the partitions."""
         callbacks = {"on_assign": on_assign, "on_revoke": on_revoke, "on_lost": on_lost}
         given = {name: self._rebalance_callback(function) for name, function in callbacks.items() if function}
-        await self._call_in_turn(self._consumer.subscribe, topics, **given)
+        await self._call(self._consumer.subscribe, topics, **given)
 
-    async def unsubscribe(self) -> None:
-        """As `Consumer.unsubscribe`."""
-        await self._call_in_turn(self._consumer.unsubscribe)
+    unsubscribe = forwarding("_consumer", Consumer.unsubscribe)
 
     async def assign(self, partitions: list[TopicPartition]) -> None:
         """As `Consumer.assign`."""
@@ -180,9 +177,7 @@ class AIOConsumer(OfOneProcess):
         """As `Consumer.unassign`."""
         await self._change(self._consumer.unassign)
 
-    async def incremental_assign(self, partitions: list[TopicPartition]) -> None:
-        """As `Consumer.incremental_assign`."""
-        await self._call_in_turn(self._consumer.incremental_assign, partitions)
+    incremental_assign = forwarding("_consumer", Consumer.incremental_assign)
 
     async def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
         """As `Consumer.incremental_unassign`."""
@@ -252,17 +247,10 @@ class AIOConsumer(OfOneProcess):
         self, work: Callable[_Parameters, _Result], *arguments: _Parameters.args, **keywords: _Parameters.kwargs
     ) -> _Result:
         self._calls.check(_CLOSED_TEXT)
-        return await self._calls.run_beside(self._in_turn, functools.partial(work, *arguments, **keywords))
-
-    async def _call_in_turn(
-        self, work: Callable[_Parameters, _Result], *arguments: _Parameters.args, **keywords: _Parameters.kwargs
-    ) -> _Result:
-        """Make a call that would disturb callbacks of other tasks: they may be about what it reads or changes."""
-        self._calls.check(_CLOSED_TEXT)
         return await self._calls.run(self._in_turn, functools.partial(work, *arguments, **keywords))
 
     async def _change(self, work: Callable[..., None], *arguments: Any) -> None:
-        await self._call_in_turn(self._consumer.change, self._held, functools.partial(work, *arguments))
+        await self._call(self._consumer.change, self._held, functools.partial(work, *arguments))
 
     async def _read(self, count: int, timeout: float) -> list[Message]:
         """Return up to `count` messages within the timeout, asked for in pieces of it."""
@@ -290,7 +278,7 @@ class AIOConsumer(OfOneProcess):
         """Add what comes until there are `count`, the time is up, or it is to be returned; it is held meanwhile."""
         while True:
             left_seconds = deadline.left_seconds()
-            await self._call_in_turn(self._read_some, count - len(read), min(left_seconds, _SLICE_SECONDS))
+            await self._call(self._read_some, count - len(read), min(left_seconds, _SLICE_SECONDS))
             read += self._take()
             if read and not any(held is read for held in self._held):
                 self._held.append(read)
