@@ -425,11 +425,14 @@ def test_an_id_that_is_used_does_not_expire(own_bench) -> None:
 def test_an_id_that_is_used_between_the_look_and_the_lock_does_not_expire(own_bench) -> None:
     bench = own_bench
     is_open, is_at_rest = bench.started(), bench.started()
+    looked_at_ms = bench.row(is_open.transactional_id).last_update_ms
     bench.clock.advance(WEEK_MS)
     is_open.send(bench.partition_ids[0], b"open")
     is_at_rest.commit(appends=[is_at_rest.batch(bench.partition_ids[0], b"at rest")])
     for producer in (is_open, is_at_rest):
-        assert not bench.store.write(partial(_expire, producer.transactional_id))
+        name = producer.transactional_id
+        for last_update_ms in (looked_at_ms, bench.row(name).last_update_ms):
+            assert not bench.store.write(partial(_expire, name, last_update_ms, [], is_last=True))
     is_open.commit()
     is_at_rest.send(bench.partition_ids[0], b"next")
     is_at_rest.commit()
