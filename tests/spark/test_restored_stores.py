@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 
 import pytest
@@ -11,6 +12,8 @@ from tests.spark.source_log import SourceLog
 from tests.spark.source_queries import Pipeline
 from txnstore.db.schema import metadata
 from txnstore.errors import ProducerFenced
+from txnstore.groups.offsets import commit_offsets, read_offsets
+from txnstore.model import GroupMembership, OffsetAndMetadata
 
 MISSING = "batch 2 of the query comes after batch 0 in this store"
 
@@ -109,3 +112,80 @@ def test_a_batch_that_was_planned_before_the_restore_is_written(log, driver):
     query.committed -= 1
     query.restart()
     assert query.sink() == [b"x"]
+
+
+@pytest.fixture
+def in_offset_order(log):
+    """A query that a transaction may hold up: at the end of a partition of its checkpoint nothing is to be read."""
+    return partial(Pipeline, log, transactional_id="pipeline", **{"txnstore.delivery.order": "offset"})
+
+
+def restored_with_open_transaction(log, query):
+    """Bring the store back to where a transaction in the other partition was open that the checkpoint is past."""
+    log.plain(0, b"a")
+    log.plain(1, b"A")
+    assert query.batch() == [b"a", b"A"]
+    open_then = log.begin(1, b"T")
+    before = backup(log.store)
+    log.commit(open_then, 1)
+    log.plain(1, b"B")
+    assert query.batch() == [b"T", b"B"]
+    restore(log.store, before)
+    query.output.clear()
+    query.restart()
+    log.plain(0, b"b")
+    log.plain(1, b"x", b"y", b"z", b"past the checkpoint")
+    return open_then
+
+
+def test_a_partition_that_is_held_up_below_the_checkpoint_shows_what_is_missing(log, in_offset_order):
+    query = in_offset_order()
+    open_then = restored_with_open_transaction(log, query)
+    with pytest.raises(ProducerFenced, match=MISSING):
+        query.batch()
+    log.abort(open_then, 1)
+    query.begin_anew()
+    assert query.batch() == [b"b", b"x", b"y", b"z", b"past the checkpoint"]
+
+
+def test_a_partition_that_has_grown_exactly_to_the_checkpoint_shows_what_is_missing(log, driver):
+    query = driver()
+    restored(log, query)
+    log.plain(0, b"x", b"y")
+    log.plain(1, b"q")
+    with pytest.raises(ProducerFenced, match=MISSING):
+        query.batch()
+    query.begin_anew()
+    assert query.batch() == [b"x", b"y", b"q"]
+
+
+def test_a_start_commits_nothing_where_nothing_is_to_be_read(log, driver):
+    query = driver()
+    log.plain(0, b"a")
+    log.plain(1, b"x")
+    assert query.batch() == [b"a", b"x"]
+    position = OffsetAndMetadata(0, offset_in_transaction=0 if query.reader._options.in_commit_order else None)
+    of_second = {log.partition_ids[1]: position}
+    # Somebody has set it back by hand.
+    log.store.write(lambda connection: commit_offsets(connection, GroupMembership(log.name), of_second))
+    query.restart()
+    log.plain(0, b"b")
+    assert query.batch() == [b"b"]
+    found = log.store.read(partial(read_offsets, group_id=log.name, partition_ids=log.partition_ids)).offsets
+    assert [found[partition_id].offset for partition_id in log.partition_ids] == [2, 0]
+
+
+def test_a_batch_that_is_planned_twice_after_a_start_has_the_same_parts(log, driver):
+    query = driver()
+    assert query.batch() == []
+    log.plain(0, b"a")
+    query.restart()
+    assert query.write_down()
+    planned = [query.reader.partitions(query.start(), json.loads(query.written[-1])) for _ in range(2)]
+    assert [[part.wanted.partition_id for part in parts] for parts in planned] == [list(log.partition_ids)] * 2
+    assert query.sink() == [b"a"]
+    query.committed += 1
+    log.plain(0, b"b")
+    assert query.write_down()
+    (part,) = query.reader.partitions(query.start(), json.loads(query.written[-1]))
+    assert part.wanted.partition_id == log.partition_ids[0]

@@ -287,13 +287,14 @@ def read_inputs(connection: Connection, run: SinkRun, batch_id: int, last_batch_
         is_placed = row.next_offset is not None or (is_next and row.has_positions)
         if not is_placed and not is_empty:
             unplaced.add(row.group_id)
-        if not is_empty and key not in begins:
-            # One that was not there before is read from its first record on.
-            skips |= not row.has_positions or row.start_offset > (row.next_offset or 0)
+        if key not in begins and not (is_empty and row.group_id == NO_GROUP):
+            # One that was not there before is read from its first record on.  Where nothing is to be read, the
+            # checkpoint says all the same how far the query has come.
+            skips |= row.start_offset > (row.next_offset or 0) or not (is_empty or row.has_positions)
         if row.group_id == NO_GROUP:
             continue
         end = OffsetAndMetadata(row.end_offset, offset_in_transaction=0 if row.in_commit_order else None)
-        before = ends.setdefault(key, end)
+        before = ends.get(key, end)
         _check_order(row, before)
         if readers.setdefault(key, row.reader_id) != row.reader_id:
             raise InvalidRequest(
@@ -301,6 +302,9 @@ def read_inputs(connection: Connection, run: SinkRun, batch_id: int, last_batch_
                 " what one of them has still to read would be taken for what the other one has read; nothing was"
                 " changed. Give each .load() a kafka.group.id of its own, also where a stream is joined with itself"
             )
+        if is_empty and row.next_offset is not None and row.start_offset <= row.next_offset:
+            # It moves the group neither on nor back.
+            continue
         ends[key] = max(before, end, key=lambda each: each.offset)
         begins.setdefault(key, row.start_offset)
         if is_empty or not is_placed:

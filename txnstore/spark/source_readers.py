@@ -320,6 +320,8 @@ class TxnStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._latest: StreamOffset | None = None
         #: One process plans all batches of a run for a reader, so this tells it from the query's other ones.
         self._reader_id = secrets.randbits(63)
+        #: Where the first batch ends that this process has planned.
+        self._first_end: StreamOffset | None = None
 
     def initialOffset(self) -> StreamOffset:  # noqa: N802 - the name is Spark's
         """Return what stands before the first batch, always the same: see `source_offsets`."""
@@ -381,6 +383,11 @@ class TxnStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         check_order(options, start)
         check_order(options, end)
         begins, ends = begins_of(start, end), ends_of(end)
+        if self._first_end is None:
+            self._first_end = end
+        # A group's offsets are to stand in every partition from the first batch on, also where nothing is yet.  After
+        # each start the sink is to see all, too: a restored store may have nothing to read past the checkpoint.
+        with_empty = options.group_id is not None and (FROM in end or end == self._first_end)
         whole = whole_from_of(end) or {}
         planned_uuids = topic_uuids_of(end)
         store = store_at(options.address)
@@ -393,8 +400,7 @@ class TxnStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     f"{partition} is gone, with the records from offset {begin.place} on: its topic was deleted",
                     "goes on without it",
                 )
-            # A group's offsets are to stand in every partition from the first batch on, also where nothing is yet.
-            elif begin.place < ends[partition] or (options.group_id and FROM in end):
+            elif begin.place < ends[partition] or with_empty:
                 ranges.append(OffsetRange(partition, partition_id, begin, ends[partition], whole.get(partition, 0)))
         parts = split(ranges, min_partitions=options.min_partitions, max_records=options.max_records_per_partition)
         return [RangePartition(part, store.store_uuid, self._reader_id) for part in parts]
