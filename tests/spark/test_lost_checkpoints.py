@@ -14,7 +14,8 @@ from txnstore.db.schema import transactions
 from txnstore.errors import InvalidConfiguration, InvalidRequest, ProducerFenced
 from txnstore.groups.expiration import expire_offsets
 from txnstore.groups.offsets import commit_offsets, read_offsets
-from txnstore.model import GroupMembership, OffsetAndMetadata
+from txnstore.log.partition_rows import allocate_producer_id
+from txnstore.model import GroupMembership, OffsetAndMetadata, ProducerIdentity
 from txnstore.spark.sink_coordination import abort, open_writer
 from txnstore.transactions.protocol import EPOCH_EXHAUSTED
 from txnstore.transactions.recovery import expire_transactional_ids
@@ -303,6 +304,23 @@ def test_the_old_driver_that_comes_back_is_refused_if_nobody_knows_what_has_move
         old.batch()
     old.begin_anew()
     assert old.batch() == [b"d"]
+
+
+@pytest.mark.parametrize("start", ["latest", None])
+def test_a_query_that_shares_its_group_is_told_so_once_the_other_program_is_forgotten(log, driver, start):
+    query = driver(startingOffsets=start)
+    assert query.batch() == []
+    log.plain(0, b"a", b"b")
+    order = driver.keywords["txnstore.delivery.order"]
+    position = OffsetAndMetadata(2, offset_in_transaction=0 if order == "commit" else None)
+    nobody = ProducerIdentity(log.store.write(allocate_producer_id), 0)
+    of_first = {log.partition_ids[0]: position}
+    log.store.write(lambda connection: commit_offsets(connection, GroupMembership(log.name), of_first, producer=nobody))
+    assert query.write_down()
+    with pytest.raises(ProducerFenced, match=r"is forgotten, .* queries or programs .* must each have their own group"):
+        query.sink()
+    commit_by_hand(log, 0, order)
+    assert query.sink() == [b"a", b"b"]
 
 
 @pytest.mark.slow_but_first

@@ -428,8 +428,8 @@ def _refuse_passed(connection: Connection, run: SinkRun, batch_id: int, rows: Se
             f" advanced the group (partition id {group.partition_id}, from offset {start.start_offset} to"
             f" {group.committed_offset}), and may have written what the batch reads; nothing was changed. If it has,"
             " begin a new checkpoint with startingOffsets=group; if not, set the group back to that offset. Two queries"
-            " that run at the same time must each have their own group; one that replaces another must take over its"
-            " transactional.id, too"
+            " or programs that run at the same time must each have their own group; one that replaces another must take"
+            " over its transactional.id, too"
         )
 
 
