@@ -10,7 +10,7 @@ from sqlalchemy import delete, insert, select
 
 from tests.spark.source_log import SourceLog
 from tests.spark.source_queries import Pipeline
-from txnstore.db.schema import metadata
+from txnstore.db.schema import metadata, sink_batches, sink_inputs, sink_positions
 from txnstore.errors import ProducerFenced
 from txnstore.groups.offsets import commit_offsets, read_offsets
 from txnstore.model import GroupMembership, OffsetAndMetadata
@@ -189,3 +189,48 @@ def test_a_batch_that_is_planned_twice_after_a_start_has_the_same_parts(log, dri
     assert query.write_down()
     (part,) = query.reader.partitions(query.start(), json.loads(query.written[-1]))
     assert part.wanted.partition_id == log.partition_ids[0]
+
+
+def restored_to_before_the_first_batch(log, query):
+    before = backup(log.store)
+    for value in (b"a", b"b", b"c"):
+        log.plain(0, value)
+        assert query.batch() == [value]
+    restore(log.store, before)
+    query.output.clear()
+    query.restart()
+    log.plain(0, b"w", b"x", b"y", b"z")
+
+
+def test_a_store_from_before_the_first_batch_leaves_nothing_out(log, driver):
+    query = driver()
+    restored_to_before_the_first_batch(log, query)
+    with pytest.raises(ProducerFenced, match="batch 3 of the query is the first one that this store knows"):
+        query.batch()
+    query.begin_anew()
+    assert query.batch() == [b"w", b"x", b"y", b"z"]
+
+
+@pytest.mark.parametrize("group", ["group", None])
+def test_a_store_from_before_the_first_batch_is_told_of_where_the_query_goes_on(log, driver, caplog, group):
+    """It is told to, or without a group nothing says whether the store has forgotten the query."""
+    without = {"kafka.group.id": None, "startingOffsets": "earliest"}
+    query = driver(**({"failOnDataLoss": "false"} if group else without))
+    restored_to_before_the_first_batch(log, query)
+    assert query.batch() == [b"z"]
+    (warning,) = caplog.records
+    assert warning.event == "sink_batches_missing"
+    log.plain(0, b"d")
+    assert query.batch() == [b"d"]
+    assert len(caplog.records) == 1
+
+
+def test_a_query_that_this_store_has_forgotten_goes_on_where_its_group_is(log, driver, caplog):
+    query = driver()
+    log.plain(0, b"a")
+    assert query.batch() == [b"a"]
+    forgotten = (delete(table) for table in (sink_batches, sink_positions, sink_inputs))
+    log.store.write(lambda connection: [connection.execute(each) for each in forgotten])
+    log.plain(0, b"b")
+    assert query.batch() == [b"b"]
+    assert [each.event for each in caplog.records] == ["sink_batches_missing"]

@@ -45,6 +45,7 @@ from txnstore.db.cluster.catalogue import read_store_settings
 from txnstore.db.schema import sink_batches, sink_runs
 from txnstore.db.store import Store, must_hit, server_now_ms
 from txnstore.errors import ProducerFenced
+from txnstore.groups.offsets import read_offsets
 from txnstore.model import NO_PRODUCER, ClientProcess, GroupMembership, OffsetAndMetadata, ProducerIdentity
 from txnstore.spark.sink_inputs import (
     NO_GROUP,
@@ -373,7 +374,7 @@ def _decide(
             f"a task of batch {batch_id} wrote nothing because the batch looked committed already, but other tasks read"
             " new data. Nothing was changed"
         )
-    _check_follows(batch_id, last, noted)
+    _check_follows(connection, batch_id, last, noted)
     _check_writers(run, batch_id, writers, transaction)
     offsets = _offsets_by_group(noted)
     identity = transaction.known.identity
@@ -444,25 +445,43 @@ def _is_decided(
     raise _older_checkpoint(batch_id, "is committed, but read something else then")
 
 
-def _check_follows(batch_id: int, last: int | None, noted: NotedInput) -> None:
+def _check_follows(connection: Connection, batch_id: int, last: int | None, noted: NotedInput) -> None:
     """Refuse a batch before which others are missing: what they read is not in this store, and does not come again.
 
     A store that was restored is behind the checkpoint, and its log may have grown past that since.  Spark counts one by
     one; but numbers that were dropped as replays are missing, too, and batches whose tasks Spark has left out, because
     nothing could come of them, have not moved the positions.  All tasks have to have noted what they read.
     """
-    if last is None or batch_id <= last + 1 or not noted.skips:
+    if batch_id <= (-1 if last is None else last) + 1 or not noted.skips:
         return
+    if last is None:
+        which = "is the first one that this store knows, and those before it are missing"
+    else:
+        which = f"comes after batch {last} in this store, and those between are missing"
     what = (
-        f"batch {batch_id} of the query comes after batch {last} in this store, and those between are missing: the"
-        " database was restored to an earlier state, or another sink has written them"
+        f"batch {batch_id} of the query {which}: the database was restored to an earlier state, or another sink has"
+        " written them"
     )
-    if noted.fails_on_loss:
+    # Without a group nothing tells a store from before the first batch from one that has forgotten the query.
+    if noted.fails_on_loss and (last is not None or _is_past_groups(connection, noted)):
         raise ProducerFenced(
             f"{what}. What they read would be left out; nothing was changed. Begin a new checkpoint, with"
             " startingOffsets=group where the source has had a group, or set failOnDataLoss=false on it to go on"
         )
     _log.warning("%s; the query goes on without what they read", what, extra={"event": "sink_batches_missing"})
+
+
+def _is_past_groups(connection: Connection, noted: NotedInput) -> bool:
+    """Return whether the batch begins past what one of its groups has committed."""
+    by_group: dict[str, dict[int, int]] = defaultdict(dict)
+    for (group_id, partition_id), begin in noted.begins.items():
+        by_group[group_id][partition_id] = begin
+    for group_id, begins in by_group.items():
+        committed = read_offsets(connection, group_id, begins).offsets
+        for partition_id, begin in begins.items():
+            if begin > (committed[partition_id].offset if partition_id in committed else 0):
+                return True
+    return False
 
 
 def _is_written_by_query(
