@@ -145,6 +145,30 @@ def test_a_query_that_begins_at_the_latest_by_default_leaves_out_no_partition_th
         query.batch()
 
 
+def test_a_query_that_begins_at_the_latest_by_default_is_not_refused_for_a_marker(log, driver):
+    log.commit(log.begin(0, b"a"), 0)
+    order = driver.keywords["txnstore.delivery.order"]
+    # As with commit(message): at the marker, which in commit order is the place of the transaction itself.
+    commit_by_hand(log, 1 if order == "offset" else 2, order)
+    log.abort(log.begin(0, b"b"), 0)
+    query = driver(startingOffsets=None)
+    assert query.batch() == []
+    commit_by_hand(log, 0, order)
+    query.begin_anew()
+    with pytest.raises(InvalidConfiguration, match="has come to 0 only"):
+        query.batch()
+
+
+def test_a_group_that_has_committed_nothing_in_a_partition_is_not_said_to_have_come_to_its_beginning(log, driver):
+    log.plain(0, b"a")
+    log.plain(1, b"x")
+    commit_by_hand(log, 1, driver.keywords["txnstore.delivery.order"])
+    with pytest.raises(
+        InvalidConfiguration, match=r"committed nothing there: .*at the earliest where it has committed"
+    ):
+        driver(startingOffsets=None).batch()
+
+
 def test_a_query_that_is_told_to_begin_at_the_latest_says_what_it_leaves_out(log, driver, caplog):
     query = driver(startingOffsets="latest")
     assert query.batch() == []

@@ -429,7 +429,7 @@ class TxnStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begins: dict[PartitionName, CommitPosition] = {}
         if start == INITIAL:
             resolved = resolve_start(connection, self._options, snapshot)
-            check_with_group(self._options, resolved, snapshot)
+            check_with_group(connection, self._options, resolved, snapshot)
             for partition, position in resolved.items():
                 begins[partition] = self._loss.go_on_within(partition, position, snapshot.bounds[partition])
                 starts[partition] = begins[partition].place

@@ -21,7 +21,8 @@ from txnstore.errors import InvalidConfiguration, UnknownTopicOrPartition, Unsta
 from txnstore.groups.commit_rules import other_order
 from txnstore.groups.offsets import read_offsets, read_stable_offsets
 from txnstore.log.bounds import Bounds, offset_for_time, read_bounds
-from txnstore.log.commit_order import CommitPosition
+from txnstore.log.commit_order import CommitPosition, fetch_in_commit_order
+from txnstore.log.fetch import fetch
 from txnstore.log.topics import find_topics, list_topics
 from txnstore.model import PartitionName
 from txnstore.spark.source_options import (
@@ -108,7 +109,10 @@ def resolve_start(
 
 
 def check_with_group(
-    options: SourceOptions, starts: Mapping[PartitionName, CommitPosition], snapshot: SourceSnapshot
+    connection: Connection,
+    options: SourceOptions,
+    starts: Mapping[PartitionName, CommitPosition],
+    snapshot: SourceSnapshot,
 ) -> None:
     """Refuse a new stream that would write again what its group has read, or leave out what it has not.
 
@@ -121,7 +125,7 @@ def check_with_group(
     if options.start is Edge.EARLIEST:
         _refuse_again(options, starts, snapshot)
     elif options.start is Edge.LATEST:
-        _report_left_out(options, starts, snapshot)
+        _report_left_out(connection, options, starts, snapshot)
 
 
 def _refuse_again(
@@ -140,25 +144,56 @@ def _refuse_again(
 
 
 def _report_left_out(
-    options: SourceOptions, starts: Mapping[PartitionName, CommitPosition], snapshot: SourceSnapshot
+    connection: Connection,
+    options: SourceOptions,
+    starts: Mapping[PartitionName, CommitPosition],
+    snapshot: SourceSnapshot,
 ) -> None:
     if not snapshot.committed:
         return
     for partition, start in starts.items():
         # As for startingOffsets=group: a partition that was added since the group is not read at all.
-        committed = snapshot.committed.get(partition, CommitPosition(snapshot.bounds[partition].log_start_offset))
-        if start <= committed:
+        bounds = snapshot.bounds[partition]
+        committed = snapshot.committed.get(partition)
+        begin = CommitPosition(bounds.log_start_offset) if committed is None else committed
+        if start <= begin or not _has_records(connection, options, bounds, begin, start.place):
             continue
+        has_come = "has committed nothing there" if committed is None else f"has come to {committed.place} only"
         what = (
             f"the query begins to read {partition} at the latest offset, {start.place}, though its group"
-            f" {options.group_id!r} has come to {committed.place} only"
+            f" {options.group_id!r} {has_come}"
         )
         if not options.start_is_given:
             raise InvalidConfiguration(
                 f"without startingOffsets {what}: a query that has lost its checkpoint would leave out what lies"
-                " between. startingOffsets=group goes on where the group is, startingOffsets=latest leaves it out"
+                " between. startingOffsets=group goes on where the group is (at the earliest where it has committed"
+                " nothing), startingOffsets=latest leaves it out"
             )
         _logger.warning("%s, and leaves out what lies between", what, extra={"event": "source_begins_past_group"})
+
+
+def _has_records(
+    connection: Connection, options: SourceOptions, bounds: Bounds, begin: CommitPosition, end: int
+) -> bool:
+    """Return whether there is a record to read, or was one that is gone; markers and what was aborted are none."""
+    if begin.place < bounds.log_start_offset or begin.offset_in_transaction > 0:
+        return True
+    position = begin
+    while position.place < end:
+        of_partition = {bounds.partition_id: end}
+        if options.in_commit_order:
+            asked = {bounds.partition_id: position}
+            page = fetch_in_commit_order(connection, asked, records_max=1, end_places=of_partition)[bounds.partition_id]
+            found, next_position = bool(page.batches), page.next_position
+        else:
+            places = {bounds.partition_id: position.place}
+            read = fetch(connection, places, isolation=options.isolation, records_max=1, end_offsets=of_partition)
+            found = bool(read[bounds.partition_id].batches)
+            next_position = CommitPosition(read[bounds.partition_id].next_offset)
+        if found or next_position <= position:
+            return True
+        position = next_position
+    return False
 
 
 def resolve_end(connection: Connection, options: SourceOptions, snapshot: SourceSnapshot) -> dict[PartitionName, int]:
