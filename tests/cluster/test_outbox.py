@@ -7,7 +7,7 @@ from sqlalchemy import insert, select
 
 from tests.clients.steps import PATIENCE_SECONDS
 from tests.cluster.conftest import down, read
-from tests.tools.cluster_changes import change_topic_configs, grow_topic
+from tests.tools.cluster_changes import change_topic_configs, delete_topic, grow_topic
 from txnstore import Consumer
 from txnstore.db.portions import Portions
 from txnstore.db.schema import outbox, partition_heads
@@ -23,6 +23,7 @@ from txnstore.maintenance.turns import take_turn
 def cluster(site):
     with site.open() as found:
         create_topic(found, "known", config={"txnstore.placement": found.label_of(2)})
+        create_topic(found, "far", config={"txnstore.placement": found.label_of(1)})
         yield found
 
 
@@ -48,13 +49,29 @@ def grow(cluster):
     grow_topic(cluster, "known", partition_count=2)
 
 
+def grow_into_it(cluster):
+    change_topic_configs(cluster, "far", {"txnstore.placement": cluster.label_of(2)})
+    grow_topic(cluster, "far", partition_count=2)
+
+
+def create_again(cluster):
+    delete_topic(cluster, "far")
+    create_topic(cluster, "far", config={"txnstore.placement": cluster.label_of(2)})
+
+
 def allow(cluster):
     change_topic_configs(cluster, "known", {"max.message.bytes": "2000000"})
 
 
 @pytest.fixture(
-    params=[(create, {"topic": "late"}), (grow, {"partition_number": 1}), (allow, {})],
-    ids=["topic", "partition", "size"],
+    params=[
+        (create, {"topic": "late"}),
+        (grow, {"partition_number": 1}),
+        (grow_into_it, {"topic": "far"}),
+        (create_again, {"topic": "far", "partition_number": 0}),
+        (allow, {}),
+    ],
+    ids=["topic", "partition", "place", "recreation", "size"],
 )
 def member(request, cluster):
     """A member that was away when a change was made, without which a row in its outbox is no record."""

@@ -183,7 +183,8 @@ def _sort_topic(target: _Target, rows: Sequence[Any], result: Sorted) -> dict[in
         why, may_change = None, True
         headers: Sequence[Header] = ()
         if number not in target.own:
-            why, may_change = _why_no_partition(target.topic, number), number >= len(target.topic.partition_ids)
+            # With more partitions a key goes elsewhere, and anywhere may be here; created again, a topic is led anew.
+            why, may_change = _why_no_partition(target.topic, number), number >= 0
         elif key is None and is_compacted(target.topic.settings):
             why = f"topic {target.topic.name} is compacted, and its records need a key"
         elif not (target.earliest_ms <= timestamp_ms <= target.latest_ms or target.took(timestamp_ms, inserted_ms)):
