@@ -119,6 +119,32 @@ def test_who_cannot_ask_for_the_newest_leaves_the_rows_to_others(cluster, member
     assert len(lengths(cluster)) == 2
 
 
+def test_what_is_in_front_of_a_row_that_nobody_can_judge_does_not_wait(cluster):
+    """But for the rest of the row's database transaction, and what is behind."""
+    member = cluster.own(2)
+    put(member, b"before")
+    put(member, b"no record", headers="[1]")
+    # What `produce` notes on SQLite; on PostgreSQL it says nothing.
+    put(member, b"of it", committed_id=2)
+    member.write(
+        lambda connection: connection.execute(
+            insert(outbox),
+            [
+                {"topic": "known", "value": b"with it", "partition_number": 0, "committed_id": 3},
+                {"topic": "known", "value": b"unknown", "partition_number": 9, "committed_id": 3},
+            ],
+        )
+    )
+    put(member, b"behind", committed_id=5)
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable, match="only with the URLs of all databases"):
+            drain_outbox(member)
+        found = left(member)
+        assert [value for value, _ in found] == [b"no record", b"with it", b"unknown", b"behind"]
+        assert [value for value, refusal in found if refusal is not None] == [b"no record"]
+    assert lengths(cluster) == [len(b"of it"), len(b"before")]
+
+
 def test_a_row_is_judged_again_if_the_newest_came_by_others_since_it_was(cluster, member, monkeypatch):
     has_newer = sequencer._has_newer
 

@@ -72,13 +72,14 @@ class Sorted:
     refusals: dict[int, str] = field(default_factory=dict)
     """By row, why it cannot become a record."""
 
-    may_change: bool = False
-    """Whether one of them could, with other topics and settings."""
+    first_unsure_id: int | None = None
+    """The first of them that could, with other topics and settings."""
 
     def refuse(self, outbox_id: int, why: str, *, may_change: bool) -> None:
         """Take note that a row cannot become a record."""
         self.refusals[outbox_id] = why
-        self.may_change |= may_change
+        if may_change and (self.first_unsure_id is None or outbox_id < self.first_unsure_id):
+            self.first_unsure_id = outbox_id
 
 
 def find_destinations(connection: Connection, names: Collection[str], database_id: int) -> Destinations:

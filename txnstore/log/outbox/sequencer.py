@@ -100,11 +100,13 @@ class _ChosenCallers:
 class _RowsRefused(Exception):
     """Some rows cannot become records: this round is rolled back, and they are marked."""
 
-    def __init__(self, refusals: dict[int, str], callers: list[tuple[int, str]], *, may_change: bool) -> None:
+    def __init__(
+        self, refusals: dict[int, str], callers: list[tuple[int, str]], *, first_unsure_id: int | None
+    ) -> None:
         super().__init__()
         self.refusals = refusals
         self.callers = callers
-        self.may_change = may_change
+        self.first_unsure_id = first_unsure_id
         self.version: int | None = None
         """Up to which of the controller's changes this was judged, if it is a member that may not have the newest."""
 
@@ -143,24 +145,40 @@ def sequence_outbox(
     those first, and who has none leaves such rows, and what is behind them, to others.
 
     Raises:
-        StoreUnavailable: a member has rows that cannot become records, and nobody can say if they still could.
+        StoreUnavailable: a member has rows that cannot become records, nobody can say if they still could, and nothing
+            in front of them could be moved.
         TxnStoreError: the database refused or cannot be reached; the round was made as a whole or not at all.
     """
     rounds = rounds or rounds_of(store)
+    in_order = store.backend.has_one_writer
+    before_id: int | None = None
+    unsure: StoreUnavailable | None = None
     for tries_left in reversed(range(_TRIES)):
         try:
-            return rounds.write(
+            done = rounds.write(
                 store,
-                lambda connection: _round(connection, rounds, waits=waits, in_order=store.backend.has_one_writer),
+                partial(_round, rounds=rounds, waits=waits, in_order=in_order, before_id=before_id),
                 wakes_readers=True,
                 retry_timeout_ms=retry_timeout_ms,
                 is_apart=True,
                 goes_on=lambda done: done.has_more,
             )
+            if unsure is not None and not done.moved_count and not done.is_busy:
+                raise unsure
+            return done
         except _RowsRefused as refused:
-            if refused.version is not None and _has_newer(store, cluster, refused.version):
-                return Sequenced(has_more=True)
-            return _mark(store, refused, retry_timeout_ms)
+            if refused.version is None:
+                return _mark(store, refused, retry_timeout_ms)
+            try:
+                if _has_newer(store, cluster, refused.version):
+                    return Sequenced(has_more=True)
+            except StoreUnavailable as error:
+                # It waits, and what is behind it: what is in front goes.
+                before_id, unsure = refused.first_unsure_id, error
+                if tries_left == 0:
+                    raise
+            else:
+                return _mark(store, refused, retry_timeout_ms)
         except (UnknownTopicOrPartition, InvalidTimestamp):
             # A topic was deleted or configured in between; the next try sees it as it is now.
             if tries_left == 0:
@@ -233,7 +251,9 @@ def delete_refused(store: Store, portions: Portions | None = None) -> int:
     return deleted
 
 
-def _round(connection: Connection, rounds: Portions, *, waits: bool, in_order: bool) -> Sequenced:
+def _round(
+    connection: Connection, *, rounds: Portions, waits: bool, in_order: bool, before_id: int | None
+) -> Sequenced:
     # Without rows to move there is nothing to tell.
     note_change(connection)
     lock = lock_outbox(connection, waits=waits)
@@ -245,14 +265,20 @@ def _round(connection: Connection, rounds: Portions, *, waits: bool, in_order: b
     # Before anything is judged: what comes meanwhile makes it no newer than that.
     version = None if lock.database_id == CONTROLLER_ID else read_version(connection)
     try:
-        return _move(connection, window, lock, in_order=in_order)
+        if before_id is None:
+            choice = _choose(connection, window, in_order=in_order)
+        elif (choice_before := _choose_before(connection, window.rows, before_id, in_order=in_order)) is not None:
+            choice = choice_before
+        else:
+            return Sequenced()
+        moved_count = _move(connection, window, choice, lock)
     except _RowsRefused as refused:
-        refused.version = version if refused.may_change else None
+        refused.version = None if refused.first_unsure_id is None else version
         raise
+    return Sequenced(moved_count, has_more=window.is_cut or not choice.fits or before_id is not None)
 
 
-def _move(connection: Connection, window: Listing, lock: Lock, *, in_order: bool) -> Sequenced:
-    choice = _choose(connection, window, in_order=in_order)
+def _move(connection: Connection, window: Listing, choice: _ChosenCallers, lock: Lock) -> int:
     random_ = random.Random()
     found = None if choice.fits else _prepare(connection, choice, lock.database_id)
     moved_count = 0
@@ -268,7 +294,7 @@ def _move(connection: Connection, window: Listing, lock: Lock, *, in_order: bool
         append(connection, result.appends)
         moved_count += result.record_count
     count_moved(connection, moved_count)
-    return Sequenced(moved_count, has_more=window.is_cut or not choice.fits)
+    return moved_count
 
 
 def _choose(connection: Connection, window: Listing, *, in_order: bool) -> _ChosenCallers:
@@ -296,6 +322,22 @@ def _choose(connection: Connection, window: Listing, *, in_order: bool) -> _Chos
     last_id = min((last_ids[caller_id] for caller_id in callers if caller_id in last_ids), default=0)
     complete = {caller for caller, last in last_ids.items() if last <= last_id}
     return _ChosenCallers(frozenset(complete), last_id, fits=False)
+
+
+def _choose_before(
+    connection: Connection, rows: Sequence[Listed], before_id: int, *, in_order: bool
+) -> _ChosenCallers | None:
+    """Return whose rows go while that row, and with it all of its caller's, has to wait; None: nobody's."""
+    if in_order:
+        # With that row: whose the one before it is, it tells.
+        last_id = last_before_others([row for row in rows if row.outbox_id <= before_id])
+        return None if last_id is None else _ChosenCallers(None, last_id, fits=True)
+    front = [row for row in rows if row.outbox_id < before_id]
+    if not front:
+        return None
+    callers, last_id = {row.caller_id for row in front}, front[-1].outbox_id
+    complete = callers - callers_going_on(connection, callers, last_id)
+    return _ChosenCallers(frozenset(complete), last_id, fits=True) if complete else None
 
 
 def _prepare(connection: Connection, choice: _ChosenCallers, database_id: int) -> Destinations:
@@ -340,7 +382,7 @@ def _refused(rows: Sequence[Any], found: Sorted, *, fits: bool) -> _RowsRefused:
     marked = {outbox_id: whys[caller_id] for outbox_id, caller_id, *_ in rows if caller_id in whys}
     # Where a caller's rows fill several pages, most of them are not here.
     callers = [] if fits else list(whys.items())
-    return _RowsRefused({**marked, **refusals}, callers, may_change=found.may_change)
+    return _RowsRefused({**marked, **refusals}, callers, first_unsure_id=found.first_unsure_id)
 
 
 def _has_newer(store: Store, cluster: Cluster | None, version: int) -> bool:
