@@ -321,6 +321,21 @@ def test_closing_says_what_is_left_if_its_time_is_over(held_once_closed, store, 
     eventually(lambda: threads() == [])
 
 
+def test_closing_says_what_is_left_if_the_rows_cannot_be_moved(url, store, connect, caplog, monkeypatch):
+    def turn(_):
+        raise StoreUnavailable("it is away")
+
+    monkeypatch.setattr(OutboxPoller, "turn", turn)
+    outbox, connection = Outbox(url), connect()
+    outbox.produce(connection, "t", b"v")
+    connection.commit()
+    outbox.close(PATIENCE_SECONDS)
+    (told,) = [record.getMessage() for record in caplog.records if record.event == "outbox_left"]
+    assert "moved: it is away; those that wait are left to" in told
+    assert waiting(store) == 1
+    assert threads() == []
+
+
 def test_without_its_thread_the_rows_wait(url, store, connect):
     connection = connect()
     with Outbox(url, sequencer=False) as outbox:

@@ -38,7 +38,7 @@ class BackgroundSequencer:
         self._thread = BackgroundThread("txnstore-outbox")
         self._closing = False
         self._closes_at = 0.0
-        self._gave_up = False
+        self._left_why = ""
         self._hurries = False
         self._produced_at = 0.0
 
@@ -62,16 +62,17 @@ class BackgroundSequencer:
     def close(self, timeout_seconds: float) -> bool:
         """Move all that is committed once more, let the thread end and wait for it; return whether it has ended.
 
-        While somebody else is at the rows, or has the database to itself, that is tried until the time is over.
+        While somebody else is at the rows, or has the database to itself, that is tried until the time is over.  After any
+        other error it is not tried again.
         """
         self._closes_at = time.monotonic() + timeout_seconds
         self.stop()
         has_ended = self._thread.close(timeout_seconds)
-        if not has_ended or self._gave_up:
+        if not has_ended or self._left_why:
             self._logger.warning(
-                "the outbox was closed before all its rows were moved: for %s seconds the database had no time for it;"
-                " those that wait are left to a consumer, `txnstore maintain` and the like",
-                timeout_seconds,
+                "the outbox was closed before all its rows were moved: %s; those that wait are left to a consumer,"
+                " `txnstore maintain` and the like",
+                self._left_why or f"for {timeout_seconds} seconds the database had no time for it",
                 extra={"event": "outbox_left"},
             )
         return has_ended
@@ -83,7 +84,7 @@ class BackgroundSequencer:
             with self._changed:
                 hurries, self._hurries = self._hurries, False
                 closing = self._closing
-            is_put_off, is_busy = True, False
+            put_off_why, is_busy = "", False
             try:
                 poller = poller or OutboxPoller(self._connection.store())
                 if hurries:
@@ -91,7 +92,6 @@ class BackgroundSequencer:
                 pause_seconds = poller.turn()
                 is_busy = poller.is_busy
                 backoff.succeeded()
-                is_put_off = False
                 if trouble.passed():
                     self._logger.info("the rows of the outbox are moved again", extra={"event": "outbox_goes_on"})
             except StoreClosed:
@@ -106,14 +106,15 @@ class BackgroundSequencer:
                 )
                 return
             except Exception as error:  # noqa: BLE001 - a thread that died would leave the rows where they are
+                put_off_why = str(error) or type(error).__name__
                 self._tell(error, is_news=trouble.may_be_told(kind_of(error)))
                 pause_seconds = backoff.back_off() if isinstance(error, TxnStoreError) else PAUSE_LAST_SECONDS
                 is_busy = isinstance(error, StoreBusy)
-            if closing and self._ends(pause_seconds, is_put_off=is_put_off, is_busy=is_busy):
+            if closing and self._ends(pause_seconds, put_off_why, is_busy=is_busy):
                 return
             if time.monotonic() - self._produced_at > BUSY_SECONDS:
                 pause_seconds = max(pause_seconds, IDLE_PAUSE_SECONDS)
-            self._sleep(pause_seconds, is_put_off=is_put_off)
+            self._sleep(pause_seconds, is_put_off=bool(put_off_why))
 
     def _tell(self, error: Exception, *, is_news: bool) -> None:
         if isinstance(error, TxnStoreError):
@@ -125,15 +126,17 @@ class BackgroundSequencer:
             level = logging.ERROR if is_news else logging.DEBUG
             self._logger.log(level, "moving the rows of the outbox failed", exc_info=error, extra=fields)
 
-    def _ends(self, pause_seconds: float, *, is_put_off: bool, is_busy: bool) -> bool:
+    def _ends(self, pause_seconds: float, put_off_why: str, *, is_busy: bool) -> bool:
         """Return whether the outbox, which is being closed, has no more to do, or no time; pause where it has."""
         if not is_busy:
-            return is_put_off or pause_seconds > 0.0
+            self._left_why = put_off_why
+            return bool(put_off_why) or pause_seconds > 0.0
         left_seconds = self._closes_at - time.monotonic()
-        self._gave_up = left_seconds <= 0.0
-        if not self._gave_up:
-            time.sleep(min(pause_seconds, left_seconds))
-        return self._gave_up
+        if left_seconds <= 0.0:
+            self._left_why = "until its time was over the database had no time for it"
+            return True
+        time.sleep(min(pause_seconds, left_seconds))
+        return False
 
     def _sleep(self, seconds: float, *, is_put_off: bool) -> None:
         """Wait until a record comes; after an error to the end, or each record would be one more try."""
