@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, event
+from sqlalchemy import create_engine, event, insert
 from sqlalchemy.pool import StaticPool
 
 from tests.databases import on_sqlite_alone
@@ -23,6 +23,7 @@ from txnstore.background_thread import BackgroundThread
 from txnstore.clients.consumer import fetcher
 from txnstore.db.callers.attached_files import FILES
 from txnstore.db.opening import open_store
+from txnstore.db.schema import outbox as outbox_table
 from txnstore.db.store import Store
 from txnstore.errors import PermissionDenied, StoreBusy, StoreUnavailable
 from txnstore.log.outbox import rows as outbox_rows
@@ -305,6 +306,28 @@ def test_closing_waits_for_one_who_holds_the_rows_and_moves_what_is_committed(he
     outbox.close(PATIENCE_SECONDS)
     assert values(store) == [b"v"]
     assert threads() == []
+
+
+def test_closing_does_not_wait_for_what_comes_later_while_another_moves_it(url, store, connect, caplog, monkeypatch):
+    connection, outbox, turns = connect(), Outbox(url), []
+
+    def turn_of_another(poller):
+        eventually(lambda: outbox._background._closing)
+        sequence_outbox(store)
+        turns.append(poller)
+        later = {"topic": "t", "value": b"later %d" % len(turns)}
+        store.write(lambda writing: writing.execute(insert(outbox_table), later))
+        poller.is_busy = len(turns) < 10
+        return 0.001
+
+    monkeypatch.setattr(OutboxPoller, "turn", turn_of_another)
+    outbox.produce(connection, "t", b"v")
+    connection.commit()
+    outbox.close(PATIENCE_SECONDS)
+    # Of which the first may have begun before it was closed.
+    assert len(turns) <= 2
+    assert values(store)[0] == b"v"
+    assert (caplog.records, threads()) == ([], [])
 
 
 @pytest.mark.parametrize("is_awaited", [False, True])

@@ -79,6 +79,7 @@ class BackgroundSequencer:
 
     def _run(self) -> None:
         poller: OutboxPoller | None = None
+        last_id: int | None = None
         backoff, trouble = Backoff(PAUSE_FIRST_SECONDS, PAUSE_LAST_SECONDS), RepeatedTrouble()
         while True:
             with self._changed:
@@ -89,8 +90,11 @@ class BackgroundSequencer:
                 poller = poller or OutboxPoller(self._connection.store())
                 if hurries:
                     poller.hurry()
+                if closing and last_id is None:
+                    last_id = poller.last_waiting_id()
                 pause_seconds = poller.turn()
-                is_busy = poller.is_busy
+                # Once it is being closed, what has come since is not waited for: others may never be done with that.
+                is_busy = poller.is_busy and not (closing and poller.has_none_up_to(last_id))
                 backoff.succeeded()
                 if trouble.passed():
                     self._logger.info("the rows of the outbox are moved again", extra={"event": "outbox_goes_on"})

@@ -234,10 +234,10 @@ class Outbox(OfOneProcess):
     def close(self, timeout: float = CLOSE_TIMEOUT_SECONDS) -> None:
         """End the thread, which moves once more what is committed; a second call does nothing.
 
-        `timeout` is how many seconds that may take: so long it is tried while somebody else is at the rows, or has the
-        database to itself; if the rows cannot be moved otherwise, as while the database is away, only once.  A warning
-        says if some may be left.  Rows that are committed later wait for somebody else.  What is watched stays
-        watched: a flush of it raises RuntimeError from now on (see `watch`).
+        `timeout` is how many seconds that may take: so long it is tried while somebody else is at the rows that are
+        there now, or has the database to itself; if they cannot be moved otherwise, as while the database is away, only
+        once.  A warning says if some may be left.  Rows that are committed later wait for somebody else.  What is
+        watched stays watched: a flush of it raises RuntimeError from now on (see `watch`).
         """
         timeout_seconds = check_timeout(timeout)
         self._closed = True

@@ -457,6 +457,23 @@ class OutboxPoller:
         self.hurry()
         return 0.0 if done.has_more else PAUSE_FIRST_SECONDS
 
+    def last_waiting_id(self) -> int | None:
+        """Return the number of the last row that waits now; None if there is none.
+
+        Raises:
+            TxnStoreError: the database refused or cannot be reached.
+        """
+        return self._store.read(last_waiting_id, retry_timeout_ms=TRY_TIMEOUT_MS)
+
+    def has_none_up_to(self, last_id: int | None) -> bool:
+        """Return whether no row up to this number waits any more.
+
+        Raises:
+            TxnStoreError: the database refused or cannot be reached.
+        """
+        first_id = self._store.read(first_waiting_id, retry_timeout_ms=TRY_TIMEOUT_MS)
+        return first_id is None or last_id is None or first_id > last_id
+
     def hurry(self) -> None:
         """Look often again: rows are about to come."""
         self._pause_seconds = PAUSE_FIRST_SECONDS
