@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from sqlalchemy import insert, select
+from sqlalchemy import delete, insert, select
 
 from tests.clients.steps import PATIENCE_SECONDS
 from tests.cluster.conftest import down, read
 from tests.tools.cluster_changes import change_topic_configs, delete_topic, grow_topic
 from txnstore import Consumer
 from txnstore.db.portions import Portions
-from txnstore.db.schema import outbox, partition_heads
+from txnstore.db.schema import deleted_partitions, outbox, partition_heads
 from txnstore.errors import StoreUnavailable
 from txnstore.log.cluster_topics import bring_up_to_date, create_topic
 from txnstore.log.outbox import sequencer
@@ -154,6 +154,21 @@ def test_a_row_is_judged_again_if_the_newest_came_by_others_since_it_was(cluster
 
     monkeypatch.setattr(sequencer, "_has_newer", has_newer_once_they_have_come)
     assert drain_outbox(member, cluster=cluster) == 2
+
+
+def test_a_row_waits_for_a_topic_that_cannot_come_before_others_are_deleted(cluster):
+    member = cluster.own(2)
+    with down(cluster, member):
+        late = create_topic(cluster, "late", config={"txnstore.placement": cluster.label_of(2)})
+    still_deleted = {"partition_id": late.partition_ids[0]}
+    member.write(lambda connection: connection.execute(insert(deleted_partitions), still_deleted))
+    put(member, b"v", topic="late")
+    with pytest.raises(StoreUnavailable, match="still deletes"):
+        drain_outbox(member, cluster=cluster)
+    assert left(member) == [(b"v", None)]
+    member.write(lambda connection: connection.execute(delete(deleted_partitions)))
+    assert drain_outbox(member, cluster=cluster) == 1
+    assert lengths(cluster) == [1]
 
 
 @pytest.mark.parametrize(

@@ -394,9 +394,18 @@ def _has_newer(store: Store, cluster: Cluster | None, version: int) -> bool:
             " consumer of the cluster moves it, and what is behind it, or refuses it"
         )
     # Nobody waits here for a controller that is away.
-    if cluster.controller.read(read_version, retry_timeout_ms=0) == version:
+    newest = cluster.controller.read(read_version, retry_timeout_ms=0)
+    if newest == version:
         return False
-    return cluster.reconcile(store.database_id) or store.read(read_version) != version
+    if cluster.reconcile(store.database_id) or store.read(read_version) != version:
+        return True
+    if newest > version:
+        raise StoreUnavailable(
+            "a row cannot become a record by the topics and settings that this database of a cluster has, and some of"
+            " the newest cannot come yet: it still deletes partitions that had their numbers; the row, and what is"
+            " behind it, waits for that"
+        )
+    return False
 
 
 def _mark(store: Store, refused: _RowsRefused, retry_timeout_ms: int | None) -> Sequenced:
