@@ -62,8 +62,8 @@ class BackgroundSequencer:
     def close(self, timeout_seconds: float) -> bool:
         """Move all that is committed once more, let the thread end and wait for it; return whether it has ended.
 
-        While somebody else is at the rows, or has the database to itself, that is tried until the time is over.  After any
-        other error it is not tried again.
+        While somebody else is at the rows, or has the database to itself, that is tried until the time is over.  After
+        any other error it is not tried again.
         """
         self._closes_at = time.monotonic() + timeout_seconds
         self.stop()

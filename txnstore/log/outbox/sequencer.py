@@ -175,15 +175,14 @@ def sequence_outbox(
             except StoreUnavailable as error:
                 # It waits, and what is behind it: what is in front goes.
                 before_id, unsure = refused.first_unsure_id, error
-                if tries_left == 0:
-                    raise
             else:
                 return _mark(store, refused, retry_timeout_ms)
         except (UnknownTopicOrPartition, InvalidTimestamp):
             # A topic was deleted or configured in between; the next try sees it as it is now.
             if tries_left == 0:
                 raise
-    raise AssertionError
+    assert unsure is not None
+    raise unsure
 
 
 def drain_outbox(store: Store, portions: Portions | None = None, cluster: Cluster | None = None) -> int:
