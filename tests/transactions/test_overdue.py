@@ -11,10 +11,10 @@ import pytest
 from sqlalchemy import Connection, event
 
 from txnstore.db.portions import Portions
-from txnstore.errors import StoreBusy, StoreUnavailable, UnknownTopicOrPartition
+from txnstore.errors import StoreBusy, StoreUnavailable, UnknownTopicOrPartition, WriteConflict
 from txnstore.transactions import recovery, rows, together
 from txnstore.transactions.protocol import FenceReason, TransactionState
-from txnstore.transactions.recovery import AGAIN_MS, abort_overdue
+from txnstore.transactions.recovery import AFTER_OTHERS_MS, AGAIN_MS, abort_overdue
 from txnstore.transactions.rows import lock_row
 from txnstore.transactions.together import AbortedTogether
 
@@ -100,12 +100,56 @@ def test_it_waits_for_nobody_who_is_at_work_on_one(own_bench) -> None:
         assert time.monotonic() - began_at < bench.store.limits.lock_timeout_ms / 1000
         return left_ms
 
-    assert bench.store.write(work) == AGAIN_MS
-    if bench.store.backend.name == "postgresql":
+    left_ms = bench.store.write(work)
+    if bench.store.backend.has_one_writer:
+        assert left_ms is not None
+        assert AFTER_OTHERS_MS[0] <= left_ms <= AFTER_OTHERS_MS[1]
+    else:
+        assert left_ms == AGAIN_MS
         assert bench.row(free.transactional_id).state is S.COMPLETE_ABORT
     assert bench.row(locked.transactional_id).state is S.ONGOING
     assert abort_overdue(bench.store) is None
     assert bench.row(locked.transactional_id).state is S.COMPLETE_ABORT
+
+
+@pytest.mark.parametrize("error", [StoreBusy, WriteConflict])
+def test_where_another_one_helps_a_client_waits_for_none_of_them_and_looks_again_soon(
+    own_bench, monkeypatch, error
+) -> None:
+    """All whom one time wakes look at once: one that went one by one would be in the way of who aborts many."""
+    bench = own_bench
+    for _ in range(3):
+        begin(bench, 1_000)
+    bench.clock.advance(1_001)
+    taken: list[int] = []
+
+    def hold(some, *_: object) -> AbortedTogether:
+        taken.append(len(some))
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(bench.store, "limits", replace(bench.store.limits, retry_timeout_ms=0))
+        patched.setattr("txnstore.db.portions.LOCK_TIMEOUT_MS", 0)
+        patched.setattr(recovery, "abort_together", hold)
+        patched.setattr(recovery, "abort_if_timed_out", lambda *_, **__: pytest.fail("one by one"))
+        looks = [abort_overdue(bench.store) for _ in range(8)]
+    assert set(taken) == {3}
+    assert all(left_ms is not None and AFTER_OTHERS_MS[0] <= left_ms <= AFTER_OTHERS_MS[1] for left_ms in looks)
+    # Each helper at another moment.
+    assert len(set(looks)) > 1
+    assert abort_overdue(bench.store) is None
+
+
+def test_one_by_one_goes_no_further_than_the_time_for_a_look(own_bench, monkeypatch) -> None:
+    bench = own_bench
+    monkeypatch.setattr(recovery, "HELP_SECONDS", 0.0)
+    names = [begin(bench, 1_000).transactional_id for _ in range(3)]
+    bench.clock.advance(1_001)
+    with monkeypatch.context() as patched:
+        patched.setattr(recovery, "abort_together", lambda some, *_: AbortedTogether((), unusual=some))
+        # The next look goes on at once.
+        assert abort_overdue(bench.store) == 0
+    assert [bench.row(name).state for name in names] == [S.COMPLETE_ABORT, S.ONGOING, S.ONGOING]
 
 
 @pytest.mark.slow_but_first

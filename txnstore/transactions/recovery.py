@@ -8,6 +8,7 @@ about and looks again before it does anything.
 from __future__ import annotations
 
 import logging
+import random
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,8 +34,10 @@ from txnstore.db.schema import (
 from txnstore.db.statements import begins_with
 from txnstore.db.store import Store, pause_after_portion, server_now_ms
 from txnstore.errors import (
+    StoreBusy,
     StoreUnavailable,
     TxnStoreError,
+    WriteConflict,
 )
 from txnstore.groups.offsets_from_elsewhere import forget_offset_producers
 from txnstore.log.partition_rows import forget_producers
@@ -87,10 +90,14 @@ COMPLETED_SHARES_MAX: Final = 200
 HELD_SECONDS: Final = 0.015
 #: When to look again at what could not be aborted now.
 AGAIN_MS: Final = 1_000
+#: When to look again where another helper is at work, which all that are due wake: each at another moment.
+AFTER_OTHERS_MS: Final = (100, 300)
 #: How far a transaction begins in the future that is taken to be begun by a clock that was ahead.
 AHEAD_MS: Final = 1_000
 #: How the sink id of a job begins; a query's begins otherwise.
 SINK_OF_JOB: Final = "job:"
+#: Somebody else holds what is needed.
+_HELD: Final = (StoreBusy, WriteConflict)
 _EXPIRATION: Final = "transactional.id.expiration.ms"
 _IDS: Final[BindParameter[Any]] = bindparam("partition_ids", expanding=True)
 _BY_DEADLINE: Final = (transactions.c.deadline_ms, transactions.c.transactional_id)
@@ -231,9 +238,12 @@ def abort_overdue(store: Store, cluster: Cluster | None = None) -> int | None:
             if portion.error is not None:
                 # Others can, or the next look.
                 _log.debug("a transaction could not be aborted for its age: %s", portion.error)
-                return AGAIN_MS
+                is_held = isinstance(portion.error, _HELD)
+                return random.randint(*AFTER_OTHERS_MS) if is_held else AGAIN_MS  # noqa: S311 - no secret
             if portion.left or portion.busy:
                 again_ms = AGAIN_MS
+                if aborted and portions.is_over:
+                    return 0
         if len(late) < len(found):
             # A transaction has timed out once it is open for longer than its timeout.
             left_ms = int(found[len(late)].left_ms) + 1
@@ -276,10 +286,11 @@ def _abort_portion(
             wakes_readers=True,
             is_awaited=True,
         )
-    except StoreUnavailable as error:
-        portion.error = error
-        return portion
     except (TxnStoreError, AssertionError) as error:
+        # Another helper that holds the lock is at the same: a hundred waits, one by one, would only be in its way.
+        if isinstance(error, StoreUnavailable) or (not waits and isinstance(error, _HELD)):
+            portion.error = error
+            return portion
         # Of one of them something is damaged, also so that no rule has a move for it (`protocol.check_change`), or
         # somebody holds what it needs: that keeps no other one open.
         _log.debug("%s transactions could not be aborted together for their age: %s", len(some), error)
@@ -301,9 +312,10 @@ def _abort_each(
     *,
     waits: bool,
 ) -> None:
-    """Abort them one by one, each of which may wait for long."""
-    for transactional_id in some:
-        if portions.is_stopped:
+    """Abort them one by one, each of which may wait for long; unless somebody waits for them only while there is time."""
+    for count, transactional_id in enumerate(some):
+        if portions.is_stopped or (not waits and count and portions.is_over):
+            portion.left.extend(some[count:])
             break
         if store.backend.has_one_writer and portion.aborted:
             pause_after_portion(0)

@@ -246,8 +246,9 @@ def test_a_producer_looks_at_most_once_a_second_and_only_after_writing(seconds, 
 
 
 @pytest.fixture
-def writer(seconds, asked):
-    """What a producer does for readers, on the test's own thread."""
+def writer(seconds, asked, monkeypatch):
+    """What a producer does for readers, on the test's own thread, and as early as it may."""
+    monkeypatch.setattr(producer_thread, "SPREAD_SECONDS", 0.0)
     cluster = SimpleNamespace(by_leader=lambda partition_ids: {1: list(partition_ids)}, own=lambda number: number)
     here = cast(Worker, SimpleNamespace(submit=lambda work: work()))
     return WriterHelp(
@@ -282,6 +283,18 @@ def test_a_producer_looks_again_when_the_next_ones_time_is_up_and_at_once_where_
     assert asked.count == 4
     assert pass_until_it_looks(writer, seconds) == IDLE_ASKS_SECONDS  # for the maintenance
     assert asked.count == 4
+
+
+def test_those_that_know_of_the_same_moment_look_one_after_the_other(writer, asked, seconds, monkeypatch) -> None:
+    monkeypatch.setattr(producer_thread, "SPREAD_SECONDS", 0.1)
+    asked.left_seconds = 4.0
+    looked_after = []
+    for _ in range(5):
+        writer.wrote([1])
+        pass_until_it_looks(writer, seconds)
+        looked_after.append(pass_until_it_looks(writer, seconds))
+    assert all(4.0 <= after_seconds <= 4.1 for after_seconds in looked_after)
+    assert max(looked_after) - min(looked_after) > 0.001
 
 
 def test_a_producer_that_writes_looks_before_its_second_is_over_if_a_time_is_up(writer, asked, seconds) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import random
 import os
 import threading
 import time
@@ -42,6 +43,8 @@ WRITER_ASKS_SECONDS: Final = 1.0
 ABANDONED_SECONDS: Final = 0.2
 #: How often one that has written nothing asks for its part in the maintenance.
 IDLE_ASKS_SECONDS: Final = 10.0
+#: Over how long a time the looks of those are spread that know of the same moment at which something is overdue.
+SPREAD_SECONDS: Final = 0.1
 
 
 class SenderStopped(Exception):
@@ -198,7 +201,7 @@ class WriterHelp:
             self._upkeep()
         finally:
             if left_seconds > 0.0:
-                left_seconds = max(self._pause_seconds, left_seconds)
+                left_seconds = max(self._pause_seconds, left_seconds) + random.uniform(0.0, SPREAD_SECONDS)  # noqa: S311
             # Nothing was due by itself meanwhile: who sleeps does not know until when.
             with self._alarm.lock:
                 self._is_looking = False
