@@ -317,6 +317,19 @@ def test_a_producer_that_has_nothing_more_to_write_looks_more_and_more_rarely(wr
     assert pass_until_it_looks(writer, seconds) == pytest.approx(DUE_SECONDS_MIN)
 
 
+def test_a_producer_that_had_much_to_end_looks_again_as_soon_as_after_a_single_look(writer, asked, seconds) -> None:
+    writer.wrote([1])
+    asked.left_seconds = 4.0
+    pass_until_it_looks(writer, seconds)
+    asked.left_seconds = 0.0
+    assert pass_until_it_looks(writer, seconds) == pytest.approx(4.0)
+    assert [pass_until_it_looks(writer, seconds) for _ in range(8)] == [0.0] * 8
+    asked.left_seconds = 0.001
+    assert pass_until_it_looks(writer, seconds) == 0.0
+    # What goes on at once counts as one look.
+    assert [pass_until_it_looks(writer, seconds) for _ in range(2)] == pytest.approx([0.2, 0.4])
+
+
 def test_of_a_database_that_cannot_be_asked_a_producer_asks_no_more_before_it_writes(
     writer, seconds, monkeypatch
 ) -> None:

@@ -162,6 +162,8 @@ class WriterHelp:
         self._held: set[int] = set()
         self._overdue_at = math.inf
         self._pause_seconds = DUE_SECONDS_MIN
+        #: Whether the last look has left some of what is overdue to the next one.
+        self._goes_on = False
         # A short-lived producer asks nobody: what it would have to import takes longer than its records.
         self._asked_at = monotonic_seconds()
 
@@ -179,7 +181,10 @@ class WriterHelp:
         self._asked_at = self._monotonic_seconds()
         written, self._written = self._written, set()
         # Many that write no more would all look at each moment at which something might be overdue, or may not end it.
-        self._pause_seconds = DUE_SECONDS_MIN if written else min(2 * self._pause_seconds, IDLE_ASKS_SECONDS)
+        if written:
+            self._pause_seconds = DUE_SECONDS_MIN
+        elif not self._goes_on:
+            self._pause_seconds = min(2 * self._pause_seconds, IDLE_ASKS_SECONDS)
         if self._helper is None:
             self._helper = self._new_helper("overdue")
         self._is_looking, self._overdue_at = True, math.inf
@@ -200,7 +205,8 @@ class WriterHelp:
                 left_seconds = self._end_overdue(partition_ids)
             self._upkeep()
         finally:
-            if left_seconds > 0.0:
+            self._goes_on = left_seconds == 0.0
+            if not self._goes_on:
                 left_seconds = max(self._pause_seconds, left_seconds) + random.uniform(0.0, SPREAD_SECONDS)  # noqa: S311
             # Nothing was due by itself meanwhile: who sleeps does not know until when.
             with self._alarm.lock:
