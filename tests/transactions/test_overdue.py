@@ -140,6 +140,38 @@ def test_where_another_one_helps_a_client_waits_for_none_of_them_and_looks_again
     assert abort_overdue(bench.store) is None
 
 
+def test_a_look_that_aborts_nothing_is_bounded_too(own_bench, monkeypatch) -> None:
+    bench = own_bench
+    monkeypatch.setattr(recovery, "HELP_SECONDS", 0.0)
+    monkeypatch.setattr(recovery, "ABORTED_FIRST", 1)
+    monkeypatch.setattr(recovery, "ABORTED_MIN", 1)
+    for _ in range(3):
+        begin(bench, 1_000)
+    bench.clock.advance(1_001)
+    taken: list[int] = []
+
+    def find_locked(some, *_: object) -> AbortedTogether:
+        taken.append(len(some))
+        return AbortedTogether((), busy=some)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(recovery, "abort_together", find_locked)
+        assert abort_overdue(bench.store) == AGAIN_MS
+    assert taken == [1]
+
+
+def test_many_are_aborted_as_many_at_once_as_may_be_from_the_first_on(own_bench, monkeypatch) -> None:
+    """Where others are at work as well, each look gets the lock once."""
+    bench = own_bench
+    monkeypatch.setattr(recovery, "HELP_SECONDS", 0.0)
+    monkeypatch.setattr(recovery, "LOOKED_AT_FIRST", 2)
+    for _ in range(5):
+        begin(bench, 1_000)
+    bench.clock.advance(1_001)
+    # All of them in one portion.
+    assert abort_overdue(bench.store) is None
+
+
 def test_one_by_one_goes_no_further_than_the_time_for_a_look(own_bench, monkeypatch) -> None:
     bench = own_bench
     monkeypatch.setattr(recovery, "HELP_SECONDS", 0.0)
@@ -158,7 +190,7 @@ def test_those_that_cannot_be_aborted_now_keep_no_other_one_open(own_bench, monk
     """However many of them have waited longest."""
     bench = own_bench
     monkeypatch.setattr(recovery, "LOOKED_AT_FIRST", 3)
-    monkeypatch.setattr(recovery, "HELP_SECONDS", 0.0)
+    monkeypatch.setattr(recovery, "HELP_SECONDS", 60.0)
     monkeypatch.setattr(recovery, "FOUND_MAX", 2)
     monkeypatch.setattr(recovery, "ABORTED_IN_A_ROW", 2)
     monkeypatch.setattr(recovery, "_TIMED_OUT", recovery._TIMED_OUT.limit(3))
@@ -184,8 +216,6 @@ def test_those_that_cannot_be_aborted_now_keep_no_other_one_open(own_bench, monk
     monkeypatch.setattr(recovery, "abort_together", abort_together_if_free)
     monkeypatch.setattr(recovery, "abort_if_timed_out", abort_if_free)
     if help_with == "a client":
-        # One of them was in a portion with a stuck one.
-        assert abort_overdue(bench.store) == 0
         assert abort_overdue(bench.store) == AGAIN_MS
     else:
         assert len(recovery.abort_timed_out(bench.store)) == 2
@@ -238,30 +268,34 @@ def test_a_portion_of_those_that_have_written_to_several_partitions_is_smaller(o
     assert taken == [2, 2, 2, 2]
 
 
-def test_one_that_is_damaged_keeps_no_other_one_open(own_bench) -> None:
+def test_one_that_is_damaged_keeps_no_other_one_open(own_bench, monkeypatch) -> None:
     bench = own_bench
     damaged, free = begin(bench, 1_000), begin(bench, 1_000)
     # Its partition is not there: no marker can be written.
     bench.store.write(lambda c: rows.add_partitions(c, damaged.transactional_id, [10**12]))
     bench.clock.advance(1_001)
+    monkeypatch.setattr(recovery, "HELP_SECONDS", 60.0)
     assert abort_overdue(bench.store) == AGAIN_MS
+    # Whoever is held back by it need not wait for the maintenance.
+    assert bench.row(free.transactional_id).state is S.COMPLETE_ABORT
     with pytest.raises(UnknownTopicOrPartition):
         recovery.abort_timed_out(bench.store)
     assert bench.row(damaged.transactional_id).state is S.ONGOING
-    assert bench.row(free.transactional_id).state is S.COMPLETE_ABORT
 
 
-def test_one_that_the_rules_cannot_abort_keeps_no_other_one_open(own_bench) -> None:
+def test_one_that_the_rules_cannot_abort_keeps_no_other_one_open(own_bench, monkeypatch) -> None:
     bench = own_bench
     damaged, free = begin(bench, 1_000), begin(bench, 1_000)
     # No marker of the epochs that it has left would end records of this one.
     bench.set_row(damaged.transactional_id, begin_epoch=7)
     bench.clock.advance(1_001)
+    monkeypatch.setattr(recovery, "HELP_SECONDS", 60.0)
     assert abort_overdue(bench.store) == AGAIN_MS
+    # Whoever is held back by it need not wait for the maintenance.
+    assert bench.row(free.transactional_id).state is S.COMPLETE_ABORT
     with pytest.raises(AssertionError, match="a marker's epoch is above that of its records"):
         recovery.abort_timed_out(bench.store)
     assert bench.row(damaged.transactional_id).state is S.ONGOING
-    assert bench.row(free.transactional_id).state is S.COMPLETE_ABORT
 
 
 @pytest.mark.parametrize("why", ["refused together", "busy"])

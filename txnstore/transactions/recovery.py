@@ -91,13 +91,15 @@ HELD_SECONDS: Final = 0.015
 #: When to look again at what could not be aborted now.
 AGAIN_MS: Final = 1_000
 #: When to look again where another helper is at work, which all that are due wake: each at another moment.
-AFTER_OTHERS_MS: Final = (100, 300)
+AFTER_OTHERS_MS: Final = (500, 1_500)
 #: How far a transaction begins in the future that is taken to be begun by a clock that was ahead.
 AHEAD_MS: Final = 1_000
 #: How the sink id of a job begins; a query's begins otherwise.
 SINK_OF_JOB: Final = "job:"
 #: Somebody else holds what is needed.
 _HELD: Final = (StoreBusy, WriteConflict)
+#: What the next one would meet as well.
+_IN_VAIN: Final = (StoreUnavailable, *_HELD)
 _EXPIRATION: Final = "transactional.id.expiration.ms"
 _IDS: Final[BindParameter[Any]] = bindparam("partition_ids", expanding=True)
 _BY_DEADLINE: Final = (transactions.c.deadline_ms, transactions.c.transactional_id)
@@ -220,15 +222,20 @@ def abort_overdue(store: Store, cluster: Cluster | None = None) -> int | None:
     """
     portions = Portions(seconds=HELP_SECONDS, held_seconds=HELD_SECONDS, rows_max=ABORTED_MAX)
     portions.rows = ABORTED_FIRST
-    again_ms, aborted = None, 0
+    again_ms, aborted, has_tried = None, 0, False
     page: dict[str, Any] = {**_FIRST_DEADLINE, "count_max": LOOKED_AT_FIRST}
     while found := store.read(partial(_next_deadlines, page), retry_timeout_ms=0):
         late = [row.transactional_id for row in found if row.left_ms < 0]
+        if len(late) == LOOKED_AT_FIRST and page["count_max"] != FOUND_MAX:
+            # Many: the lock, which others may have until the time is over, is worth more than so few.
+            page["count_max"] = FOUND_MAX
+            continue
         left: Sequence[str] = late
         shares = _shares(store, late)
         while left:
-            if aborted and portions.is_over:
-                return 0
+            if has_tried and portions.is_over:
+                return 0 if aborted else AGAIN_MS
+            has_tried = True
             some, left = _split(left, shares, max(ABORTED_MIN, portions.rows))
             # The holder of a lock, perhaps for long, is at work on it: the reader that is helped here does not
             # wait, and those after it have their turn.
@@ -238,12 +245,13 @@ def abort_overdue(store: Store, cluster: Cluster | None = None) -> int | None:
             if portion.error is not None:
                 # Others can, or the next look.
                 _log.debug("a transaction could not be aborted for its age: %s", portion.error)
-                is_held = isinstance(portion.error, _HELD)
-                return random.randint(*AFTER_OTHERS_MS) if is_held else AGAIN_MS  # noqa: S311 - no secret
+                again_ms = AGAIN_MS
+            if isinstance(portion.error, _IN_VAIN):
+                return _after_ms(portion.error, aborted)
             if portion.left or portion.busy:
                 again_ms = AGAIN_MS
-                if aborted and portions.is_over:
-                    return 0
+            if portion.left and aborted and portions.is_over:
+                return 0
         if len(late) < len(found):
             # A transaction has timed out once it is open for longer than its timeout.
             left_ms = int(found[len(late)].left_ms) + 1
@@ -254,6 +262,13 @@ def abort_overdue(store: Store, cluster: Cluster | None = None) -> int | None:
             "count_max": FOUND_MAX,
         }
     return again_ms
+
+
+def _after_ms(error: TxnStoreError | AssertionError, aborted: int) -> int:
+    if isinstance(error, StoreUnavailable):
+        return AGAIN_MS
+    # Whoever has got on with them goes on, all others leave that to it for a while.
+    return 0 if aborted else random.randint(*AFTER_OTHERS_MS)
 
 
 @dataclass(slots=True)
@@ -271,7 +286,7 @@ class _AbortedPortion:
     """Those that somebody is at work on."""
 
     error: TxnStoreError | AssertionError | None = None
-    """Why one of them could not be aborted; those after it were tried all the same if somebody waits for them."""
+    """Why one of them could not be aborted; those after it were tried all the same, unless it would be in vain."""
 
 
 def _abort_portion(
@@ -288,7 +303,7 @@ def _abort_portion(
         )
     except (TxnStoreError, AssertionError) as error:
         # Another helper that holds the lock is at the same: a hundred waits, one by one, would only be in its way.
-        if isinstance(error, StoreUnavailable) or (not waits and isinstance(error, _HELD)):
+        if isinstance(error, StoreUnavailable if waits else _IN_VAIN):
             portion.error = error
             return portion
         # Of one of them something is damaged, also so that no rule has a move for it (`protocol.check_change`), or
@@ -312,7 +327,7 @@ def _abort_each(
     *,
     waits: bool,
 ) -> None:
-    """Abort them one by one, each of which may wait for long; unless somebody waits for them only while there is time."""
+    """Abort them one by one, each of which may wait for long; unless this call `waits`, only while there is time."""
     for count, transactional_id in enumerate(some):
         if portions.is_stopped or (not waits and count and portions.is_over):
             portion.left.extend(some[count:])
@@ -326,7 +341,10 @@ def _abort_each(
                 portion.left.append(transactional_id)
         except (TxnStoreError, AssertionError) as error:
             portion.error = portion.error or error
-            if not waits:
+            if not waits and isinstance(error, _IN_VAIN):
+                # Not for what it is.
+                portion.error = error
+                portion.left.extend(some[count + 1 :])
                 break
 
 

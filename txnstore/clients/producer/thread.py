@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import random
 import os
+import random
 import threading
 import time
 from collections import deque
@@ -207,7 +207,7 @@ class WriterHelp:
         finally:
             self._goes_on = left_seconds == 0.0
             if not self._goes_on:
-                left_seconds = max(self._pause_seconds, left_seconds) + random.uniform(0.0, SPREAD_SECONDS)  # noqa: S311
+                left_seconds = max(self._pause_seconds, left_seconds) + random.uniform(0.0, SPREAD_SECONDS)
             # Nothing was due by itself meanwhile: who sleeps does not know until when.
             with self._alarm.lock:
                 self._is_looking = False
