@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select
 
+from txnstore.db.portions import Portions
 from txnstore.db.schema import (
     deleted_partitions,
     finished_transactions,
@@ -32,6 +33,7 @@ from txnstore.errors import (
     UnknownTopicOrPartition,
 )
 from txnstore.groups.offsets import commit_offsets
+from txnstore.log import deleting
 from txnstore.log.append import Append, append
 from txnstore.log.bounds import read_bounds
 from txnstore.log.codec import encode
@@ -411,3 +413,21 @@ def test_a_topic_can_be_deleted_under_a_transaction_that_has_not_written_to_it(s
     coordinator.end_transaction(name, identity, commit=True)
     page = shared_store.read(lambda connection: fetch(connection, {other.partition_ids[0]: 0}))
     assert [record.value for found in page[other.partition_ids[0]].batches for record in found.records()] == [b"a"]
+
+
+def test_deleted_partitions_are_struck_off_while_there_is_time(store, monkeypatch) -> None:
+    store.write(lambda connection: create_topic(connection, "doomed", partition_count=5))
+    store.write(lambda connection: delete_topic(connection, "doomed"))
+    # After the first portion.
+    portions = Portions(seconds=0.0)
+    portions.rows = 2
+    monkeypatch.setattr(portions, "_adapt", lambda _: None)
+
+    def left() -> int:
+        return store.read(lambda connection: len(list(connection.execute(deleting._DELETED))))
+
+    purge_deleted_partitions(store, portions, rows_max=100)
+    assert left() == 3
+    purge_deleted_partitions(store, portions, rows_max=100)
+    purge_deleted_partitions(store, portions, rows_max=100)
+    assert left() == 0

@@ -349,6 +349,8 @@ def purge_deleted_partitions(store: Store, portions: Portions | None = None, *, 
     while left:
         some, left = left[: portions.rows], left[portions.rows :]
         portions.write(store, partial(_strike_off, some))
+        if left and portions.is_over:
+            return purged + purged_offsets
     return purged + purged_offsets + (rows_max if len(gone) == LISTED_MAX else 0)
 
 
