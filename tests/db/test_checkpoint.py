@@ -332,6 +332,16 @@ def test_a_log_that_starts_anew_keeps_its_space_and_is_moved_once_it_is_long_aga
     assert set(written[moved[0] + 1 :]) <= set(range(WAL_BYTES_DUE, WAL_BYTES_DUE + 260_000))
 
 
+def test_a_log_that_is_not_long_is_waited_for_no_longer_after_one_that_was(store, path, monkeypatch):
+    waited = []
+    monkeypatch.setattr(sqlite_connections, "make_room", lambda path, wait, linger, **_: waited.append((wait, linger)))
+    checkpointer = sqlite_connections.Checkpointer(path)
+    checkpointer._room_seconds = ROOM_LAST_SECONDS
+    checkpointer._run(sqlite_connections.WAL_BYTES_LONG)
+    checkpointer._run(WAL_BYTES_ROOM)
+    assert waited == [(ROOM_LAST_SECONDS, ROOM_LAST_SECONDS), (ROOM_SHORT_SECONDS, ROOM_SHORT_SECONDS)]
+
+
 def test_a_log_is_as_long_as_its_own_frames(store, path):
     def salt(log, length_bytes):
         return LogFile(log).salt(length_bytes)
