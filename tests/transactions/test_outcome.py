@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+from functools import partial
 
+import pytest
+from sqlalchemy import update
+
+from txnstore.db.schema import transaction_log
 from txnstore.db.store import Store
 from txnstore.errors import (
     InvalidProducerIdMapping,
@@ -11,6 +15,7 @@ from txnstore.errors import (
     OutcomeUnknown,
     ProducerFenced,
     RecordTooLarge,
+    StoreDamaged,
     StoreReadOnly,
     TransactionalIdNotFound,
 )
@@ -161,6 +166,32 @@ def test_the_answer_outlives_the_id_and_ends_with_the_journal(own_bench) -> None
     trim_journal(own_bench.store)
     with pytest.raises(TransactionalIdNotFound):
         resolve_outcome(own_bench.store, producer.transactional_id, identity)
+
+
+@pytest.mark.parametrize("says_so", ["its row", "its journal"])
+def test_what_another_id_says_of_a_producer_whose_id_has_expired_is_no_answer(own_bench, says_so: str) -> None:
+    """Who is told that what was aborted is committed never writes it again."""
+    own_bench.set_store({"transactional.id.expiration.ms": "1000"})
+    producer = own_bench.started()
+    aborted = producer.identity
+    producer.send(own_bench.partition_ids[0], b"a")
+    producer.abort()
+    own_bench.clock.advance(1_000)
+    assert expire_transactional_ids(own_bench.store)
+    ask = partial(read_outcome, producer=aborted)
+    assert own_bench.store.read(ask) is Outcome.ABORTED
+    other = own_bench.producer(f"a {own_bench.prefix}")
+    other.start()
+    other_id = other.identity.producer_id
+    other.send(own_bench.partition_ids[0], b"b")
+    other.commit()
+    if says_so == "its row":
+        own_bench.set_row(other.transactional_id, previous_producer_id=aborted.producer_id)
+    made_up = {"producer_id": aborted.producer_id}
+    of_other = transaction_log.c.producer_id == other_id
+    own_bench.store.write(lambda c: c.execute(update(transaction_log).where(of_other).values(made_up)))
+    with pytest.raises(StoreDamaged, match=f"both say that they have producer {aborted.producer_id}"):
+        own_bench.store.read(ask)
 
 
 # --- a commit whose answer was lost, and a newer producer that comes before it is asked for again -----------------

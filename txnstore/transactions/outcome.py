@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from sqlalchemy import Connection, and_, bindparam, exists, not_, or_, select, union_all
+from sqlalchemy import Connection, and_, bindparam, exists, func, not_, or_, select, union_all
 
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.cluster.locality import Locality
@@ -82,19 +82,22 @@ _DECISION: Final = (
     .order_by(transaction_log.c.entry_id)
     .limit(1)
 )
-# There is one at most: producer ids are never given out twice. After more changes of it only the journal knows.
-_OWNER: Final = union_all(
+# There is one at most: producer ids are never given out twice. After more changes of it, or once the id has expired,
+# only the journal knows, and it is asked in any case: a role with limits may have made up what the rows say. A role may
+# make up entries of any epoch, too, so all of the producer are passed by the index: an id has few for each epoch.
+_OWNERS: Final = union_all(
     select(transactions.c.transactional_id).where(transactions.c.producer_id == bindparam("of_producer_id")),
     select(transactions.c.transactional_id).where(
         transactions.c.previous_producer_id == bindparam("of_producer_id"),
         # For the partial index.
         transactions.c.previous_producer_id >= 0,
     ),
-)
-_FORMER_OWNER: Final = (
-    select(transaction_log.c.transactional_id)
-    .where(transaction_log.c.producer_id == bindparam("of_producer_id"))
-    .limit(1)
+    *(
+        select(of_some(transaction_log.c.transactional_id)).where(
+            transaction_log.c.producer_id == bindparam("of_producer_id")
+        )
+        for of_some in (func.min, func.max)
+    ),
 )
 
 
@@ -152,12 +155,16 @@ def owner_of(connection: Connection, producer: ProducerIdentity) -> str:
         TransactionalIdNotFound: nothing is remembered of such a producer.
         StoreDamaged: several transactional ids say that they have it.
     """
-    of = {"of_producer_id": producer.producer_id}
-    found = only_owner(connection.execute(_OWNER, of).scalars(), producer.producer_id)
-    found = found or connection.execute(_FORMER_OWNER, of).scalars().first()
+    found = only_owner(_owners(connection, producer.producer_id), producer.producer_id)
     if found is None:
         raise _not_remembered(producer, None)
     return found
+
+
+def _owners(connection: Connection, producer_id: int) -> set[str]:
+    """Return the transactional ids that say they have the producer, or had it; of many that had it, two."""
+    found = connection.execute(_OWNERS, {"of_producer_id": producer_id}).scalars()
+    return {transactional_id for transactional_id in found if transactional_id is not None}
 
 
 def only_owner(transactional_ids: Iterable[str], producer_id: int) -> str | None:
@@ -217,8 +224,7 @@ def check_remembered(connection: Connection, transactional_id: str, producer: Pr
     outcome = remembered_outcome(connection, transactional_id, producer)
     if outcome is None:
         row = rows.read_row(connection, transactional_id).row
-        of = {"of_producer_id": producer.producer_id}
-        owners: set[str] = {*connection.execute(_OWNER, of).scalars(), *connection.execute(_FORMER_OWNER, of).scalars()}
+        owners = _owners(connection, producer.producer_id)
         is_to_come = row is not None and row.producer_id == producer.producer_id and row.producer_epoch < producer.epoch
         if not (is_to_come or owners - {transactional_id}) and may_be_given_out(connection, producer.producer_id):
             return
