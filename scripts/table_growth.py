@@ -51,7 +51,7 @@ GROWTH: Final[Mapping[str, str]] = MappingProxyType(
         " with their topic, of one from Kafka once neither Kafka nor the store has the topic; of one that is given up"
         " by `txnstore relay --forget`.",
         "sink_batches": "The newest hundred of each query, until it has been silent for `txnstore.sink.retention.ms`."
-        " Those of a batch job go with its transactional id.",
+        " Those of a batch job go with its transactional id; of many, some may be gone if it is used again just then.",
         "sink_runs": "The newest hundred of each transactional id, as long as `sink_batches`.",
         "sink_inputs": "As the batch is decided or the next one begins, and what the last one read as the next one is"
         " decided, or with `sink_batches`; else after `transactional.id.expiration.ms` and"

@@ -724,7 +724,10 @@ def _expire(
     *,
     is_last: bool,
 ) -> bool:
-    """Delete these batches of jobs, and with the last ones all else of the id; False if it has been used since."""
+    """Delete these batches of jobs, and with the last ones all else of the id; False if it has been used since.
+
+    It then stays without those that went before: a replay of one so old is written again, as after the id had gone.
+    """
     transaction = LockedTransaction.lock(connection, transactional_id)
     row = transaction.row
     # As it is by now: somebody may have put it up so that the id stays.
