@@ -18,15 +18,18 @@ from tests.tools.hanging import plant
 from tests.transactions.bench import sent_offsets
 from txnstore.clients.model.errors import KafkaException
 from txnstore.clients.producer.producer import Producer
+from txnstore.db.cluster.cluster import Cluster, open_cluster
 from txnstore.db.opening import open_store
 from txnstore.db.schema import producer_states, transaction_branches, transactions
 from txnstore.db.store import server_now_ms
+from txnstore.errors import StoreBusy, StoreUnavailable
 from txnstore.log.append import Append, append
 from txnstore.log.codec import encode
 from txnstore.log.partition_rows import allocate_producer_id
 from txnstore.log.topics import get_topic
 from txnstore.model import ProducerIdentity, Record
 from txnstore.testing.postgres_server import connection_string
+from txnstore.transactions.administration import abort_shown_transactions
 from txnstore.transactions.coordinator import TransactionCoordinator
 from txnstore.transactions.protocol import TIMEOUT_NEVER_MS
 
@@ -281,6 +284,7 @@ def test_many_are_aborted_by_name_and_age(url, opened, run, done, answer):
         store.write(lambda connection: connection.execute(never))
     refused = run("transactions", "abort", "--pattern", "hanging-.*", stdin=b"n\n")
     assert refused.code == 1
+    assert "1 is left out: its program completes it\n" in refused.err
     assert f"Abort 6 open transactions: {', '.join(names[1:6])}, ...?" in refused.err
     nothing = done("transactions", "abort", "--pattern", "hanging-.*", "--longer-than", "3600000", "--yes")
     assert nothing == "no such transaction is open; nothing was changed\n"
@@ -290,9 +294,78 @@ def test_many_are_aborted_by_name_and_age(url, opened, run, done, answer):
     # The one that another database decides stays.
     left = {row["transactional_id"] for row in answer("transactions", "list", "--state", "Ongoing")}
     assert left == {"load", names[0]}
+    again = run("transactions", "abort", "--pattern", "hanging-.*", "--yes")
+    assert (again.code, again.out) == (0, "no other such transaction is open; nothing was changed\n")
+    assert again.err == "1 is left out: its program completes it\n"
     (described,) = answer("transactions", "describe", names[1])
     assert (described["state"], described["fenced"]) == ("CompleteAbort", "admin: by an administrator")
     opened.commit_transaction(30)
+
+
+@pytest.mark.parametrize("refusing", [1, 2])
+def test_what_one_database_refuses_keeps_nothing_in_another_one_open(url, txnstore, tmp_path, monkeypatch, refusing):
+    """What was done is told before what was not."""
+    monkeypatch.setenv("TXNSTORE_URL", f"{url},sqlite:///{tmp_path}/second.db")
+    with open_cluster(os.environ["TXNSTORE_URL"]) as cluster:
+        assert txnstore("topics", "create", "orders").code == 0
+        partition_ids = cluster.controller.read(lambda connection: get_topic(connection, "orders")).partition_ids
+        names = {
+            database_id: plant(cluster.own(database_id), partition_ids, database_id, timeout_ms=60_000, cluster=cluster)
+            for database_id in (1, 2)
+        }
+
+    def abort(store, *rest):
+        if store.database_id == refusing:
+            raise StoreBusy("somebody is at work")
+        return abort_shown_transactions(store, *rest)
+
+    monkeypatch.setattr("txnstore.cli.bulk_abort.abort_shown_transactions", abort)
+    ended = txnstore("transactions", "abort", "--longer-than", "0", "--yes")
+    was = {1: "2 transactions were aborted\n", 2: "1 transaction was aborted\n"}[refusing]
+    assert (ended.code, ended.out) == (75, was)
+    assert ended.err == f"{refusing} may still be open\ntxnstore: somebody is at work\n"
+    listed = json.loads(txnstore("transactions", "list", "--state", "Ongoing", "--json").out)
+    assert sorted(row["transactional_id"] for row in listed) == sorted(names[refusing])
+
+
+def test_a_producer_of_a_database_that_is_away_is_not_another_ones(url, txnstore, tmp_path, monkeypatch):
+    monkeypatch.setenv("TXNSTORE_URL", f"{url},sqlite:///{tmp_path}/second.db")
+    with open_cluster(os.environ["TXNSTORE_URL"]) as cluster:
+        (name,) = plant(cluster.controller, [], 1, timeout_ms=60_000, cluster=cluster)
+        producer_id = cluster.own(2).write(allocate_producer_id)
+        made_up = update(transactions).where(transactions.c.transactional_id == name).values(producer_id=producer_id)
+        cluster.controller.write(lambda connection: connection.execute(made_up))
+    own = Cluster.own
+
+    def find(cluster, database_id):
+        if database_id == 2:
+            raise StoreUnavailable("it is away")
+        return own(cluster, database_id)
+
+    monkeypatch.setattr(Cluster, "own", find)
+    ended = txnstore("transactions", "abort", "--producer-id", producer_id, "--yes")
+    assert ended == (75, "", "txnstore: it is away\n")
+    assert json.loads(txnstore("transactions", "list", "--json").out)[0]["state"] == "Ongoing"
+
+
+@pytest.mark.parametrize("by", ["its producer", "where it is open"])
+def test_where_two_say_that_they_have_a_producer_neither_is_aborted_by_it(url, opened, run, done, answer, by):
+    """The first one by name is not the one that is meant."""
+    (row,) = answer("transactions", "list")
+    with open_store(url) as store:
+        partition_ids = store.read(lambda connection: get_topic(connection, "orders")).partition_ids
+        (name,) = plant(store, partition_ids, 1, timeout_ms=60_000)
+        of_name = transactions.c.transactional_id == name
+        made_up = update(transactions).where(of_name).values(producer_id=row["producer_id"])
+        store.write(lambda connection: connection.execute(made_up))
+    where = ["--topic", "orders", "-p", "1", "--producer-epoch", row["producer_epoch"]] if by != "its producer" else []
+    ended = run("transactions", "abort", "--producer-id", row["producer_id"], *where, "--yes")
+    assert (ended.code, ended.out) == (1, "")
+    assert (
+        f"the transactional ids '{name}' and 'load' both say that they have producer {row['producer_id']}" in ended.err
+    )
+    opened.commit_transaction(30)
+    assert done("consume", "orders").split() == ["open"]
 
 
 def test_nothing_hangs_that_a_coordinator_knows(opened, answer, done):
@@ -327,6 +400,8 @@ def test_bad_calls_change_nothing(opened, run, answer):
         (["abort", "load", "--pattern", "l.*"], 2),
         (["abort", "--topic", "orders", "--longer-than", "0"], 2),
         (["abort", "--pattern", "("], 2),
+        (["abort", "--pattern", "l.*", "--even-if-prepared", "--yes"], 2),
+        (["abort", "--longer-than", "0", "--coordinator-epoch", "0", "--yes"], 2),
         (["abort", "--longer-than", "-1"], 2),
         (["abort", "--pattern", "l.*"], 1),
         (["find-hanging", "-p", "1"], 2),

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, event, insert, select
 
 from tests.tools.lists import be_many
 from tests.transactions.bench import Bench, Producer, bench_on
+from txnstore.db.portions import Portions
 from txnstore.db.schema import (
     pending_group_offsets,
     producer_states,
@@ -22,15 +23,32 @@ from txnstore.db.schema import (
     transaction_writers,
     transactions,
 )
-from txnstore.db.store import RowsMissedError
-from txnstore.errors import InvalidProducerIdMapping, ProducerFenced, TransactionAbortable, UnknownTopicOrPartition
+from txnstore.db.store import RowsMissedError, Store
+from txnstore.errors import (
+    InvalidProducerIdMapping,
+    OutcomeUnknown,
+    ProducerFenced,
+    StoreBusy,
+    StoreUnavailable,
+    TransactionAbortable,
+    TxnStoreError,
+    UnknownTopicOrPartition,
+    WriteConflict,
+)
 from txnstore.log.append import Append
 from txnstore.log.codec import encode
 from txnstore.model import Record
 from txnstore.testing.invariants import assert_sound
 from txnstore.transactions import protocol, rows
-from txnstore.transactions.administration import abort_shown_transactions
-from txnstore.transactions.protocol import EPOCH_EXHAUSTED, FenceReason, TransactionState, complete, fence_and_abort
+from txnstore.transactions.administration import WAITS_MAX, AbortedAsShown, abort_shown_transactions
+from txnstore.transactions.protocol import (
+    EPOCH_EXHAUSTED,
+    FenceReason,
+    TransactionMetadata,
+    TransactionState,
+    complete,
+    fence_and_abort,
+)
 from txnstore.transactions.recovery import abort_by_administrator
 from txnstore.transactions.rows import lock_row
 from txnstore.transactions.together import AbortedTogether, abort_together
@@ -236,7 +254,7 @@ def test_those_that_an_administrator_was_shown_are_aborted_whatever_their_age(ow
     with monkeypatch.context() as patched:
         # None of them is left to be aborted by itself.
         patched.delattr("txnstore.transactions.administration.abort_by_administrator")
-        assert abort_shown_transactions(bench.store, shown) == 2
+        assert abort_shown_transactions(bench.store, shown) == AbortedAsShown(2)
     assert [bench.row(producer.transactional_id) for producer in (over, gone_on)] == before
     each = {"transactional_id": "", "producer_id": 0}
     together, alone = (replace(bench.row(producer.transactional_id), **each) for producer in (usual, one))
@@ -259,10 +277,94 @@ def test_one_that_cannot_be_aborted_keeps_none_that_was_shown_open(own_bench) ->
     # Its partition is not there: no marker can be written.
     bench.store.write(lambda c: rows.add_partitions(c, damaged.transactional_id, [10**12]))
     shown = [bench.row(producer.transactional_id) for producer in (damaged, free)]
-    with pytest.raises(UnknownTopicOrPartition):
-        abort_shown_transactions(bench.store, shown)
+    done = abort_shown_transactions(bench.store, shown)
+    assert (done.aborted, done.left, type(done.error)) == (1, 1, UnknownTopicOrPartition)
     assert bench.row(damaged.transactional_id).state is S.ONGOING
     assert bench.row(free.transactional_id).state is S.COMPLETE_ABORT
+
+
+@pytest.fixture
+def shown(own_bench: Bench) -> list[TransactionMetadata]:
+    """Three open transactions, as they are shown."""
+    producers = [own_bench.started(timeout_ms=60_000) for _ in range(3)]
+    for producer in producers:
+        producer.send(own_bench.partition_ids[0], b"a")
+        producer.send(own_bench.partition_ids[1], b"a")
+    return [own_bench.row(producer.transactional_id) for producer in producers]
+
+
+@pytest.fixture
+def portions(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[list[str]]]:
+    """Lets portions of shown ones meet these errors, one after the other, before or after they are done."""
+    met: list[list[str]] = []
+
+    def meet(*errors: Exception, after: bool = False) -> list[list[str]]:
+        left = list(errors)
+        write = Portions.write
+
+        def wrapped(portions: Portions, store: Store, work: Any, **options: Any) -> Any:
+            def noted(connection: Connection) -> Any:
+                done = work(connection)
+                met.append([*done.aborted])
+                return done
+
+            if left and not after:
+                raise left.pop(0)
+            done = write(portions, store, noted, **options)
+            if left:
+                raise left.pop(0)
+            return done
+
+        monkeypatch.setattr(Portions, "write", wrapped)
+        return met
+
+    return meet
+
+
+def test_the_portions_of_those_that_were_shown_have_as_many_rows_as_have_others(
+    own_bench, shown, portions, monkeypatch
+) -> None:
+    """Transactions of many partitions keep their writers waiting no longer than those of one."""
+    monkeypatch.setattr("txnstore.transactions.administration.ABORTED_MIN", 1)
+    monkeypatch.setattr("txnstore.transactions.administration.ABORTED_FIRST", 4)
+    monkeypatch.setattr(Portions, "_adapt", lambda *_: None)
+    met = portions()
+    names = [row.transactional_id for row in shown]
+    assert abort_shown_transactions(own_bench.store, shown) == AbortedAsShown(3)
+    assert met == [names[:2], names[2:]]
+
+
+def test_what_was_aborted_though_the_answer_was_lost_is_counted_as_aborted(own_bench, shown, portions) -> None:
+    portions(OutcomeUnknown("the answer was lost"), after=True)
+    assert abort_shown_transactions(own_bench.store, shown) == AbortedAsShown(3)
+
+
+def test_what_had_ended_before_an_answer_was_lost_is_not_counted_as_aborted(own_bench, shown, portions) -> None:
+    over = own_bench.producer(shown[0].transactional_id)
+    over.become(shown[0].identity)
+    over.abort()
+    portions(OutcomeUnknown("the answer was lost"), after=True)
+    assert abort_shown_transactions(own_bench.store, shown) == AbortedAsShown(2)
+
+
+@pytest.mark.parametrize("error", [StoreBusy, WriteConflict, OutcomeUnknown])
+def test_a_portion_that_finds_somebody_at_work_is_repeated_and_not_tried_one_by_one(
+    own_bench, shown, portions, monkeypatch, error: type[TxnStoreError]
+) -> None:
+    monkeypatch.delattr("txnstore.transactions.administration.abort_by_administrator")
+    portions(*[error("somebody is at work")] * (WAITS_MAX - 1))
+    assert abort_shown_transactions(own_bench.store, shown) == AbortedAsShown(3)
+
+
+@pytest.mark.parametrize("error", [StoreBusy, WriteConflict, OutcomeUnknown, StoreUnavailable])
+def test_those_for_which_somebody_is_at_work_for_too_long_are_left(
+    own_bench, shown, portions, monkeypatch, error: type[TxnStoreError]
+) -> None:
+    monkeypatch.delattr("txnstore.transactions.administration.abort_by_administrator")
+    portions(*[error("somebody is at work")] * WAITS_MAX)
+    done = abort_shown_transactions(own_bench.store, shown)
+    assert (done.aborted, done.left, type(done.error)) == (0, 3, error)
+    assert {own_bench.row(row.transactional_id).state for row in shown} == {S.ONGOING}
 
 
 def test_one_with_branches_is_left_to_be_aborted_by_itself(own_bench) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Annotated, Any, Final
 
@@ -12,6 +12,7 @@ import typer
 from sqlalchemy import Connection
 
 from txnstore.cli import branches
+from txnstore.cli.bulk_abort import abort_many, ask_to_abort
 from txnstore.cli.options import (
     Json,
     Schema,
@@ -37,6 +38,7 @@ from txnstore.cli.output import (
 )
 from txnstore.clients.brokers import BROKER_ID, broker_id_of, reads_at_leaders
 from txnstore.db.cluster.cluster import Cluster, LeftOut, repaired
+from txnstore.db.cluster.membership import coordinator_of_producer
 from txnstore.db.names import DEFAULT_SCHEMA
 from txnstore.db.store import Store
 from txnstore.log.partition_rows import producers_of_partition
@@ -48,7 +50,6 @@ from txnstore.transactions.administration import (
     OpenInPartition,
     abort_open_transaction,
     abort_open_transactions,
-    abort_shown_transactions,
     drop_lost_offsets,
     offsets_held_elsewhere,
 )
@@ -62,7 +63,7 @@ from txnstore.transactions.listing import (
     list_transactions,
 )
 from txnstore.transactions.open_transactions import HeldOffsets, OpenTransaction, each_held, each_open
-from txnstore.transactions.outcome import Outcome, remembered_outcome
+from txnstore.transactions.outcome import Outcome, only_owner, remembered_outcome
 from txnstore.transactions.protocol import STORED, TIMEOUT_NEVER_MS, TransactionMetadata, TransactionState
 
 app: Final = typer.Typer(name="transactions", no_args_is_help=True, help="List, describe and abort transactions.")
@@ -71,8 +72,6 @@ app.add_typer(branches.app)
 _MINUTE_MS: Final = 60_000
 #: As Kafka's: the timeout is for a producer that will never write.
 _FENCING_TIMEOUT_MS: Final = 1
-#: So many transactions are named in a question about all of them.
-_NAMED_MAX: Final = 5
 _STATES: Final = {state.kafka_name: state for state in sorted(STORED)}
 
 # The columns of kafka-transactions.sh.
@@ -266,8 +265,9 @@ def abort(
         int | None, typer.Option("--producer-epoch", min=0, max=2**15 - 1, help="Goes with --producer-id.")
     ] = None,
     coordinator_epoch: Annotated[
-        int, typer.Option("--coordinator-epoch", min=0, max=2**31 - 1, help="Goes with --producer-id.")
-    ] = 0,
+        int | None,
+        typer.Option("--coordinator-epoch", min=0, max=2**31 - 1, help="Goes with --producer-id; 0 by default."),
+    ] = None,
     even_if_prepared: Annotated[
         bool,
         typer.Option(
@@ -299,10 +299,11 @@ def abort(
     are_many = longer_than is not None or pattern is not None
     if (transactional_id is not None) + in_partition + are_many != 1:
         raise typer.BadParameter("give a transactional id, or --topic and --partition, or --longer-than or --pattern")
-    many = TransactionFilter([TransactionState.ONGOING], (), longer_than, _compiled(pattern)) if are_many else None
+    not_for_many = {"--even-if-prepared": even_if_prepared, "--coordinator-epoch": coordinator_epoch is not None}
+    many = _many(longer_than, pattern, not_for_many) if are_many else None
     with opened(url, schema) as cluster:
         if many is not None:
-            _abort_many(cluster, many, yes=yes)
+            abort_many(cluster, many, yes=yes)
             return
         if transactional_id is not None:
             _abort_id(cluster, transactional_id, even_if_prepared=even_if_prepared, yes=yes)
@@ -326,7 +327,7 @@ def abort(
                 return _open_at(states, partition_id, f"{topic}-{partition}", start_offset)
             assert producer_id is not None
             assert producer_epoch is not None
-            return OpenInPartition(partition_id, ProducerIdentity(producer_id, producer_epoch), coordinator_epoch)
+            return OpenInPartition(partition_id, ProducerIdentity(producer_id, producer_epoch), coordinator_epoch or 0)
 
         target = cluster.controller.read(work)
         # If who coordinates it is away, the abort says so.
@@ -334,7 +335,7 @@ def abort(
         if owner is not None:
             describe_it = partial(describe_transaction, transactional_id=owner)
             cluster.at_coordinator(owner, lambda store: _refuse_prepared(store.read(describe_it).row))
-        _ask(f"the open transaction of producer {target.producer} in {topic}-{partition}", yes=yes)
+        ask_to_abort(f"the open transaction of producer {target.producer} in {topic}-{partition}", yes=yes)
         cluster.at_partition(target.partition_id, lambda leader: abort_open_transaction(leader, target, cluster))
         say(f"the transaction of producer {target.producer} was aborted")
 
@@ -418,7 +419,7 @@ def find_hanging(
         shown = [*map(_hanging_row, found), *map(_hanging_offsets_row, held)]
         show_rows(shown, _filled(_HANGING_COLUMNS, shown), as_json=as_json)
         if abort and shown:
-            _ask(f"the {len(shown)} transactions above" if len(shown) > 1 else "the transaction above", yes=yes)
+            ask_to_abort(f"the {len(shown)} transactions above" if len(shown) > 1 else "the transaction above", yes=yes)
             _abort_hanging(cluster, found, held, left_out)
     tell_and_exit(left_out.values())
 
@@ -465,8 +466,8 @@ def _producer(state: ProducerInPartition) -> dict[str, Any]:
 def _abort_producer(cluster: Cluster, producer_id: int, *, even_if_prepared: bool, yes: bool) -> None:
     away: LeftOut = {}
     transactional_id = _transactional_id_of(cluster, producer_id, away)
-    if transactional_id is None:
-        # Perhaps it is known there.
+    if transactional_id is None or coordinator_of_producer(producer_id) in away:
+        # Perhaps it is known there, and who says here that they have it is another one.
         tell_and_exit(away.values())
     else:
         _abort_id(cluster, transactional_id, even_if_prepared=even_if_prepared, yes=yes, producer_id=producer_id)
@@ -475,7 +476,7 @@ def _abort_producer(cluster: Cluster, producer_id: int, *, even_if_prepared: boo
     held = offsets_held_elsewhere(cluster, [producer_id], left_out)
     if held:
         names = _names_of_groups(held)
-        _ask(f"what producer {producer_id}, which its coordinator does not know, holds of {names}", yes=yes)
+        ask_to_abort(f"what producer {producer_id}, which its coordinator does not know, holds of {names}", yes=yes)
         lost = drop_lost_offsets(cluster, held)
         if not lost:
             raise CommandFailed(f"the producer id {producer_id} is in use by now, or will be; nothing was changed")
@@ -487,25 +488,11 @@ def _abort_producer(cluster: Cluster, producer_id: int, *, even_if_prepared: boo
         )
 
 
-def _abort_many(cluster: Cluster, wanted: TransactionFilter, *, yes: bool) -> None:
-    left_out: LeftOut = {}
-    found = {
-        store.database_id: [row for row in rows_there if row.timeout_ms != TIMEOUT_NEVER_MS]
-        for store, rows_there in cluster.read_all(partial(list_transactions, wanted=wanted), left_out)
-    }
-    names = [row.transactional_id for rows_there in found.values() for row in rows_there]
-    if names:
-        some = ", ".join(names[:_NAMED_MAX]) + (", ..." if len(names) > _NAMED_MAX else "")
-        _ask(f"{len(names)} open {'transaction' if len(names) == 1 else 'transactions'}: {some}", yes=yes)
-        aborted = sum(
-            abort_shown_transactions(cluster.own(database_id), shown, cluster) for database_id, shown in found.items()
-        )
-        say(f"{aborted} {'transaction was' if aborted == 1 else 'transactions were'} aborted")
-        if aborted < len(names):
-            hint(f"{len(names) - aborted} had ended meanwhile")
-    elif not left_out:
-        say("no such transaction is open; nothing was changed")
-    tell_and_exit(left_out.values())
+def _many(longer_than: int | None, pattern: str | None, not_for_many: Mapping[str, bool]) -> TransactionFilter:
+    for option, is_given in not_for_many.items():
+        if is_given:
+            raise typer.BadParameter("this does not go with --longer-than or --pattern", param_hint=option)
+    return TransactionFilter([TransactionState.ONGOING], (), longer_than, _compiled(pattern))
 
 
 def _names_of_groups(held: Iterable[LostOffsets]) -> str:
@@ -514,10 +501,9 @@ def _names_of_groups(held: Iterable[LostOffsets]) -> str:
 
 def _transactional_id_of(cluster: Cluster, producer_id: int, left_out: LeftOut) -> str | None:
     wanted = TransactionFilter(producer_ids=[producer_id])
-    for _, found in cluster.read_all(partial(list_transactions, wanted=wanted), left_out):
-        for row in found:
-            return row.transactional_id
-    return None
+    found = cluster.read_all(partial(list_transactions, wanted=wanted), left_out)
+    # All of them: the one whose name comes first is not the one that is meant because of that.
+    return only_owner((row.transactional_id for _, rows_there in found for row in rows_there), producer_id)
 
 
 def _abort_id(
@@ -557,7 +543,7 @@ def _abort_at(
         )
     if not even_if_prepared:
         _refuse_prepared(found.row)
-    _ask(f"the open transaction of {transactional_id}, in {list_text(found.partitions)}", yes=yes)
+    ask_to_abort(f"the open transaction of {transactional_id}, in {list_text(found.partitions)}", yes=yes)
     if not TransactionCoordinator(store, cluster).abort_as_shown(found.row, _FENCING_TIMEOUT_MS):
         raise CommandFailed(store.read(partial(_what_became_of, found.row)) + "; nothing was changed")
     say(f"the transaction of {transactional_id} was aborted, and its producer is fenced")
@@ -725,12 +711,6 @@ def _open_at(states: Iterable[ProducerInPartition], partition_id: int, name: str
     raise CommandFailed(
         f"no open transaction of {name} begins at offset {start_offset}; `describe-producers` lists those that are open"
     )
-
-
-def _ask(what: str, *, yes: bool) -> None:
-    if not yes:
-        # Not among the results, which a program may read.
-        typer.confirm(f"Abort {what}?", abort=True, err=True)
 
 
 def _parsed_states(names: list[str]) -> list[TransactionState]:

@@ -13,8 +13,9 @@ then finds that nobody knows it, may take it for lost whatever happens meanwhile
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -24,17 +25,20 @@ from txnstore.db.cluster.cluster import Cluster, LeftOut, several
 from txnstore.db.cluster.locality import Locality
 from txnstore.db.cluster.membership import coordinator_of_producer
 from txnstore.db.identity import check_not_standby
-from txnstore.db.portions import Portions
+from txnstore.db.portions import FOUND_MAX, Portions
 from txnstore.db.row_security import check_sees_all
-from txnstore.db.schema import transaction_writers, transactions
+from txnstore.db.schema import transaction_log, transaction_writers, transactions
 from txnstore.db.statements import HotStatement, is_listed
-from txnstore.db.store import Store
+from txnstore.db.store import Store, chunks
 from txnstore.errors import (
     InvalidProducerEpoch,
     InvalidTransactionState,
+    OutcomeUnknown,
+    StoreBusy,
     StoreUnavailable,
     TransactionCoordinatorFenced,
     TxnStoreError,
+    WriteConflict,
 )
 from txnstore.groups.offsets_from_elsewhere import drop_offsets_of_lost, groups_held_for
 from txnstore.log.locked_partitions import Marker, write_markers
@@ -52,10 +56,14 @@ from txnstore.transactions.recovery import (
     abort_by_administrator,
     complete_each_if_possible,
     log_aborted,
+    next_portion,
+    shares_of,
 )
 from txnstore.transactions.together import AbortedTogether, abort_shown_together
 from txnstore.transactions.transaction import LockedTransaction, complete_if_possible
 
+#: How often many aborts wait in vain for somebody at work, or for the database, before the rest is left.
+WAITS_MAX: Final = 3
 _OWNER_OF_PRODUCER: Final = union_all(
     select(transactions.c.transactional_id).where(transactions.c.producer_id == bindparam("of_producer_id")),
     select(transaction_writers.c.transactional_id).where(
@@ -73,6 +81,12 @@ _KNOWN_PRODUCERS: Final = HotStatement(
         ),
     )
 )
+_IS_OF_PRODUCER: Final = is_listed("of_producer_ids", transaction_log.c.producer_id)
+_BY_HAND: Final = HotStatement(
+    select(transaction_log.c.transactional_id, transaction_log.c.transaction_number).where(
+        _IS_OF_PRODUCER, transaction_log.c.reason == "administrator"
+    )
+)
 # As numbers in the statement's text: SQLite takes no partial index for parameters.
 _DECIDED_STATES: Final[BindParameter[Any]] = bindparam(
     "states", sorted(int(state) for state in DECIDED), expanding=True, literal_execute=True
@@ -83,6 +97,10 @@ _NEXT_PRODUCERS: Final = (
     .where(transactions.c.state.in_(_DECIDED_STATES))
     .where(transactions.c.next_producer_id.in_(bindparam("producer_ids", expanding=True)))
 )
+
+
+#: What says nothing of the transactions that meet it.
+_OF_NONE: Final = (StoreUnavailable, StoreBusy, WriteConflict, OutcomeUnknown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,46 +175,121 @@ def abort_open_transactions(store: Store, targets: Sequence[OpenInPartition], cl
     return count
 
 
-def abort_shown_transactions(store: Store, shown: Sequence[TransactionMetadata], cluster: Cluster | None = None) -> int:
-    """Abort many open transactions that somebody was shown, coordinated by this database; return how many.
+@dataclass(slots=True)
+class AbortedAsShown:
+    """What became of open transactions that somebody was shown, and wanted to be aborted."""
+
+    aborted: int = 0
+    left: int = 0
+    """How many may be open all the same; the others had ended meanwhile."""
+
+    error: TxnStoreError | AssertionError | None = None
+    """Why one of them was left."""
+
+
+def abort_shown_transactions(
+    store: Store, shown: Sequence[TransactionMetadata], cluster: Cluster | None = None
+) -> AbortedAsShown:
+    """Abort many open transactions that somebody was shown, coordinated by this database.
 
     Their producers are told and may go on.  Those that have ended since are left as they are, and what their ids have
     begun after them.  A few database transactions do it, which hold their locks as briefly as for those that time out.
+    What cannot be done now is repeated after the others, WAITS_MAX times in all.
 
     Raises:
-        TxnStoreError: some of them could not be aborted; all others are, unless the database cannot be reached.
-        AssertionError: the same, for a row that is damaged.
+        TxnStoreError: the database cannot be read; nothing was changed.
     """
-    portions = Portions(rows_max=ABORTED_MAX, held_seconds=HELD_SECONDS)
-    portions.rows = ABORTED_FIRST
-    count = 0
-    failed: TxnStoreError | AssertionError | None = None
-    left = shown
-    while left:
-        size = max(ABORTED_MIN, portions.rows)
-        some, left = {row.transactional_id: row for row in left[:size]}, left[size:]
+    aborts = _ShownAborts(store, cluster, {row.transactional_id: row for row in shown})
+    aborts.abort_each(aborts.abort_together())
+    aborts.recognise()
+    failed = aborts.failed
+    return AbortedAsShown(len(aborts.aborted), len(failed), next(iter(failed.values()), None))
 
-        def work(connection: Connection, some: Mapping[str, TransactionMetadata] = some) -> AbortedTogether:
-            return abort_shown_together(some, Locality.of(store, cluster), connection)
 
-        try:
-            done = portions.write(store, work, wakes_readers=True, is_awaited=True)
-        except StoreUnavailable:
-            raise
-        except (TxnStoreError, AssertionError):
-            # One of them is damaged: which, they tell one by one.
-            done = AbortedTogether((), unusual=list(some))
-        log_aborted(store, protocol.ADMINISTRATOR_DETAIL, *done.aborted)
-        complete_each_if_possible(store, cluster, done.pending)
-        count += len(done.aborted)
-        for name in (*done.busy, *done.unusual):
+@dataclass(slots=True)
+class _ShownAborts:
+    """The aborts of many that were shown, and what becomes of each."""
+
+    store: Store
+    cluster: Cluster | None
+    shown: Mapping[str, TransactionMetadata]
+    aborted: set[str] = field(default_factory=set)
+    failed: dict[str, TxnStoreError | AssertionError] = field(default_factory=dict)
+    unsure: set[str] = field(default_factory=set)
+    """The answers to their aborts were lost."""
+
+    waits_left: int = WAITS_MAX
+
+    def abort_together(self) -> list[str]:
+        """Abort them in portions; return those that are to be aborted by themselves."""
+        portions = Portions(rows_max=ABORTED_MAX, held_seconds=HELD_SECONDS)
+        portions.rows = ABORTED_FIRST
+        left: Sequence[str] = list(self.shown)
+        shares = {
+            name: share for page in chunks(left, FOUND_MAX) for name, share in shares_of(self.store, page).items()
+        }
+        alone: list[str] = []
+        while left:
+            some, left = next_portion(left, shares, max(ABORTED_MIN, portions.rows))
             try:
-                count += abort_by_administrator(store, name, cluster=cluster, shown=some[name])
+                work = partial(self._abort_some, some)
+                done = portions.write(self.store, work, wakes_readers=True, is_awaited=True)
+            except _OF_NONE as error:
+                # Nothing of them is damaged, so one by one would wait as long for each.
+                left = [*left, *some]
+                if not self._may_go_on(some, error):
+                    self.failed |= dict.fromkeys([*left, *alone], error)
+                    return []
+                continue
+            except (TxnStoreError, AssertionError):
+                # One of them is damaged: which, they tell one by one.
+                done = AbortedTogether((), unusual=some)
+            log_aborted(self.store, protocol.ADMINISTRATOR_DETAIL, *done.aborted)
+            complete_each_if_possible(self.store, self.cluster, done.pending)
+            self.aborted.update(done.aborted)
+            alone += (*done.busy, *done.unusual)
+        return alone
+
+    def _abort_some(self, some: Sequence[str], connection: Connection) -> AbortedTogether:
+        # As it is then: it may hear of other databases in between.
+        locality = Locality.of(self.store, self.cluster)
+        return abort_shown_together({name: self.shown[name] for name in some}, locality, connection)
+
+    def abort_each(self, names: Sequence[str]) -> None:
+        """Abort them one by one, each of which may wait for somebody at work on it."""
+        for number, name in enumerate(names):
+            try:
+                if abort_by_administrator(self.store, name, cluster=self.cluster, shown=self.shown[name]):
+                    self.aborted.add(name)
+            except _OF_NONE as error:
+                self.failed[name] = error
+                if not self._may_go_on([name], error):
+                    self.failed |= dict.fromkeys(names[number:], error)
+                    return
             except (TxnStoreError, AssertionError) as error:
-                failed = failed or error
-    if failed is not None:
-        raise failed
-    return count
+                self.failed[name] = error
+
+    def _may_go_on(self, names: Sequence[str], error: TxnStoreError) -> bool:
+        if isinstance(error, OutcomeUnknown):
+            self.unsure.update(names)
+        self.waits_left -= 1
+        return self.waits_left > 0 and not isinstance(error, StoreUnavailable)
+
+    def recognise(self) -> None:
+        """Take those for aborted of which the journal says so where no answer did."""
+        unsure = [self.shown[name] for name in sorted(self.unsure - self.aborted)]
+        by_hand: set[tuple[str, int]] = set()
+        # If it cannot be read, what became of them is as unknown as it was.
+        with contextlib.suppress(TxnStoreError):
+            for some in chunks(unsure, FOUND_MAX):
+                of = _IS_OF_PRODUCER.parameters({row.producer_id for row in some})
+                by_hand.update(map(tuple, self.store.read(partial(_BY_HAND.rows, parameters=of))))
+        found = [row.transactional_id for row in unsure if (row.transactional_id, row.transaction_number) in by_hand]
+        log_aborted(self.store, protocol.ADMINISTRATOR_DETAIL, *found)
+        for name in found:
+            complete_if_possible(self.store, self.cluster, name)
+            self.failed.pop(name, None)
+        self.aborted.update(found)
 
 
 @dataclass(frozen=True, slots=True)

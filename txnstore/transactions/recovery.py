@@ -231,12 +231,12 @@ def abort_overdue(store: Store, cluster: Cluster | None = None) -> int | None:
             page["count_max"] = FOUND_MAX
             continue
         left: Sequence[str] = late
-        shares = _shares(store, late)
+        shares = shares_of(store, late)
         while left:
             if has_tried and portions.is_over:
                 return 0 if aborted else AGAIN_MS
             has_tried = True
-            some, left = _split(left, shares, max(ABORTED_MIN, portions.rows))
+            some, left = next_portion(left, shares, max(ABORTED_MIN, portions.rows))
             # The holder of a lock, perhaps for long, is at work on it: the reader that is helped here does not
             # wait, and those after it have their turn.
             portion = _abort_portion(store, some, cluster, portions, waits=False)
@@ -473,9 +473,9 @@ def _abort_timed_out(
 
     for page in _all_timed_out(store):
         left: Sequence[str] = page
-        shares = _shares(store, page)
+        shares = shares_of(store, page)
         while left:
-            some, left = _split(left, shares, max(ABORTED_MIN, own.rows), ABORTED_IN_A_ROW - len(aborted))
+            some, left = next_portion(left, shares, max(ABORTED_MIN, own.rows), ABORTED_IN_A_ROW - len(aborted))
             portion = abort(some)
             aborted += portion.aborted
             busy += portion.busy
@@ -487,9 +487,9 @@ def _abort_timed_out(
         if portions.left_seconds <= 0:
             break
     # The client that was at work on these is done with most of them by now, and with the rest soon.
-    left, shares = busy, _shares(store, busy)
+    left, shares = busy, shares_of(store, busy)
     while left and not portions.is_over:
-        some, left = _split(left, shares, max(ABORTED_MIN, own.rows))
+        some, left = next_portion(left, shares, max(ABORTED_MIN, own.rows))
         portion = abort(some)
         _abort_each(store, portion.busy, cluster, portion, own, waits=True)
         failed = failed or portion.error
@@ -666,12 +666,12 @@ def _trim(entry_ids: Sequence[int], connection: Connection) -> int:
     return connection.execute(_TRIM, {"entry_ids": entry_ids}).rowcount
 
 
-def _shares(store: Store, transactional_ids: Sequence[str]) -> Mapping[str, int]:
+def shares_of(store: Store, transactional_ids: Sequence[str]) -> Mapping[str, int]:
     """Return of how many rows each of the transactions is; of one alone nobody asks, for it goes as a whole."""
     return store.read(partial(read_shares, transactional_ids)) if len(transactional_ids) > 1 else {}
 
 
-def _split(
+def next_portion(
     left: Sequence[str], shares: Mapping[str, int], rows_max: int, count_max: int | None = None
 ) -> tuple[Sequence[str], Sequence[str]]:
     """Return the transactions of the next portion, and those after them."""
@@ -685,9 +685,9 @@ def _all_decided(store: Store) -> Iterator[Sequence[str]]:
     while found:
         after = {"after_id": found[-1]}
         found = store.read(lambda connection, after=after: connection.execute(_DECIDED, after).scalars().all())  # type: ignore[misc]
-        left, shares = found, _shares(store, found)
+        left, shares = found, shares_of(store, found)
         while left:
-            some, left = _split(left, shares, COMPLETED_SHARES_MAX, COMPLETED_TOGETHER)
+            some, left = next_portion(left, shares, COMPLETED_SHARES_MAX, COMPLETED_TOGETHER)
             yield some
 
 
