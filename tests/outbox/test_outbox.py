@@ -359,6 +359,23 @@ def test_closing_says_what_is_left_if_the_rows_cannot_be_moved(url, store, conne
     assert threads() == []
 
 
+@on_sqlite_alone
+def test_closing_within_an_open_transaction_of_the_callers_does_not_wait_for_its_end(url, store, connect, caplog):
+    connection = connect()
+    with Outbox(url, sequencer=False) as before:
+        before.produce(connection, "t", b"committed")
+        connection.commit()
+    outbox = Outbox(url)
+    outbox.produce(connection, "t", b"open")
+    begun = time.monotonic()
+    outbox.close(PATIENCE_SECONDS)
+    assert time.monotonic() - begun < PATIENCE_SECONDS / 2
+    assert [record.event for record in caplog.records] == ["outbox_left"]
+    assert "commit before you close the outbox" in caplog.text
+    connection.commit()
+    assert waiting(store) == 2
+
+
 def test_without_its_thread_the_rows_wait(url, store, connect):
     connection = connect()
     with Outbox(url, sequencer=False) as outbox:

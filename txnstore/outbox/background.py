@@ -25,6 +25,12 @@ IDLE_PAUSE_SECONDS: Final = 1.0
 #: After an error of the database.
 PAUSE_FIRST_SECONDS: Final = 0.1
 PAUSE_LAST_SECONDS: Final = 5.0
+#: How long closing tries where there is one writer: that may be who closes it, within a transaction of its own.
+ONE_WRITER_SECONDS: Final = 1.0
+_NO_TIME: Final = (
+    "the database had no time for it (on SQLite perhaps for an open transaction of the caller's: commit before you close"
+    " the outbox)"
+)
 
 
 class BackgroundSequencer:
@@ -37,7 +43,7 @@ class BackgroundSequencer:
         self._changed = Condition()
         self._thread = BackgroundThread("txnstore-outbox")
         self._closing = False
-        self._closes_at = 0.0
+        self._closing_at = self._closes_at = 0.0
         self._left_why = ""
         self._hurries = False
         self._produced_at = 0.0
@@ -62,17 +68,19 @@ class BackgroundSequencer:
     def close(self, timeout_seconds: float) -> bool:
         """Move all that is committed once more, let the thread end and wait for it; return whether it has ended.
 
-        While somebody else is at the rows, or has the database to itself, that is tried until the time is over.  After
-        any other error it is not tried again.
+        While somebody else is at the rows, or has the database to itself, that is tried until the time is over; for
+        about a second at most where there is one writer, which may be the caller itself.  After any other error it is
+        not tried again.
         """
-        self._closes_at = time.monotonic() + timeout_seconds
+        self._closing_at = time.monotonic()
+        self._closes_at = self._closing_at + timeout_seconds
         self.stop()
         has_ended = self._thread.close(timeout_seconds)
         if not has_ended or self._left_why:
             self._logger.warning(
                 "the outbox was closed before all its rows were moved: %s; those that wait are left to a consumer,"
                 " `txnstore maintain` and the like",
-                self._left_why or f"for {timeout_seconds} seconds the database had no time for it",
+                self._left_why or _NO_TIME,
                 extra={"event": "outbox_left"},
             )
         return has_ended
@@ -135,9 +143,12 @@ class BackgroundSequencer:
         if not is_busy:
             self._left_why = put_off_why
             return bool(put_off_why) or pause_seconds > 0.0
-        left_seconds = self._closes_at - time.monotonic()
+        cluster, closes_at = self._connection.opened, self._closes_at
+        if cluster is None or cluster.controller.backend.has_one_writer:
+            closes_at = min(closes_at, self._closing_at + ONE_WRITER_SECONDS)
+        left_seconds = closes_at - time.monotonic()
         if left_seconds <= 0.0:
-            self._left_why = "until its time was over the database had no time for it"
+            self._left_why = _NO_TIME
             return True
         time.sleep(min(pause_seconds, left_seconds))
         return False

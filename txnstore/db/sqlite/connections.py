@@ -517,9 +517,7 @@ class Checkpointer:
             # And yet the log has grown on: readers stayed for longer than that.
             self._room_seconds = min(2 * self._room_seconds, longest_seconds)
         linger_seconds = min(self._room_seconds, longest_seconds)  # after a log that was longer
-        moved = make_room(
-            self._path, longest_seconds, linger_seconds, stuck_frames=self._stuck_frames, kept=self._kept
-        )
+        moved = make_room(self._path, longest_seconds, linger_seconds, stuck_frames=self._stuck_frames, kept=self._kept)
         if moved is not None:
             self._was_all_moved = moved.is_all
             self._stuck_frames = moved.moved_frames
