@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -25,6 +26,7 @@ from txnstore.clients.consumer.reader import PartitionReader
 from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.cluster.membership import Database, addresses_of, coordinator_of_name, label_of_address
 from txnstore.db.url import parse_url
+from txnstore.errors import StoreUnavailable
 from txnstore.log.retention import delete_expired_batches
 from txnstore.transactions.listing import hanging_in_cluster
 
@@ -272,3 +274,26 @@ def test_a_thread_waits_for_commits_where_it_reads_after_the_cluster_has_grown(a
         eventually(lambda: all(thread._waiter is not None for thread in threads))
         places = {id(waiter): database_id for waiter, database_id in made}
         assert [places[id(thread._waiter)] for thread in threads] == [2, 1]
+
+
+def test_a_call_of_groups_waits_for_a_database_that_is_away_for_its_time_and_holds_up_no_other(both, grow, monkeypatch):
+    grow()
+    with AdminClient({"bootstrap.servers": both}) as admin:
+        admin.list_topics(timeout=PATIENCE_SECONDS)
+        store = admin._connection.cluster().own(2)
+
+        def refuse(*_: Any, **__: Any) -> None:
+            raise StoreUnavailable("it is away")
+
+        with monkeypatch.context() as away:
+            away.setattr(store.backend, "begin", refuse)
+            begun = time.monotonic()
+            offsets = ConsumerGroupTopicPartitions(ELSEWHERE, [TopicPartition("t", 0, 1)])
+            for future in (
+                admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(ELSEWHERE)], request_timeout=0.5),
+                admin.alter_consumer_group_offsets([offsets], request_timeout=0.5),
+            ):
+                with pytest.raises(KafkaException):
+                    future[ELSEWHERE].result(PATIENCE_SECONDS)
+            assert "there" in admin.list_topics(timeout=PATIENCE_SECONDS).topics
+            assert time.monotonic() - begun < PATIENCE_SECONDS / 4

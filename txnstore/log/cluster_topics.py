@@ -86,12 +86,16 @@ def delete_topics(
     purge_soon(cluster.controller)
 
 
-def bring_up_to_date(store: Store, cluster: Cluster | None) -> int:
-    """Give a member the topics and settings of its controller if they have changed since; return 1 if they had."""
+def bring_up_to_date(store: Store, cluster: Cluster | None, *, retry_timeout_ms: int | None = None) -> int:
+    """Give a member the topics and settings of its controller if they have changed since; return 1 if they had.
+
+    A member that is away is waited for so long.
+    """
     if cluster is None or cluster.is_alone or store is cluster.controller:
         return 0
-    # A caller looks again and again: it does not wait for a member that is away.
-    if store.read(settings.read_version) == cluster.controller.read(settings.read_version, retry_timeout_ms=0):
+    version = store.read(settings.read_version, retry_timeout_ms=retry_timeout_ms)
+    # A caller looks again and again: it does not wait for a controller that is away.
+    if version == cluster.controller.read(settings.read_version, retry_timeout_ms=0):
         return 0
     return int(cluster.reconcile(store.database_id))
 

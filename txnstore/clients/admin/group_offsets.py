@@ -117,10 +117,10 @@ def find(
     def read(coordinator: Store) -> tuple[ListedOffsets, set[TopicPartition]]:
         # While the controller is away, what the names stand for here is the best that there is.
         with suppress(StoreUnavailable):
-            bring_up_to_date(coordinator, cluster)
+            bring_up_to_date(coordinator, cluster, retry_timeout_ms=call.retry_ms(coordinator))
         return coordinator.read(work, retry_timeout_ms=call.retry_ms(coordinator))
 
-    committed, known = cluster.ask_coordinator(group_id, read)
+    committed, known = cluster.ask_coordinator(group_id, read, retry_timeout_ms=call.retry_ms(cluster.controller))
     if wanted is None:
         known = {*map(public_partition, committed.offsets), *map(public_partition, committed.unstable)}
     found = []
@@ -159,7 +159,7 @@ def alter(
             administration.alter_offsets(connection, group_id, offsets)
 
     try:
-        _change(cluster, group_id, lambda coordinator: write(coordinator, call, work))
+        _change(cluster, call, group_id, lambda coordinator: write(coordinator, call, work))
     except UnknownMember:
         # Said of each partition, as Kafka says it.
         text = f"group {group_id[:80]!r} has members; stop them first, then alter its offsets"
@@ -194,18 +194,23 @@ def delete(
                     " were left alone"
                 )
 
-    _change(cluster, group_id, lambda coordinator: write(coordinator, call, work))
+    _change(cluster, call, group_id, lambda coordinator: write(coordinator, call, work))
     return _answer(request, errors)
 
 
-def _change(cluster: Cluster, group_id: str, work: Callable[[Store], Result]) -> Result:
+def _change(
+    cluster: Cluster,
+    call: Call[str, ConsumerGroupTopicPartitions],
+    group_id: str,
+    work: Callable[[Store], Result],
+) -> Result:
     """Do the work where the group lives, once names of topics stand there for what they stand for at the controller."""
 
     def up_to_date(coordinator: Store) -> Result:
-        bring_up_to_date(coordinator, cluster)
+        bring_up_to_date(coordinator, cluster, retry_timeout_ms=call.retry_ms(coordinator))
         return work(coordinator)
 
-    return cluster.ask_coordinator(group_id, up_to_date)
+    return cluster.ask_coordinator(group_id, up_to_date, retry_timeout_ms=call.retry_ms(cluster.controller))
 
 
 def _known(connection: Connection, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:

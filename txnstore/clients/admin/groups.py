@@ -218,7 +218,7 @@ def find(
     types: Collection[enum.Enum],
 ) -> ListConsumerGroupsResult:
     """Return the groups in one of these states and of one of these types; empty: all."""
-    cluster.has_learned_of_others()
+    cluster.has_learned_of_others(retry_timeout_ms=call.retry_ms(cluster.controller))
     left_out: LeftOut = {}
     found = cluster.read_all(administration.list_groups, left_out, retry_timeout_ms=call.retry_ms_of_each(cluster))
     groups = [group.without_expired() for _, groups in found for group in groups]
@@ -233,7 +233,11 @@ def find(
 def describe(cluster: Cluster, call: Call[str, ConsumerGroupDescription], group_id: str) -> ConsumerGroupDescription:
     """Return the group's description."""
     check_group_id(group_id)
-    return cluster.ask_coordinator(group_id, lambda coordinator: _describe(coordinator, call, group_id))
+    return cluster.ask_coordinator(
+        group_id,
+        lambda coordinator: _describe(coordinator, call, group_id),
+        retry_timeout_ms=call.retry_ms(cluster.controller),
+    )
 
 
 def _describe(coordinator: Store, call: Call[str, ConsumerGroupDescription], group_id: str) -> ConsumerGroupDescription:
@@ -257,6 +261,7 @@ def delete(cluster: Cluster, call: Call[str, None], group_id: str) -> None:
         lambda coordinator: write(
             coordinator, call, lambda connection: administration.delete_group(connection, group_id)
         ),
+        retry_timeout_ms=call.retry_ms(cluster.controller),
     )
 
 

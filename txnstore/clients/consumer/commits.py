@@ -272,7 +272,7 @@ class OffsetCommits:
                 asked_id = cluster.coordinator_id_of(group_id)
                 found = cluster.at_coordinator(group_id, read_there)
                 if not found.offsets.keys() >= ids.keys():
-                    cluster.has_learned_of_others()
+                    cluster.has_learned_of_others(retry_timeout_ms=timeout_ms)
                     if cluster.coordinator_id_of(group_id) != asked_id:
                         found = cluster.at_coordinator(group_id, read_there)
 

@@ -263,7 +263,7 @@ class PartitionReader:
             self._forget(known.values())
             return [*outcomes, *(PartitionFailed(position, None) for position in known.values())]
         if not committed.offsets.keys() >= set(stored_ids):
-            self._connection.cluster().has_learned_of_others()
+            self._connection.cluster().has_learned_of_others(retry_timeout_ms=RETRY_TIMEOUT_MS)
             if self.database_id != asked_id:  # It has joined since.
                 return [*outcomes, *map(PartitionMoved, known.values())]
         for partition_id, position in known.items():

@@ -138,15 +138,15 @@ class Cluster:
         member = self._databases.get(database_id)
         return f"number {database_id}" if member is None else member.label
 
-    def refresh(self) -> None:
-        """Look again which databases the cluster has.
+    def refresh(self, *, retry_timeout_ms: int | None = None) -> None:
+        """Look again which databases the cluster has; a controller that is away is waited for so long.
 
         Raises:
             WrongCluster: the first database of the list is not the controller.
             StoreCopied: the controller does not know a database any more: it is an older state of itself.
             TxnStoreError: the controller cannot be reached.
         """
-        self._databases = read_from_controller(self.controller, self._databases)
+        self._databases = read_from_controller(self.controller, self._databases, retry_timeout_ms=retry_timeout_ms)
         if len(self._databases) > 1:
             for database_id, store in list(self._stores.items()):
                 store.label = self._databases[database_id].label
@@ -230,7 +230,7 @@ class Cluster:
             if self._stores.get(member.database_id) is None:
                 self._enter(address, store, member)
 
-    def has_learned_of_others(self) -> bool:
+    def has_learned_of_others(self, *, retry_timeout_ms: int | None = None) -> bool:
         """Look again if there is one database as far as anybody has looked; return whether there are more by now.
 
         Groups and transactional ids have their databases for ever once there are two: others need not be looked for.
@@ -240,7 +240,7 @@ class Cluster:
         """
         if not self.is_alone:
             return False
-        self.refresh()
+        self.refresh(retry_timeout_ms=retry_timeout_ms)
         return not self.is_alone
 
     def _member_of(self, store: Store) -> Database | None:
@@ -568,9 +568,14 @@ class Cluster:
                 raise
             return call(self.coordinator_of(name))
 
-    def ask_coordinator(self, name: str, call: Callable[[Store], Result]) -> Result:
-        """Make a call as `at_coordinator` which nobody refuses, as it reads: it finds nothing in the wrong database."""
-        self.has_learned_of_others()
+    def ask_coordinator(
+        self, name: str, call: Callable[[Store], Result], *, retry_timeout_ms: int | None = None
+    ) -> Result:
+        """Make a call as `at_coordinator` which nobody refuses, as it reads: it finds nothing in the wrong database.
+
+        Who that is may be tried to be found out for so long.
+        """
+        self.has_learned_of_others(retry_timeout_ms=retry_timeout_ms)
         return self.at_coordinator(name, call)
 
     def coordinator_of_producer(self, producer_id: int) -> Store:

@@ -91,7 +91,9 @@ def read_databases(connection: Connection) -> list[Database]:
     ]
 
 
-def read_from_controller(controller: Store, known: Mapping[int, Database]) -> dict[int, Database]:
+def read_from_controller(
+    controller: Store, known: Mapping[int, Database], *, retry_timeout_ms: int | None = None
+) -> dict[int, Database]:
     """Return the databases of the cluster, by number, as the first database of the list knows them.
 
     `known` are those that it knew before: members are never removed.
@@ -101,7 +103,7 @@ def read_from_controller(controller: Store, known: Mapping[int, Database]) -> di
         StoreCopied: one that was known is missing: the controller is an older state of itself.
         TxnStoreError: it cannot be reached.
     """
-    found = controller.read(read_databases)
+    found = controller.read(read_databases, retry_timeout_ms=retry_timeout_ms)
     own = next((member for member in found if member.is_own), None)
     if own is None:
         raise WrongCluster(
