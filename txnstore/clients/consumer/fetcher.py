@@ -264,8 +264,10 @@ class FetchThread:
             self._wake()
 
     def _wake(self) -> None:
-        if self._waiter is not None:
-            self._waiter.wake()
+        # Once: its thread may let go of it meanwhile.
+        waiter = self._waiter
+        if waiter is not None:
+            waiter.wake()
 
     def close(self, timeout_seconds: float) -> bool:
         """Let the thread end, and wait for it; return whether it has ended.
