@@ -244,6 +244,31 @@ def test_what_was_read_while_a_database_was_alone_says_nothing_of_what_was_commi
         assert [message.partition() for message in found.messages] in ([0, 1], [1, 0])
 
 
+def test_what_a_database_alone_was_read_for_is_dropped_if_another_one_has_joined_meanwhile(alone, grow, monkeypatch):
+    """Another thread may have read the same partitions, as of a later moment."""
+    monkeypatch.setattr(FetchThread, "start", lambda _: None)
+    with Producer({"bootstrap.servers": alone}) as producer:
+        producer.produce("t", b"0", partition=0)
+        assert producer.flush(PATIENCE_SECONDS) == 0
+    with Consumer({"bootstrap.servers": alone, "group.id": "g"}) as consumer:
+        read, connection = PartitionReader.read, consumer._core.connection
+
+        def read_and_grow(reader: PartitionReader, *arguments: Any, **keywords: Any) -> Any:
+            outcomes = read(reader, *arguments, **keywords)
+            if connection.is_alone:
+                grow(consumer)
+            return outcomes
+
+        monkeypatch.setattr(PartitionReader, "read", read_and_grow)
+        consumer.assign([TopicPartition("t", 0, OFFSET_BEGINNING)])
+        while connection.is_alone:
+            turn(consumer)
+        assert [assigned.buffered_records for assigned in consumer._core.subscription] == [0]
+        while (message := consumer.poll(0)) is None:
+            turn(consumer)
+        assert message.value() == b"0"
+
+
 def test_a_thread_waits_for_commits_where_it_reads_after_the_cluster_has_grown(alone, both, grow, monkeypatch):
     made: list[tuple[Any, int]] = []
     make = PartitionReader.waiter

@@ -515,6 +515,9 @@ class FetchThread:
         self._vain_reads = self._vain_reads + was_told if brought_nothing else 0
         held_back = self._reader.take_held_back()
         with self._arrived:
+            if self._is_alone and not self._fetcher.connection.is_alone:
+                # Others may read the same by now, as of a later moment: of these the next turn reads anew.
+                return
             if not held_back:
                 self.held_back_since = None
             elif self.held_back_since is None:
