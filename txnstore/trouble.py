@@ -11,8 +11,12 @@ from typing import Final
 
 #: How often the same trouble is told where nothing else is said.
 PERIOD_SECONDS: Final = 60.0
-# Not those of a host or its port.
-_NUMBERS: Final = re.compile(r"(?<![\w.:])[0-9]+(?:\.[0-9]+)?")
+# Those of a measure, and of a process or a transaction as PostgreSQL names them; any other may say which place it is of.
+_NUMBERS: Final = re.compile(
+    r"(?<![\w.:-])[0-9]+(?:\.[0-9]+)?(?= ?(?:m?s|(?:milli)?seconds?|minutes?|tries|times|bytes|rows)\b)"
+    r"|(?:(?<=process )|(?<=pid )|(?<=transaction ))[0-9]+\b(?![.:]\w)",
+    re.IGNORECASE,
+)
 
 
 class RepeatedTrouble:
@@ -56,7 +60,7 @@ class RepeatedTrouble:
 
 
 def kind_of(error: object) -> str:
-    """Return what two errors that are the same trouble have in common: they may differ by a number, as of seconds."""
+    """Return what two errors that are the same trouble have in common: they may differ by a measure, as of seconds."""
     try:
         text = str(error)
     except Exception:  # noqa: BLE001 - whoever asks is about to tell of one error, and not to meet another one

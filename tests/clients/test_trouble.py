@@ -73,15 +73,27 @@ def test_kinds_that_were_not_met_for_a_period_take_no_room(trouble, now):
     assert len(trouble._told_seconds) == 60
 
 
-def test_what_differs_by_a_number_alone_is_of_one_kind():
+def test_what_differs_by_a_measure_alone_is_of_one_kind():
     assert kind_of(StoreBusy("for 17 ms")) == kind_of(StoreBusy("for 4 ms"))
     assert kind_of(StoreBusy("for 17 ms")) != kind_of(StoreUnavailable("for 17 ms"))
     assert kind_of(StoreBusy("for 17 ms")) != kind_of(StoreBusy("for 17 s"))
     assert kind_of("after 0.25 seconds, 3 tries") == kind_of("after 1 seconds, 12 tries")
+    deadlock = "Process {} waits for ShareLock on transaction {}; blocked by process {} (PID {})."
+    assert kind_of(deadlock.format(17, 4, 18, 5)) == kind_of(deadlock.format(3, 123, 9, 6))
 
 
-@pytest.mark.parametrize(("one", "other"), [("db1: no answer", "db2: no answer"), ("db:5432 no", "db:5433 no")])
-def test_hosts_are_told_apart(one, other):
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("db1: no answer", "db2: no answer"),
+        ("db:5432 no", "db:5433 no"),
+        ("10.1.0.5:5432 no", "10.2.0.5:5432 no"),
+        ('host "10.1.0.5", port 5432', 'host "10.2.0.5", port 5432'),
+        ("partition orders-1: no", "partition orders-2: no"),
+        ("partition 1 of topic orders", "partition 2 of topic orders"),
+    ],
+)
+def test_places_are_told_apart(one, other):
     assert kind_of(StoreUnavailable(one)) != kind_of(StoreUnavailable(other))
 
 
