@@ -13,7 +13,8 @@ from txnstore import (
     KafkaError,
     TopicPartition,
 )
-from txnstore.errors import UnknownMember
+from txnstore.clients.admin import group_offsets
+from txnstore.errors import PermissionDenied, StoreBusy, StoreUnavailable, UnknownMember, WriteConflict
 from txnstore.testing.invariants import assert_sound
 
 # --- offsets: list ------------------------------------------------------------------------------------------------
@@ -35,6 +36,17 @@ def test_offsets_of_several_groups_are_listed_in_one_call(admin, log):
         (1, OFFSET_INVALID),
     ]
     assert result(futures["nobody"]).topic_partitions == []
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable, StoreBusy, WriteConflict, PermissionDenied])
+def test_offsets_are_listed_though_the_newest_topics_cannot_be_copied(admin, log, monkeypatch, error):
+    log.commit("g", 5)
+
+    def refuse(*_, **__):
+        raise error("no")
+
+    monkeypatch.setattr(group_offsets, "bring_up_to_date", refuse)
+    assert offsets_of(admin, "g", T0) == {("t", 0): 5}
 
 
 def test_partitions_without_an_offset_and_unknown_ones_say_so(admin, log):

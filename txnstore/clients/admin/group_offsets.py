@@ -18,11 +18,14 @@ from txnstore.db.cluster.cluster import Cluster
 from txnstore.db.store import Store
 from txnstore.errors import (
     GroupSubscribedToTopic,
+    PermissionDenied,
+    StoreBusy,
     StoreUnavailable,
     TxnStoreError,
     UnknownMember,
     UnknownTopicOrPartition,
     UnstableOffsetCommit,
+    WriteConflict,
 )
 from txnstore.groups import administration
 from txnstore.groups.administration import ListedOffsets
@@ -115,8 +118,8 @@ def find(
         return committed, set(_known(connection, wanted or ()))
 
     def read(coordinator: Store) -> tuple[ListedOffsets, set[TopicPartition]]:
-        # While the controller is away, what the names stand for here is the best that there is.
-        with suppress(StoreUnavailable):
+        # While the newest cannot be had or copied, what the names stand for here is the best that there is.
+        with suppress(StoreUnavailable, StoreBusy, WriteConflict, PermissionDenied):
             bring_up_to_date(coordinator, cluster, retry_timeout_ms=call.retry_ms(coordinator))
         return coordinator.read(work, retry_timeout_ms=call.retry_ms(coordinator))
 
