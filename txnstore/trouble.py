@@ -11,7 +11,7 @@ from typing import Final
 
 #: How often the same trouble is told where nothing else is said.
 PERIOD_SECONDS: Final = 60.0
-# Those of a measure, and of a process or a transaction as PostgreSQL names them; any other may say which place it is of.
+# Those of a measure, and of a process or a transaction as PostgreSQL names them; any other may name a place.
 _NUMBERS: Final = re.compile(
     r"(?<![\w.:-])[0-9]+(?:\.[0-9]+)?(?= ?(?:m?s|(?:milli)?seconds?|minutes?|tries|times|bytes|rows)\b)"
     r"|(?:(?<=process )|(?<=pid )|(?<=transaction ))[0-9]+\b(?![.:]\w)",

@@ -28,8 +28,8 @@ PAUSE_LAST_SECONDS: Final = 5.0
 #: How long closing tries where there is one writer: that may be who closes it, within a transaction of its own.
 ONE_WRITER_SECONDS: Final = 1.0
 _NO_TIME: Final = (
-    "the database had no time for it (on SQLite perhaps for an open transaction of the caller's: commit before you close"
-    " the outbox)"
+    "the database had no time for it (on SQLite perhaps for an open transaction of the caller's: commit before you"
+    " close the outbox)"
 )
 
 

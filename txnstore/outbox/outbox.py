@@ -236,10 +236,10 @@ class Outbox(OfOneProcess):
 
         `timeout` is how many seconds that may take: so long it is tried while somebody else is at the rows that are
         there now, or has the database to itself; if they cannot be moved otherwise, as while the database is away, only
-        once.  On SQLite it is about a second at most, for the one who has it may be the caller, in a transaction that is
-        still open: close the outbox after the last commit.  A warning says if some may be left.  Rows that are committed
-        later wait for somebody else.  What is watched stays watched: a flush of it raises RuntimeError from now on (see
-        `watch`).
+        once.  On SQLite it is about a second at most, for the one who has it may be the caller, in a transaction that
+        is still open: close the outbox after the last commit.  A warning says if some may be left.  Rows that are
+        committed later wait for somebody else.  What is watched stays watched: a flush of it raises RuntimeError from
+        now on (see `watch`).
         """
         timeout_seconds = check_timeout(timeout)
         self._closed = True
