@@ -424,7 +424,7 @@ def test_deleted_partitions_are_struck_off_while_there_is_time(store, monkeypatc
     monkeypatch.setattr(portions, "_adapt", lambda _: None)
 
     def left() -> int:
-        return store.read(lambda connection: len(list(connection.execute(deleting._DELETED))))
+        return len(store.read(lambda connection: connection.execute(deleting._DELETED).all()))
 
     purge_deleted_partitions(store, portions, rows_max=100)
     assert left() == 3

@@ -57,9 +57,8 @@ from txnstore.transactions.recovery import (
     complete_each_if_possible,
     log_aborted,
     next_portion,
-    shares_of,
 )
-from txnstore.transactions.together import AbortedTogether, abort_shown_together
+from txnstore.transactions.together import AbortedTogether, abort_shown_together, shares_of
 from txnstore.transactions.transaction import LockedTransaction, complete_if_possible
 
 #: How often many aborts wait in vain for somebody at work, or for the database, before the rest is left.

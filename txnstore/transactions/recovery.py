@@ -56,7 +56,7 @@ from txnstore.transactions.together import (
     complete_together,
     fitting,
     is_as_shown,
-    read_shares,
+    shares_of,
 )
 from txnstore.transactions.transaction import (
     LockedTransaction,
@@ -664,11 +664,6 @@ def _age_of(connection: Connection, setting: str) -> tuple[int, int]:
 
 def _trim(entry_ids: Sequence[int], connection: Connection) -> int:
     return connection.execute(_TRIM, {"entry_ids": entry_ids}).rowcount
-
-
-def shares_of(store: Store, transactional_ids: Sequence[str]) -> Mapping[str, int]:
-    """Return of how many rows each of the transactions is; of one alone nobody asks, for it goes as a whole."""
-    return store.read(partial(read_shares, transactional_ids)) if len(transactional_ids) > 1 else {}
 
 
 def next_portion(

@@ -11,6 +11,7 @@ groups come after them, in the order of their ids.
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -48,7 +49,7 @@ from txnstore.db.schema import (
 )
 from txnstore.db.statements import HotStatement, is_listed
 from txnstore.db.store import Store, make_durable, must_hit_each, note_change, pause_after_portion, server_now_ms
-from txnstore.errors import OutcomeUnknown, StoreDamaged, StoreUnavailable, TxnStoreError
+from txnstore.errors import OutcomeUnknown, PermissionDenied, StoreDamaged, StoreUnavailable, TxnStoreError
 from txnstore.groups.offsets import drop_pending_offsets
 from txnstore.log.locked_partitions import Marker, write_markers
 from txnstore.log.partition_rows import allocate_producer_id
@@ -67,6 +68,8 @@ from txnstore.transactions.protocol import (
 from txnstore.transactions.transaction import is_left, try_to_complete
 
 _log = logging.getLogger(__name__)
+#: Stores whose role may not look for what transactions hold of groups: it asks once.
+_uncounted: Final[weakref.WeakSet[Store]] = weakref.WeakSet()
 #: What the journal says made the change.
 _COMPLETION: Final = "completion"
 
@@ -225,6 +228,20 @@ class AbortedTogether:
 def read_shares(transactional_ids: Collection[str], connection: Connection) -> dict[str, int]:
     """Return of how many rows beside its own each transaction is: partitions, markers that wait, pending offsets."""
     return dict(map(tuple, _SHARES.rows(connection, _WANTED.parameters(transactional_ids))))
+
+
+def shares_of(store: Store, transactional_ids: Sequence[str]) -> Mapping[str, int]:
+    """Return of how many rows each of the transactions is; of one alone nobody asks, for it goes as a whole.
+
+    A role that may only produce is not shown what is pending in groups: it aborts by the number of transactions.
+    """
+    if len(transactional_ids) <= 1 or store in _uncounted:
+        return {}
+    try:
+        return store.read(partial(read_shares, transactional_ids))
+    except PermissionDenied:
+        _uncounted.add(store)
+        return {}
 
 
 def fitting(transactional_ids: Sequence[str], shares: Mapping[str, int], rows_max: int) -> int:

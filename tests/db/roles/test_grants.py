@@ -10,6 +10,7 @@ import pytest
 from psycopg import sql
 from typer.testing import CliRunner
 
+from tests.clients.consumer.log_writer import eventually
 from tests.db.roles.shop import PATIENCE_SECONDS, ROLES, TENANT, TENANTS_OWN
 from txnstore import Outbox, TopicPartition
 from txnstore.cli.program import NAMES, program_with
@@ -28,6 +29,9 @@ from txnstore.log.codec import encode
 from txnstore.log.topics import create_topic, list_topics
 from txnstore.model import NO_PRODUCER, Record
 from txnstore.transactions.coordinator import TransactionCoordinator
+from txnstore.transactions.listing import describe_transaction
+from txnstore.transactions.protocol import TransactionState
+from txnstore.transactions.recovery import abort_overdue
 
 
 def catalogue(shop):
@@ -99,6 +103,21 @@ def test_nothing_is_secured_by_row_until_a_role_is_limited_nor_after_the_last_on
     assert True in secured()
     grants.apply(bare.store, grants.revoke(bare.store, bare.roles["worker"]))
     assert secured() == {False}
+
+
+def test_who_may_only_produce_aborts_many_that_others_have_left_open(bare):
+    """What their groups have pending is not shown to it."""
+    bare.grant(Kind.PRODUCER, "writer")
+    partition_id = bare.store.write(lambda connection: create_topic(connection, "orders")).partition_ids[0]
+    coordinator, names = TransactionCoordinator(bare.store), ["a", "b", "c"]
+    for name in names:
+        producer = coordinator.init_producer_id(name, 1).identity
+        batch = encode([Record(b"v")], producer=producer, base_sequence=0, is_transactional=True)
+        coordinator.append(name, producer, [Append(partition_id, batch)])
+    with open_store(bare.url("writer"), create=False) as store:
+        eventually(lambda: abort_overdue(store) is None)
+    rows = bare.store.read(lambda connection: [describe_transaction(connection, name).row for name in names])
+    assert {row.state for row in rows} == {TransactionState.COMPLETE_ABORT}
 
 
 @pytest.mark.slow
