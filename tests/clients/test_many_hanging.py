@@ -42,7 +42,7 @@ TIMEOUT_MS = 60_000
 PORTION_MS = 2
 ABORT_MS = 5
 #: How long after their time is up the first is aborted, and the last; and how long a portion may hold its locks.
-FIRST_MS_MAX = 150
+FIRST_MS_MAX = 300
 LAST_MS_MAX = 1_000
 HELD_MS_MAX = 50
 

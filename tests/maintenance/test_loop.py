@@ -195,10 +195,10 @@ def test_a_failure_that_lasts_is_told_once_a_minute_and_another_one_at_once(run,
     def fail(time):
         elapsed_seconds = time.elapsed_seconds()
         # A number makes it no other one.
-        raise kind(f"{'the disk' if elapsed_seconds < 150 else 'the network'} is gone, try {elapsed_seconds}")
+        raise kind(f"{'the disk' if elapsed_seconds < 150 else 'the network'} is gone, for {elapsed_seconds} seconds")
 
     def other(_):
-        raise kind("the disk is gone, try 0.0")
+        raise kind("the disk is gone, for 0.0 seconds")
 
     told = []
     at_time = {seconds: lambda: told.append(len(loud(caplog))) for seconds in (50, 60, 110, 120, 140, 150)}

@@ -193,7 +193,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @functools.wraps(opening.open_store)
 def _open_store(url: str, *arguments: Any, **options: Any) -> Store:
-    return opening.open_store(as_coordinator(url), *arguments, **options)
+    return opening.open_store(as_coordinator(url) if isinstance(url, str) else url, *arguments, **options)
 
 
 @functools.wraps(admin.AdminClient)

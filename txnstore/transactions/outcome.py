@@ -82,9 +82,8 @@ _DECISION: Final = (
     .order_by(transaction_log.c.entry_id)
     .limit(1)
 )
-# There is one at most: producer ids are never given out twice. After more changes of it, or once the id has expired,
-# only the journal knows, and it is asked in any case: a role with limits may have made up what the rows say. A role may
-# make up entries of any epoch, too, so all of the producer are passed by the index: an id has few for each epoch.
+# There is one at most: producer ids are never given out twice. The journal, which knows of former ones, is asked in any
+# case, and for all epochs, by its index: a role with limits may have made up what the rows, and some entries, say.
 _OWNERS: Final = union_all(
     select(transactions.c.transactional_id).where(transactions.c.producer_id == bindparam("of_producer_id")),
     select(transactions.c.transactional_id).where(
