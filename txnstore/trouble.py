@@ -61,11 +61,15 @@ class RepeatedTrouble:
 
 def kind_of(error: object) -> str:
     """Return what two errors that are the same trouble have in common: they may differ by a measure, as of seconds."""
+    return _NUMBERS.sub("", f"{type(error).__name__}: {message_of(error)}")
+
+
+def message_of(error: object) -> str:
+    """Return what an error says; nothing, if it cannot: whoever asks is to tell of one error, and not to meet two."""
     try:
-        text = str(error)
-    except Exception:  # noqa: BLE001 - whoever asks is about to tell of one error, and not to meet another one
-        text = ""
-    return _NUMBERS.sub("", f"{type(error).__name__}: {text}")
+        return str(error)
+    except Exception:  # noqa: BLE001 - see above
+        return ""
 
 
 def defect_of(error: BaseException) -> tuple[str, str, int]:

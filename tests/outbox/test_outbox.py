@@ -344,17 +344,27 @@ def test_closing_says_what_is_left_if_its_time_is_over(held_once_closed, store, 
     eventually(lambda: threads() == [])
 
 
-def test_closing_says_what_is_left_if_the_rows_cannot_be_moved(url, store, connect, caplog, monkeypatch):
+class MuteError(Exception):
+    """Cannot say what it is."""
+
+    def __str__(self):
+        raise ValueError
+
+
+@pytest.mark.parametrize(
+    ("error", "text"), [(StoreUnavailable("it is away"), "it is away"), (MuteError(), "MuteError")]
+)
+def test_closing_says_what_is_left_if_the_rows_cannot_be_moved(url, store, connect, caplog, monkeypatch, error, text):
     def turn(_):
-        raise StoreUnavailable("it is away")
+        raise error
 
     monkeypatch.setattr(OutboxPoller, "turn", turn)
     outbox, connection = Outbox(url), connect()
     outbox.produce(connection, "t", b"v")
     connection.commit()
     outbox.close(PATIENCE_SECONDS)
-    (told,) = [record.getMessage() for record in caplog.records if record.event == "outbox_left"]
-    assert "moved: it is away; those that wait are left to" in told
+    (told,) = [each.getMessage() for each in caplog.records if getattr(each, "event", None) == "outbox_left"]
+    assert f"moved: {text}; those that wait are left to" in told
     assert waiting(store) == 1
     assert threads() == []
 

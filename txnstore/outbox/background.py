@@ -17,7 +17,7 @@ from txnstore.clients.connection import StoreConnection
 from txnstore.deadline import Condition
 from txnstore.errors import PermissionDenied, StoreBusy, StoreClosed, TxnStoreError
 from txnstore.log.outbox.sequencer import OutboxPoller
-from txnstore.trouble import RepeatedTrouble, kind_of
+from txnstore.trouble import RepeatedTrouble, kind_of, message_of
 
 #: After this long without a record it looks more rarely: a caller's database transaction may still be open.
 BUSY_SECONDS: Final = 60.0
@@ -118,7 +118,7 @@ class BackgroundSequencer:
                 )
                 return
             except Exception as error:  # noqa: BLE001 - a thread that died would leave the rows where they are
-                put_off_why = str(error) or type(error).__name__
+                put_off_why = message_of(error) or type(error).__name__
                 self._tell(error, is_news=trouble.may_be_told(kind_of(error)))
                 pause_seconds = backoff.back_off() if isinstance(error, TxnStoreError) else PAUSE_LAST_SECONDS
                 is_busy = isinstance(error, StoreBusy)
